@@ -1,4 +1,4 @@
-"""Space of the commit log that is made ready before records need it: the next segment, and zeros."""
+"""Space of the commit log that is prepared before records need it: the next segment, and zeros."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cometmq.store.log.zero_ahead import ZeroAhead
 
 log = logs.logger(__name__)
 
-_RESERVE_RETRY_INTERVAL_S = 10.0  # after a failed reservation, unless retention has made room
+_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failed reservation, unless retention has freed space
 
 
 @dataclass(eq=False)
 class SpaceAhead:
-    """Reserves the next segment, in a thread. Loop thread only; does nothing before `attach`."""
+    """The reservation of the next segment in the executor. Loop thread only; does nothing before `attach`."""
 
     commit_log: CommitLog
     clock: Clock
@@ -25,14 +25,14 @@ class SpaceAhead:
     def __post_init__(self) -> None:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
-        self._again_at = 0.0  # monotonic time; after a failure
-        self._short_of = -1  # the segment whose successor could not be reserved, as the log says
+        self._again_at = 0.0  # monotonic time of the next try after a failure
+        self._short_of = -1  # the segment whose successor could not be reserved
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """From now on the space that a reserved segment consists of is written before records are."""
+        """Write the space of reserved segments from now on, before records are written there."""
         self._zeros = zeros
         self.commit_log.before_write = zeros.let_pass
 
@@ -40,7 +40,7 @@ class SpaceAhead:
         self._pool = self._zeros = self.commit_log.before_write = None
 
     def reserve(self) -> None:
-        """Have the next segment reserved when the present one is half full."""
+        """Reserve the next segment in the executor if the present one is half full."""
         failure = self.commit_log.reservation_done()
         if failure is not None:
             if self._short_of != self.commit_log.segment_base:
@@ -54,10 +54,10 @@ class SpaceAhead:
             self.commit_log.reservation_started(base, self._pool.submit(self.commit_log.reserve_file, base))
 
     def room_was_made(self) -> None:
-        """Files were deleted: a reservation that failed may succeed now."""
+        """Allow a failed reservation to be tried again immediately: files were deleted."""
         self._again_at = 0.0
 
     def write_zeros(self) -> None:
-        """Under SYNC_FLUSH: have the next part of the segment's space written."""
+        """Write the next part of the segment's space under SYNC_FLUSH."""
         if self._zeros is not None:
             self._zeros.look()

@@ -1,4 +1,4 @@
-"""What runs a store's background work: timers, threads, the process that syncs under SYNC_FLUSH."""
+"""The background work of a store: timers, threads, and the process that syncs under SYNC_FLUSH."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
 
-_SAVE_LEDGER_MS = 3000  # as DLedger
+_SAVE_LEDGER_MS = 3000  # as in DLedger
 
 
 @dataclass(eq=False, kw_only=True)
 class Upkeep:
-    """Background work of one store: with one thread for the log's syncs, one for everything else that waits
-    for the device. Loop thread only."""
+    """The background work of one store. Loop thread only.
+
+    One thread syncs the log; another one does everything else that waits for the device.
+    """
 
     disk: Disk
     config: StoreConfig
@@ -42,7 +44,7 @@ class Upkeep:
     retention: Retention
     topic_retention: TopicRetention
     save_raft_log: Pass | None = None
-    """Notes how far a raft member's log is."""
+    """Saves the state of a raft member's log."""
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -50,7 +52,7 @@ class Upkeep:
         self._syncer: ThreadSyncer | None = None
         self._timers: list[Periodic] = []
         self.sync_process: ChildSyncer | None = None
-        """Makes the log's syncs under SYNC_FLUSH, where each send waits for one."""
+        """The process that syncs the log under SYNC_FLUSH, where each send waits for a sync."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Move flushes, reservations and deletions to the background of a loop."""
@@ -81,7 +83,7 @@ class Upkeep:
         self.topic_retention.begin()
 
     def configure(self, config: StoreConfig) -> None:
-        """Take over parameters; they may change while the store runs."""
+        """Adopt parameters, which may change while the store runs."""
         self.config = config
         if self._loop is None or self._syncer is None:
             return
@@ -91,7 +93,7 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """End the background work in order. What is still to be written is left to `make_durable`."""
+        """End the background work in order. Unwritten data is left to `make_durable`."""
         self._cancel_timers()
         self.off_loop.end()
         await self.passes.stop()
@@ -100,7 +102,7 @@ class Upkeep:
         self._shut_pools()
 
     def abandon(self) -> None:
-        """End the background work at once, as it is."""
+        """End the background work immediately."""
         self._cancel_timers()
         self.passes.cancel()
         self.off_loop.detach()
