@@ -1,4 +1,4 @@
-"""The directory of a store, ours or Apache's, looked at or rebuilt without opening it as a store."""
+"""Tools that read or rebuild the directory of a store, CometMQ's or Apache's, without opening the store."""
 
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.inspect.committed import MemberLog, member_log

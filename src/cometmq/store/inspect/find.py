@@ -1,7 +1,7 @@
-"""Records of a store that nobody serves: by position, id, key, or a range of a queue or of the log.
+"""Records of a store without a broker: by position, id, key, or a range of a queue or of the log.
 
 Works on a directory that a broker may be using. Keys are looked up in the entries of the index files, not in
-their slots, which are written late; what the index does not hold yet is searched in the log.
+their slots, which are written late. Records that are not indexed yet are searched for in the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from cometmq.store.tables.table_checks import TOPICS
 
 
 class RecordFinder:
-    """Records of one directory. A context manager; raises StoreError when there is no store."""
+    """The records of one directory. A context manager; raises StoreError if there is no store."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class RecordFinder:
         self._files.__exit__()
 
     def at(self, position: int) -> MessageExt | None:
-        """The message whose record begins at a log position."""
+        """Return the message whose record begins at a log position; None if there is none."""
         record = self._log.record(position) if position < self._committed else b""
         return decode_record(record) if record else None
 
     def why_not_at(self, position: int) -> str:
-        """Why no message begins at a log position."""
+        """Return the reason why no message begins at a log position."""
         size = self.layout.config.mapped_file_size_commit_log
         segments = self.layout.segments
         if not segments:
@@ -92,7 +92,7 @@ class RecordFinder:
         return "the segment that held it is missing"
 
     def why_not_id(self, message_id: str) -> str:
-        """Why no message has this id."""
+        """Return the reason why no message has this id."""
         try:
             position = decode_offset_id(message_id).physical_offset
         except IdError:
@@ -106,7 +106,7 @@ class RecordFinder:
         )
 
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
-        """Messages with this id: its offset id, if the record there says so itself, else their unique key."""
+        """Return the messages with this id: an offset id that its record confirms, else a unique key."""
         try:
             named = decode_offset_id(message_id)
         except IdError:
@@ -118,10 +118,15 @@ class RecordFinder:
         return self.by_key(message_id, None, scan=scan)
 
     def by_key(self, key: str, topic: str | None, *, scan: bool = False) -> list[MessageExt]:
-        """Messages that carry this key (unique key or one of KEYS), oldest first; of any topic if None.
+        """Return the messages with this key (unique key or one of KEYS), oldest first.
 
-        scan: read the whole log and no index. Raises StoreError when nothing is found and there is no such
-        topic.
+        Args:
+            key: The key.
+            topic: The topic, or None for all topics.
+            scan: Whether to read the whole log instead of the index.
+
+        Raises:
+            StoreError: Nothing matches and the topic does not exist.
         """
         topics = {topic} if topic is not None else self._topics()
         hashes = {index_hash(f"{name}#{key}") for name in topics}
@@ -137,7 +142,7 @@ class RecordFinder:
         return list(self._messages(found))
 
     def _topics(self) -> set[str]:
-        """Every topic that has queues here or stands in the topic table."""
+        """Return every topic that has queues here or is in the topic table."""
         try:
             table = JsonTable(os.path.join(self.layout.root, "config", TOPICS), self._disk).load()
         except StoreError:
@@ -148,7 +153,7 @@ class RecordFinder:
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
-        """Positions of entries with these hashes, and the position from which on the index knows nothing."""
+        """Return the positions of entries with these hashes, and the position at which the index ends."""
         positions: set[int] = set()
         known = self.layout.log_min
         wanted = np.array(sorted(hashes), np.int64)
@@ -165,7 +170,7 @@ class RecordFinder:
         return sorted(positions), known if complete else self.layout.log_min
 
     def _unindexed_before(self, position: int) -> bool:
-        """Whether a record with keys lies in front of the index's first one."""
+        """Return whether a record with keys lies before the first indexed one."""
         for facts in self._walk(self.layout.log_min):
             if facts.position >= position:
                 return False
@@ -174,7 +179,7 @@ class RecordFinder:
         return False
 
     def _walk(self, start: int) -> Iterator[Facts]:
-        """Records from `start` (any position) on."""
+        """Yield the records from `start` (any position) on."""
         walk = LogWalk(self._disk, self.layout, Findings())
         size = self.layout.config.mapped_file_size_commit_log
         total = len(self.layout.segments) * size
@@ -187,11 +192,14 @@ class RecordFinder:
                 yield facts
 
     def of_log(self, start: int = 0) -> Iterator[MessageExt]:
-        """Messages in the order of the log, from the first record at or behind `start` on."""
+        """Yield the messages in the order of the log, from the first record at or after `start` on."""
         return self._messages(facts.position for facts in self._walk(start))
 
     def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
-        """Messages of a queue from a queue offset on. Raises StoreError when there is no such queue."""
+        """Yield the messages of a queue from a queue offset on.
+
+        Raises StoreError if there is no such queue.
+        """
         queues = {queue.queue_id: queue for queue in self.layout.queues if queue.topic == topic}
         queue = queues.get(queue_id)
         if queue is None:

@@ -1,4 +1,4 @@
-"""What `verify` says about a store: findings, each with a file, a place in it, and what repairs it."""
+"""The findings of `verify`, each with a file, an offset in it, and the repair."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 import msgspec
 
 ERROR = "error"
-"""Something is damaged, missing or does not agree."""
+"""Something is damaged, missing or inconsistent."""
 WARNING = "warning"
-"""What an unclean stop leaves behind and the next start sets right."""
+"""Something that an unclean stop leaves and that the next start repairs."""
 NOTE = "note"
-"""Worth knowing, nothing to do."""
+"""Information that requires no action."""
 
 NEXT_START = "the next start of the broker"
 REBUILD = "`cometmq store rebuild`, or the next start after an unclean stop"
@@ -22,7 +22,7 @@ _MAX_FINDINGS_PER_KIND = 200
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding. `offset` is the byte in the file at which it shows, -1 for the file as a whole."""
+    """One finding. `offset` is the byte in the file at which it begins, -1 for the file as a whole."""
 
     severity: str
     kind: str
@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """Collects findings; of each kind the first few hundred are kept, all are counted."""
+    """A collection of findings. All are counted; the first few hundred of each kind are kept."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []
@@ -48,5 +48,5 @@ class Findings:
 
     @property
     def omitted(self) -> int:
-        """Findings that are counted only."""
+        """The number of findings that are only counted."""
         return self.by_kind.total() - len(self.kept)

@@ -1,8 +1,7 @@
-"""`stats`: how much of what is in a store, and how long it will stay. Reads queues and a few records, not
-the log.
+"""`stats`: the contents of a store by amount, and how long they will be kept.
 
-Numbers are those of messages that consumers can still read. On a running broker the newest second may be
-missing: queue units are written in batches.
+Reads queues and a few records, not the log. The numbers count messages that consumers can still read. If a
+broker is running, the newest second may be missing, because queue units are written in batches.
 """
 
 from __future__ import annotations
@@ -29,7 +28,10 @@ _DAY_MS = 86_400_000
 
 
 class QueueStats(msgspec.Struct):
-    """One queue. Times are epoch ms, -1 without messages; bytes are those of the records."""
+    """The statistics of one queue.
+
+    Times are epoch ms, -1 without messages; bytes are those of the records.
+    """
 
     topic: str
     queue_id: int
@@ -42,7 +44,7 @@ class QueueStats(msgspec.Struct):
 
 
 class TopicStats(msgspec.Struct):
-    """What consumers can still read of a topic."""
+    """The statistics of the messages of a topic that consumers can still read."""
 
     topic: str
     queues: int
@@ -53,11 +55,15 @@ class TopicStats(msgspec.Struct):
 
 
 class Outlook(msgspec.Struct):
-    """What retention will do. Times: epoch ms, -1 for never or unknown; ratios: shares of the partition.
+    """The forecast for retention.
 
-    `next_expiry_ms`: when the oldest segment (never the last one) becomes older than fileReservedTime.
-    `bytes_per_day`: growth of the log between its oldest and newest message. `full_in_days`: until the disk
-    reaches diskMaxUsedSpaceRatio at that rate, if nothing is deleted before; -1 if it does not grow.
+    Times are epoch ms, -1 for never or unknown; ratios are shares of the partition.
+
+    Attributes:
+        next_expiry_ms: When the oldest segment (never the last one) exceeds fileReservedTime.
+        bytes_per_day: The growth of the log between its oldest and newest message.
+        full_in_days: The time until the disk reaches diskMaxUsedSpaceRatio at that rate, if nothing is
+            deleted before; -1 if the log does not grow.
     """
 
     file_reserved_hours: int
@@ -72,7 +78,10 @@ class Outlook(msgspec.Struct):
 
 
 class StoreStats(msgspec.Struct):
-    """A whole store. `allocated`: bytes on the device. `queue_files` includes those of consumequeue_ext."""
+    """A whole store.
+
+    `allocated` is in bytes on the device; `queue_files` includes those of consumequeue_ext.
+    """
 
     root: str
     live: bool
