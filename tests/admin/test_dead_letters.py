@@ -247,7 +247,7 @@ class TestResend:
         await dying.admin.send(Message(f"%DLQ%{dying.group}", b"stray"))
         results = await dying.resend()
         assert [result.state for result in results] == ["RESENT", "FAILED"]
-        assert results[1].problem == "it names no original topic"
+        assert results[1].problem == "it has no original topic"
 
     @pytest.mark.parametrize("name", ["%RETRY%victims", "%DLQ%victims", "rmq_sys_x", "SCHEDULE_TOPIC_XXXX"])
     async def test_a_sender_does_not_lead_it_into_a_topic_of_the_system(

@@ -111,8 +111,8 @@ async def test_name_servers_that_do_not_answer_are_told_apart(tmp_path: Path) ->
         findings = await examine([closed, "nonsense", one.addr, namesrv])
     found = {each.where: each.problem for each in findings}
     assert "Connect call failed" in found[closed] or "refused" in found[closed].lower()
-    assert "this is no address" in found["nonsense"]
-    assert "does not answer as a name server" in found[one.addr]
+    assert "this is not an address" in found["nonsense"]
+    assert "does not respond as a name server" in found[one.addr]
     assert namesrv not in found
 
 
@@ -145,7 +145,7 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
         one.parts.store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
         full, clock = await examine([namesrv])
         one.parts.store.flags.clear(Flag.DISK_FULL)
-    assert (full.where, full.problem) == (one.addr, "the broker takes no messages: the disk is full")
+    assert (full.where, full.problem) == (one.addr, "the broker accepts no messages: the disk is full")
     assert not clock.serious
     assert "120 s ahead of" in clock.problem
 
@@ -155,8 +155,8 @@ async def test_what_a_broker_says_of_itself(tmp_path: Path) -> None:
     [
         ({"brokerRole": "SLAVE", "haProblem": "p"}, ["the slave does not follow its master: p"]),
         ({"brokerRole": "SYNC_MASTER", "haProblem": "p"}, ["no slave can follow: p"]),
-        ({"brokerRole": "SLAVE", "raftRole": "follower", "haProblem": "p"}, ["group does not begin: p"]),
-        ({"brokerRole": "SLAVE", "raftRole": "follower", "raftSuspect": "true"}, ["does not count in its"]),
+        ({"brokerRole": "SLAVE", "raftRole": "follower", "haProblem": "p"}, ["group does not start: p"]),
+        ({"brokerRole": "SLAVE", "raftRole": "follower", "raftSuspect": "true"}, ["has no vote in its"]),
         ({"brokerRole": "ASYNC_MASTER", "haProblem": "none", "raftSuspect": "false"}, []),
     ],
 )
@@ -194,7 +194,7 @@ async def test_brokers_of_several_versions_are_named(tmp_path: Path) -> None:
         await one.parts.registrar.registered()
         finding = only(await examine([namesrv]))
     assert (finding.where, finding.serious) == ("brokers", False)
-    assert "they are of several versions: V4_9_7" in finding.problem
+    assert "they have several versions: V4_9_7" in finding.problem
     assert "V5_5_0" in finding.problem
 
 
@@ -240,7 +240,9 @@ async def test_who_speaks_tls_hears_of_ports_that_take_more(
         addr = f"127.0.0.1:{await server.start()}"
         problems = [each.problem for each in await examine([addr]) if each.where == addr]
         await server.stop()
-        assert [True for each in problems if "takes plain connections beside TLS" in each] == [True] * plain
+        assert [True for each in problems if "accepts plain connections in addition to TLS" in each] == [
+            True
+        ] * plain
 
 
 @pytest.mark.representative
@@ -271,9 +273,9 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
     [
         ("listenPort=high", "broker.conf", "listenPort"),
         ("brokerIP1=0.0.0.0", "brokerIP1", "0.0.0.0"),
-        ("brokerIP1=192.0.2.1", "brokerIP1", "no address of this machine"),
-        ("storePathRootDir=/dev/null/store", "storePathRootDir", "/dev/null is no directory"),
-        ("storePathIndex=/dev/null/index", "storePathIndex", "/dev/null is no directory"),
+        ("brokerIP1=192.0.2.1", "brokerIP1", "not an address of this machine"),
+        ("storePathRootDir=/dev/null/store", "storePathRootDir", "/dev/null is not a directory"),
+        ("storePathIndex=/dev/null/index", "storePathIndex", "/dev/null is not a directory"),
         ("aclEnable=true", "aclEnable", "account"),
         ("", "namesrvAddr", "there is none"),
     ],
@@ -322,4 +324,4 @@ async def test_the_command_says_it_with_an_exit_code(tmp_path: Path) -> None:
     assert (line["serious"], line["where"]) == (True, closed)
     async with name_server(tmp_path) as namesrv, broker(tmp_path / "a", namesrv):
         sound = await asyncio.to_thread(run, doctor, ["-n", namesrv])
-    assert (sound.exit_code, sound.output) == (0, "Nothing is wrong that can be seen from here.\n")
+    assert (sound.exit_code, sound.output) == (0, "No problems found from this machine.\n")

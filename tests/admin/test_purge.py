@@ -21,7 +21,7 @@ def test_a_purge_only_shows_until_it_is_told_yes(mq: Shell) -> None:
 
     shown = mq.ok("purgeTopic", "-t", "purged")
     assert shown.lines[1].split() == [mq.broker.broker_name, "0", "0", "3", "3", "3"]
-    assert shown.lines[-1] == "3 messages would go. Nothing was done; --yes does it."
+    assert shown.lines[-1] == "3 messages would be deleted. Nothing was done; --yes deletes."
     assert bounds(mq, "purged") == (0, 3)
 
     assert mq.ok("purgetopic", "-t", "purged", "--yes").lines[-1] == "3 messages purged."

@@ -64,7 +64,7 @@ def test_each_run_adds_what_is_new_until_a_signal_ends_the_last(
     assert "<td>events</td><td>broker-a</td>" in shown
     assert shown.count("<img ") == 3
     assert "archived 1 message (" in job.output
-    assert "went on behind batch" in job.output
+    assert "continued after batch" in job.output
     assert bodies(archive) == [b"a", b"b", b"c", b"d"]
 
 
@@ -107,7 +107,7 @@ def test_a_report_that_cannot_be_written_is_refused_before_the_job(run: Run, tmp
 
     assert failed.returncode == 2
     assert "'--report': " in failed.stderr
-    assert "no is no directory that can be written to" in failed.stderr
+    assert "no is not a writable directory" in failed.stderr
 
 
 def test_the_command_and_the_function_agree_on_what_is_usual() -> None:
@@ -140,7 +140,8 @@ def test_what_is_not_complete_is_named(capsys: pytest.CaptureFixture[str]) -> No
     report(summary)
     assert not summary.complete
     assert capsys.readouterr().err == (
-        "not complete: brokers away: broker-b\nnot complete: began anew: 2 queues\nnot complete: no route\n"
+        "not complete: unreachable brokers: broker-b\n"
+        "not complete: began anew: 2 queues\nnot complete: no route\n"
     )
 
 
@@ -152,7 +153,7 @@ def test_what_went_wrong_beside_the_messages_is_a_warning(capsys: pytest.Capture
     compact_report(CompactSummary("/a", checkpoint_problem=problem))
     assert capsys.readouterr().err.splitlines() == [
         f"warning: {problem}",
-        "warning: positions of 3 consumer groups were not kept: there are too many",
+        "warning: positions of 3 consumer groups were not recorded: there are too many",
         f"warning: {problem}",
     ]
 

@@ -81,7 +81,7 @@ def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
     assert (rest.returncode, rest.stderr) == (0, "1 message sent again, 1 skipped\n")
     assert sorted(line.split("  ")[1] for line in rest.stdout.splitlines()) == [
         "sent to %RETRY%bills",
-        "skipped: it was sent again before",
+        "skipped: it was resent before",
     ]
     taken = run("cometmq", "consume", "bills", "-g", "bills", "-c", "2", "--timeout", "30", "--json")
     assert sorted(each["body"] for each in rows(taken.stdout)) == ["a", "b"]
@@ -111,7 +111,7 @@ def test_they_are_chosen_by_sql_id_and_time(run: Run, die: Die) -> None:
     [
         (["list", "nobodys"], 1, "no consumer group named nobodys"),
         (["show", "wrong", "0" * 32], 1, "group wrong has no dead letter with this id"),
-        (["list", "--key", "k"], 2, "Messages are chosen within a GROUP"),
+        (["list", "--key", "k"], 2, "These options select messages of a GROUP"),
         (["resend", "wrong"], 2, "or --all"),
         (["resend", "wrong", "--all", "--key", "k"], 2, "or --all"),
         (["resend", "wrong", "--begin", "soon"], 2, "10m (s, m, h, d ago)"),

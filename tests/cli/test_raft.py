@@ -47,7 +47,7 @@ async def test_a_group_is_shown_and_changed(group):
 
     other = group.followers()[0]
     done = await run(group, "transfer", other)
-    assert done.stdout == f"transfer {other}: begun; `cometmq raft status` shows how it goes on\n"
+    assert done.stdout == f"transfer {other}: started; `cometmq raft status` shows the progress\n"
     await group.hand_over(other)
 
     async with asyncio.timeout(60):

@@ -72,7 +72,7 @@ def test_a_signal_ends_it_with_what_was_read_sent(run: Run, signum: int, code: i
         err = process.stderr.read().decode()
 
     assert [json.loads(result)["sendStatus"] for result in results] == ["SEND_OK"] * 2
-    assert "the last line had not ended and was not sent\nsent 2 messages, 6 bytes in " in err
+    assert "the last line was incomplete and was not sent\nsent 2 messages, 6 bytes in " in err
     assert err.count("\n") == 2
     taken = run("cometmq", "consume", topic, "-c", "2", "--timeout", "30")
     assert sorted(text.split()[-1] for text in taken.stdout.splitlines()) == ["one", "two"]
@@ -83,7 +83,7 @@ def test_at_a_terminal_it_says_how_to_end_and_answers_each_line() -> None:
     try:
         with sender("typed", stdin=theirs) as process:
             assert process.stderr is not None
-            assert process.stderr.readline() == b"type lines, Ctrl-D ends\n"
+            assert process.stderr.readline() == b"type lines; Ctrl-D ends the input\n"
             os.write(ours, b"hello\n")
             assert line(process).startswith(b"SEND_OK ")
             os.write(ours, b"\x04")

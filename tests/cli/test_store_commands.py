@@ -366,7 +366,7 @@ class TestTruncate:
         assert done.returncode == 0
         assert [line.split(":")[0] for line in done.stdout.splitlines()] == ["T/0", "T/1", "T/2", str(root)]
         assert "10 records (" in done.stdout
-        assert "would go; the log ends at" in done.stdout
+        assert "would be removed; the log ends at" in done.stdout
         assert snapshot(root) == {**before, "lock": b"lock"}
 
     def test_what_is_cut_is_gone(self, store: Run, root: Path) -> None:
@@ -377,7 +377,7 @@ class TestTruncate:
         assert sum(queue["messages"] for queue in report["queues"]) == 200
         assert "0 errors, 0 warnings" in store("verify", str(root)).stdout
         again = store("truncate", str(root), "--to", str(hit.position))
-        assert "0 records (0 bytes of the log) cut" in again.stdout
+        assert "0 records (0 bytes of the log) removed" in again.stdout
 
     def test_between_records_it_names_the_nearest_ends(self, store: Run, root: Path) -> None:
         hit = places(root)[200]

@@ -57,7 +57,7 @@ def test_more_messages_with_a_key_than_are_looked_at(run: Run) -> None:
     assert sent.returncode == 0, sent.stderr
     shown = run("cometmq", "timers", "show", "same")
     assert shown.stdout.count("\n") == 64
-    assert "there may be more: a broker looks at the newest 64" in shown.stderr
+    assert "there may be more: a broker examines the newest 64" in shown.stderr
     assert "there may be more" not in run("cometmq", "timers", "show", "none").stderr
 
 
@@ -72,7 +72,7 @@ def test_a_time_of_day(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["send", "t", "x", "--delay", "soon"], "'soon' is no time span"),
+        (["send", "t", "x", "--delay", "soon"], "'soon' is not a time span"),
         (["send", "t", "x", "--at", "noon"], "'noon' is neither ms since 1970 nor"),
         (["send", "t", "x", "--delay", "1s", "-d", "3"], "Give one of --delay-level, --delay and --at."),
         (["send", "t", "x", "--delay", "41d"], "max delay 3456000000ms"),

@@ -180,7 +180,7 @@ def test_a_second_interrupt_ends_the_job_at_once(spark: SparkSession, topic: Top
     try:
         wait_for(lambda: len(list(Path(output).glob("_cometmq/commits/*"))) > 3, "some commits")
         os.kill(job.pid, signal.SIGINT)
-        job.wait_line("finishing the batch under way", 30)
+        job.wait_line("finishing the current batch", 30)
         os.kill(job.pid, signal.SIGINT)
         assert job.wait(30) in (0, 130)  # 0 if the batch was finished in between
     finally:

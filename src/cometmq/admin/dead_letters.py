@@ -230,7 +230,7 @@ async def check_copy(client: ClientInstance, result: ResendResult) -> None:
         stored = await client.brokers.view_message(place.host, place.physical_offset)
         if stored.topic.startswith(DLQ_PREFIX):
             raise ResendStopped(
-                f"the broker made {result.msg_id} a dead letter again at once, as 5.x does for a group that "
+                f"the broker made {result.msg_id} a dead letter immediately, as 5.x does for a group that "
                 f"consumes in order; send it to its original topic"
             )
 
@@ -270,9 +270,9 @@ class Resender:
         mark = self.how.run and f"{self.how.run} {message.broker_name} {message.offset_msg_id}"
         try:
             if topic is None:
-                problem = "it names no original topic"
+                problem = "it has no original topic"
             elif self.how.to_topic and belongs_to_system(topic):
-                problem = f"it names {shown(topic)} as its original topic, which belongs to the system"
+                problem = f"it names {shown(topic)} as its original topic, which is reserved"
             elif before := await self._before(message, mark):
                 state, copy = before
             elif self.how.dry_run:

@@ -95,9 +95,9 @@ async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | No
     except CometError as error:
         return _bad(
             addr,
-            f"what listens there does not answer as a name server: {error}",
+            f"the server does not respond as a name server: {error}",
             "is it the name server's port (9876), and not a broker's, a proxy's or the console's? One that "
-            "wants TLS is asked with --tls",
+            "requires TLS needs --tls",
         )
     return None
 
@@ -106,7 +106,7 @@ async def connect_problem(addr: str) -> str:
     """Return why a connection to "host:port" fails; "" if it succeeds."""
     parsed = parse_address(addr)
     if parsed is None:
-        return "this is no address (host:port)"
+        return "this is not an address (host:port)"
     try:
         async with asyncio.timeout(CONNECT_S):
             _, writer = await asyncio.open_connection(*parsed)
@@ -135,7 +135,7 @@ def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
         _bad(
             addr,
             f"the name server does not know {', '.join(sorted(everybody - own))}, which others know",
-            "namesrvAddr of each broker lists all name servers; its log tells of those it cannot reach",
+            "namesrvAddr of each broker lists all name servers; its log reports those that are unreachable",
         )
         for addr, own in brokers.items()
         if own != everybody
@@ -164,9 +164,9 @@ async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
     return [
         _odd(
             addr,
-            "it takes plain connections beside TLS, and asks those for no certificate",
-            "tls.server.mode=enforcing, once all clients speak TLS; tls.server.need.client.auth counts for "
-            "connections with TLS alone",
+            "it accepts plain connections in addition to TLS, without a certificate",
+            "tls.server.mode=enforcing, once all clients use TLS; tls.server.need.client.auth only affects "
+            "TLS connections",
         )
         for addr, plainly in zip(addrs, found, strict=True)
         if plainly
@@ -179,8 +179,8 @@ async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
 def _too_many(where: str, count: int) -> Finding:
     return _bad(
         where,
-        f"{count} brokers are registered: they are not looked at, at most {BROKERS_MAX} are",
-        "are these the right name servers? Whoever reaches one can register what he likes (docs/security.md)",
+        f"{count} brokers are registered; they are not examined, because the limit is {BROKERS_MAX}",
+        "are these the right name servers? Any program can register brokers there (docs/security.md)",
     )
 
 
@@ -198,8 +198,8 @@ async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
         findings.append(
             _odd(
                 "brokers",
-                f"they are of several versions: {', '.join(sorted(versions))}",
-                "right during an upgrade; otherwise clients meet different features at different brokers",
+                f"they have several versions: {', '.join(sorted(versions))}",
+                "expected during an upgrade; otherwise brokers differ in their features",
             )
         )
     masters = {(each.cluster_name, each.broker_name) for each in brokers if each.broker_id == MASTER_ID}
@@ -207,7 +207,7 @@ async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
         findings.append(
             _bad(
                 name,
-                f"no master of {name} in {cluster} is registered: it takes no messages",
+                f"no master of {name} in {cluster} is registered, so it accepts no messages",
                 "start it again, or make a slave the master (docs/replication.md); a raft group needs a "
                 "majority of its members (cometmq raft status)",
             )
@@ -222,8 +222,8 @@ def _unreachable(broker: BrokerStatus, problem: str) -> list[Finding]:
     cure = "is it running, and does a firewall let its port through?"
     if _is_private(host):
         cure = (
-            f"clients are told {addr} (brokerIP1, listenPort). From another machine or outside its container "
-            "network that address leads nowhere: set brokerIP1 to one that clients can reach, and start again"
+            f"clients receive the address {addr} (brokerIP1, listenPort). From another machine or outside "
+            "its container network that address is unreachable: set brokerIP1 to one that clients reach"
         )
     return [_bad(addr, f"broker {broker.broker_name} cannot be reached: {problem}", cure)]
 
@@ -250,9 +250,9 @@ def _told(broker: BrokerStatus) -> list[Finding]:
         findings.append(
             _bad(
                 addr,
-                f"the broker takes no messages: {runtime['storeFlags']}",
+                f"the broker accepts no messages: {runtime['storeFlags']}",
                 "a full disk: free space or lower fileReservedTime; permissions: the store belongs to the "
-                "broker's user; then it goes on by itself, or after a restart",
+                "broker's user; then it continues by itself, or after a restart",
             )
         )
     ratio = broker.first_number("commitLogDiskRatio")
@@ -269,7 +269,7 @@ def _told(broker: BrokerStatus) -> list[Finding]:
         findings.append(
             _odd(
                 addr,
-                f"the broker refuses requests, because it is busy: {runtime['flowControl']}",
+                f"the broker refuses requests because it is busy: {runtime['flowControl']}",
                 "docs/server.md, Back-pressure, has each reason and its setting",
             )
         )
@@ -296,7 +296,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
             "docs/replication.md; the log of the slave can be cut by cometmq store truncate",
         )
         if "raftRole" in runtime:
-            what, cure = "the raft group does not begin", "the same dLegerPeers in the files of all members"
+            what, cure = "the raft group does not start", "the same dLegerPeers in the files of all members"
         elif runtime.get("brokerRole") != "SLAVE":
             what, cure = "no slave can follow", "a free port (haListenPort; else listenPort + 1)"
         findings.append(_bad(addr, f"{what}: {problem}", cure))
@@ -304,7 +304,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
         findings.append(
             _odd(
                 addr,
-                "the member has an empty or damaged log, and does not count in its group yet",
+                "the member has an empty or damaged log, and has no vote in its group yet",
                 "start the other members, or `cometmq raft remove` those that are gone (docs/replication.md)",
             )
         )
@@ -336,7 +336,7 @@ async def _topic(admin: Admin, topic: str) -> list[Finding]:
                 topic,
                 "the topic has no route",
                 "create it (mqadmin updateTopic), or let the first message do so: autoCreateTopicEnable of "
-                "the brokers. A broker registers new topics at once, so wait no longer than a second",
+                "the brokers. A broker registers new topics at once, so a second of waiting suffices",
             )
         ]
     except CometError as error:
@@ -363,16 +363,16 @@ async def _group(admin: Admin, group: str) -> list[Finding]:
         return [_bad(group, str(error), "is the name right? A group exists once a member has started")]
     except BrokerError as error:
         if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
-            return [_bad(group, f"its members cannot be asked: {error}", "see the findings about brokers")]
+            return [_bad(group, f"its members cannot be queried: {error}", "see the findings about brokers")]
         return [_bad(group, "the group has no member", "start a consumer; its backlog waits until then")]
     except CometError as error:
-        return [_bad(group, f"its members cannot be asked: {error}", "see the findings about brokers")]
+        return [_bad(group, f"its members cannot be queried: {error}", "see the findings about brokers")]
     return [
         _bad(
             group,
             f"members differ in {subject}: {_sides(sides)}",
             "all members of a group subscribe the same topics with the same expressions and settings; else "
-            "messages are lost to members that do not want them. Who wants others needs a group of their own",
+            "messages are lost at members without the subscription. Use separate groups for different ones",
         )
         for subject, sides in {**found.differences, **found.setting_differences}.items()
     ]

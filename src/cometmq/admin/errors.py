@@ -36,7 +36,7 @@ class AllQueuesOnly(CometError, Terminal):
     broker_addr: str
 
     def __str__(self) -> str:
-        whole = f"{self.broker_addr} moves a group that runs in all queues at once"
+        whole = f"{self.broker_addr} resets all queues of an online group together"
         return f"{whole}: stop the group, or name no queue"
 
 
@@ -46,7 +46,7 @@ class NoLeaderError(CometError, Transient):
     broker_name: str
 
     def __str__(self) -> str:
-        return f"nobody leads the raft group {self.broker_name or 'of this cluster'} just now"
+        return f"the raft group {self.broker_name or 'of this cluster'} has no leader"
 
 
 class DeadLettersHidden(CometError, Terminal):
@@ -57,7 +57,7 @@ class DeadLettersHidden(CometError, Terminal):
 
     def __str__(self) -> str:
         return (
-            f"topic {self.topic} may not be read at {', '.join(self.brokers)}; allow it at each with "
+            f"topic {self.topic} is not readable at {', '.join(self.brokers)}; allow reading at each with "
             f"mqadmin updateTopic -b HOST:PORT -t {self.topic} -r 1 -w 1 -p 6"
         )
 
@@ -68,7 +68,7 @@ class IndexSilent(CometError, Terminal):
     problem: str
 
     def __str__(self) -> str:
-        return f"nobody can tell what was sent again already: {self.problem}; `again` sends it anyhow"
+        return f"unknown which dead letters were resent before: {self.problem}; `again` resends them anyway"
 
 
 class ResendStopped(CometError, Transient):
@@ -77,4 +77,4 @@ class ResendStopped(CometError, Transient):
     problem: str
 
     def __str__(self) -> str:
-        return f"no more dead letters are sent: {self.problem}"
+        return f"resending stopped: {self.problem}"

@@ -352,12 +352,12 @@ class BrokerReset:
                 return ""
             if self._online is None:
                 return f"the broker has {seen}"
-            return f"a member that pulls has stored {seen} since: stop the group first"
+            return f"a pull consumer has stored {seen} since: stop the group first"
         if seen is None:
-            return "no member has said where it is"
+            return "no member has reported its offset"
         back = each.rollback_offset < each.consumer_offset
         if seen < each.rollback_offset or (back and seen >= each.consumer_offset):
-            return f"the members were told, but are still at {seen}"
+            return f"the members were notified, but are still at {seen}"
         return ""
 
     async def _begun_anew(self) -> Collection[MessageQueue]:

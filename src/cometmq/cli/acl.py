@@ -27,13 +27,19 @@ def acl() -> None:
 @click.argument("action", type=click.Choice(ACTIONS, case_sensitive=False))
 @click.argument("resource", required=False, default="")
 @click.option(
-    "-c", "--configFile", "config_file", metavar="FILE", help="The broker's settings: its accounts count."
+    "-c",
+    "--configFile",
+    "config_file",
+    metavar="FILE",
+    help="Settings file of the broker, whose accounts are used.",
 )
 @click.option(
-    "--conf", metavar="DIR", help="The directory of plain_acl.yml. Else conf below ROCKETMQ_HOME, else here."
+    "--conf",
+    metavar="DIR",
+    help="Directory of plain_acl.yml. [default: conf below ROCKETMQ_HOME, else the working directory]",
 )
 @click.option("--from", "host", default="", metavar="ADDRESS", help="The client's address, for white lists.")
-@click.option("--json", "as_json", is_flag=True, help="Print a line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 def explain(
     user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool
 ) -> None:

@@ -34,7 +34,10 @@ SECTIONS = {
     "Servers": {
         "namesrv": ("cometmq.cli.servers:mqnamesrv", "Run a name server (same as mqnamesrv)."),
         "broker": ("cometmq.cli.servers:mqbroker", "Run a broker (same as mqbroker)."),
-        "cluster": ("cometmq.cli.cluster:cluster", "Run a cluster of processes; kill and heal parts of it."),
+        "cluster": (
+            "cometmq.cli.cluster:cluster",
+            "Run a cluster of processes; stop and restart its servers.",
+        ),
         "raft": ("cometmq.cli.raft:raft", "Show a raft group, change its leader and its members."),
         "conf": ("cometmq.cli.conf:conf", "List, show and copy the package's configuration files."),
     },
@@ -54,7 +57,7 @@ Environment variables:
                            Account that signs the requests.
   COMETMQ_TLS              TLS of clients: RocketMQ's settings file, or true.
   COMETMQ_ADDRESS_MAP      Other addresses for brokers: 'FROM=TO;FROM=TO'.
-  COMETMQ_LOG_LEVEL        Least level of log lines, such as DEBUG.
+  COMETMQ_LOG_LEVEL        Minimum level of log lines, for example DEBUG.
   COMETMQ_LOG_FORMAT       json: a JSON object for each log line.
   COMETMQ_RUN_DIR          Directory of the running servers' process ids.
   COMETMQ_TRACEBACK        1: print the traceback of an error.

@@ -36,7 +36,7 @@ def _of_mode(command: Callable[..., None]) -> Callable[..., None]:
         "--data",
         type=click.Path(file_okay=False, path_type=Path),
         default=DEFAULT_DATA,
-        help="Where clusters lie, a directory for each mode.",
+        help="Directory of the clusters, with a subdirectory for each mode.",
     )(command)
     return click.argument("mode", type=click.Choice(modes()))(command)
 
@@ -48,7 +48,7 @@ def _of_mode(command: Callable[..., None]) -> Callable[..., None]:
     "--broker-port",
     type=PORT,
     default=10911,
-    help="Port of the first broker, the next 10 above; 0 is any free ports. A cluster keeps its first ports.",
+    help="Port of the first broker, the next one 10 higher; 0 is any free port. A cluster keeps its ports.",
 )
 def up(mode: str, data: Path, namesrv_port: int, broker_port: int) -> None:
     """Start the cluster, or those of its servers that do not run."""
@@ -150,5 +150,5 @@ def _line(facts: dict[str, object]) -> str:
         role = "master" if facts["brokerId"] == MASTER_ID else f"slave, id {facts['brokerId']}"
         line += f"  {facts['broker']} ({role})  log to {facts['logEnd']}"
     if "behind" in facts:
-        line += f", {facts['behind']} bytes behind"
+        line += f", lag {facts['behind']} bytes"
     return printable(line.rstrip(), None)

@@ -58,6 +58,6 @@ def _files(name: str) -> list[Path]:
     found = known.get(name.rstrip("/"))
     if found is None:
         raise click.ClickException(
-            f"The package has no {name!r}.{did_you_mean(name, known)} `cometmq conf list` shows what it has."
+            f"The package has no {name!r}.{did_you_mean(name, known)} `cometmq conf list` lists them."
         )
     return [found] if found.is_file() else sorted(path for path in found.rglob("*") if path.is_file())

@@ -24,39 +24,51 @@ NEEDED = ("nicegui", "argon2")
 @click.command(context_settings=HELP)
 @namesrv_option
 @click.option("--port", type=click.IntRange(0, 65535), default=DEFAULT_PORT, help="Port; 0 is any free port.")
-@click.option("--host", default="127.0.0.1", help="Address to listen on; 0.0.0.0 lets other machines in.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    help="Address to listen on; 0.0.0.0 also accepts connections from other machines.",
+)
 @click.option(
     "--name",
     "names",
     multiple=True,
     metavar="HOST",
-    help="A name by which browsers call it, beside --host and localhost; several times for several.",
+    help="Host name in browser addresses, in addition to --host and localhost; may be repeated.",
 )
 @click.option(
     "--proxy",
     "proxies",
     multiple=True,
     metavar="ADDRESS",
-    help="A proxy in front of it, which says in X-Forwarded-For whom it asks for; several times for several.",
+    help="Address of a trusted proxy, whose X-Forwarded-For names the client; may be repeated.",
 )
-@click.option("--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate (PEM), for HTTPS.")
-@click.option("--key", type=click.Path(dir_okay=False, path_type=Path), help="Its key, if in another file.")
+@click.option(
+    "--cert", type=click.Path(dir_okay=False, path_type=Path), help="Certificate for HTTPS, as PEM."
+)
+@click.option(
+    "--key",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Private key, if it is not in the certificate's file.",
+)
 @click.option(
     "--data",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
-    help="Where accounts and the audit log lie.",
+    help="Directory of the accounts and the audit log.",
 )
 @click.option(
     "--reports",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Directory with what pipeline jobs have written, to be shown.",
+    help="Directory with results of pipeline jobs to show.",
 )
 @click.option(
-    "--add-user", metavar="NAME", help="Make an account, or give it a new password; print that and end."
+    "--add-user",
+    metavar="NAME",
+    help="Create an account, or set a new password; print the password and exit.",
 )
 @click.option("--role", type=click.Choice(["admin", "reader"]), default="reader", help="Of --add-user.")
-@click.option("--remove-user", metavar="NAME", help="Remove an account and end.")
+@click.option("--remove-user", metavar="NAME", help="Remove an account and exit.")
 @log_format_option
 @click.option("--with-parent", is_flag=True, hidden=True)
 def console(
@@ -130,11 +142,15 @@ def announcement(console: Console) -> str:
     lines = [f"The console of {console.namesrv} is ready: {console.url}"]
     if console.password is not None:
         lines.append(f"  first account  admin  password  {console.password}")
-        lines.append("  The password is shown this once. --add-user makes more accounts, or a new password.")
+        lines.append(
+            "  The password is shown only once. --add-user creates further accounts or a new password."
+        )
     if console.exposed:
-        lines.append(f"  WARNING: other machines can reach it, because it listens on {console.options.host}.")
+        lines.append(
+            f"  WARNING: other machines can reach the console, because it listens on {console.options.host}."
+        )
         if console.options.cert is None:
-            lines.append("  WARNING: passwords go over the network as plain text: give it --cert.")
+            lines.append("  WARNING: passwords are sent over the network as plain text: use --cert.")
     return "\n".join(lines)
 
 

@@ -35,7 +35,7 @@ Messages that were not printed are never acknowledged.
     "-g",
     "--group",
     metavar="NAME",
-    help="Consumer group; its members share the queues, and it goes on where it stopped. "
+    help="Consumer group; its members share the queues, and it continues at its stored offsets. "
     "[default: cometmq-cli-TOPIC]",
 )
 @click.option(
@@ -43,7 +43,7 @@ Messages that were not printed are never acknowledged.
     "start",
     type=click.Choice(["first", "last"]),
     default="first",
-    help="Where a group starts that has not read TOPIC yet: at its first message, or behind its last.",
+    help="Start of a group without offsets in TOPIC: at the first message, or after the last one.",
 )
 @listening_options
 def consume(

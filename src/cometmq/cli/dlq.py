@@ -19,19 +19,19 @@ from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_opti
 from cometmq.text import counted, local_time
 
 SELECTING = (
-    click.option("-t", "--topic", metavar="NAME", help="Only messages that were sent to this topic."),
+    click.option("-t", "--topic", metavar="NAME", help="Only messages whose original topic is this one."),
     click.option("-k", "--key", metavar="KEY", help="Only messages with this key."),
     click.option(
         "--begin",
         "begin_ms",
         type=moment,
         metavar="WHEN",
-        help="Died from then on: a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+        help="Dead since: a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
     click.option("--end", "end_ms", type=moment, metavar="WHEN", help="Died before then."),
-    click.option("--sql", metavar="EXPR", help="Only those whose properties match: 'amount > 5'."),
+    click.option("--sql", metavar="EXPR", help="Only messages whose properties match: 'amount > 5'."),
 )
-LIMIT = click.option("--limit", type=COUNT, metavar="N", help="N messages at most.")
+LIMIT = click.option("--limit", type=COUNT, metavar="N", help="At most N messages.")
 ALL_GROUPS = "%-64s  %-12s  %-20s  %s"
 LETTER = "%-32s  %-24s  %5s  %7s  %-19s  %-16s  %s"
 
@@ -73,7 +73,7 @@ def dlq() -> None:
 def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
     """List the dead letters of GROUP, or without GROUP their number by group."""
     if group is None and any(value is not None for value in (limit, *wanted.values())):
-        raise click.UsageError("Messages are chosen within a GROUP: name it.")
+        raise click.UsageError("These options select messages of a GROUP: name it.")
 
     async def count(admin: Admin) -> None:
         found = await admin.dead_letter_counts()
@@ -136,12 +136,12 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
     "--to",
     type=click.Choice(["group", "topic"]),
     default="group",
-    help="group: only GROUP gets it, in its retry topic. topic: all groups of the original topic get it.",
+    help="group: to GROUP only, through its retry topic. topic: to all groups of the original topic.",
 )
-@click.option("--again", is_flag=True, help="Also what was sent again before.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="N messages a second at most."
+    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages per second."
 )
 @json_option
 def resend(
@@ -165,7 +165,7 @@ def resend(
     Exit code 1 if any dead letter could not be sent.
     """
     if all_letters == bool(ids or any(value is not None for value in wanted.values())):
-        raise click.UsageError("Say which: IDs, --topic, --key, --begin, --end, --sql; or --all.")
+        raise click.UsageError("Select messages: IDs, --topic, --key, --begin, --end, --sql; or --all.")
     how = Resending(to_topic=to == "topic", again=again, dry_run=dry_run, rate=rate, limit=limit)
 
     async def run(admin: Admin) -> None:
@@ -175,7 +175,7 @@ def resend(
                 states[result.state] += 1
                 show_json(result, indent=None) if as_json else show(result_lines(result))
         except ResendStopped as error:
-            show_problem(f"{summary(states)}; run it again to go on")
+            show_problem(f"{summary(states)}; run the command again to continue")
             raise click.ClickException(str(error)) from None
         show_problem(summary(states))
         if states[Resend.FAILED] or (ids and not states):
@@ -240,7 +240,7 @@ def result_lines(result: ResendResult) -> Iterator[str]:
     what = {
         Resend.RESENT: f"sent to {result.target}",
         Resend.PLANNED: f"would be sent to {result.target}",
-        Resend.SKIPPED: "skipped: it was sent again before",
+        Resend.SKIPPED: "skipped: it was resent before",
         Resend.FAILED: f"FAILED: {result.problem}",
     }[result.state]
     yield f"{result.msg_id}  {what}"

@@ -23,14 +23,14 @@ LEAST_FREE = 0.10
 
 @click.command(context_settings=HELP)
 @namesrv_option
-@click.option("-t", "--topic", help="Also look at this topic.")
-@click.option("-g", "--group", help="Also look at the members of this group.")
+@click.option("-t", "--topic", help="Also examine this topic.")
+@click.option("-g", "--group", help="Also examine the members of this group.")
 @click.option(
     "-c",
     "--config",
     "conf",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Look at the settings file of a broker that will not start, on this machine; at no cluster.",
+    help="Examine only the settings file of a broker that does not start on this machine.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print each finding as a line of JSON.")
 def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None, as_json: bool) -> None:
@@ -55,7 +55,7 @@ def doctor(namesrv: str, topic: str | None, group: str | None, conf: Path | None
         click.echo(f"{mark}  {printable(each.where)}: {printable(each.problem, None)}")
         click.echo(f"       {each.cure}")
     if not findings and not as_json:
-        click.echo("Nothing is wrong that can be seen from here.")
+        click.echo("No problems found from this machine.")
     if any(each.serious for each in findings):
         raise click.exceptions.Exit(1)
 
@@ -81,7 +81,7 @@ async def examine_settings(path: Path) -> list[Finding]:
         config.check()
         check_locations(OsDisk(), config.store)
     except (CometError, OSError) as error:
-        wrong(str(path), str(error), "set the key as expected; docs/settings.md has them all")
+        wrong(str(path), str(error), "set an expected value; docs/settings.md lists all settings")
         return findings
     try:
         await security_of(config)
@@ -96,22 +96,22 @@ async def examine_settings(path: Path) -> list[Finding]:
         if not advertised.is_own(ip):
             wrong(
                 "brokerIP1",
-                f"{config.broker_ip1} is no address of this machine",
-                "right only if something forwards the port to here, as in front of a container",
+                f"{config.broker_ip1} is not an address of this machine",
+                "correct only if the port is forwarded to this machine, as for a container",
                 serious=False,
             )
     for key, interface, port in ports_of(config):
         try:
             check_port(key, interface, port)
         except ConfigError as error:
-            cure = "another process has the port, perhaps this broker already; ports below 1024 need rights"
+            cure = "another process uses the port, perhaps this broker; ports below 1024 need privileges"
             wrong(key, str(error), cure)
     for key, directories in config.store.directories.items():
         for directory in directories:
             _look_at(key, Path(directory), wrong)
     if not config.namesrv_addr and not config.fetch_namesrv_addr_by_address_server:
         wrong(
-            "namesrvAddr", "there is none, so clients will not find this broker",
+            "namesrvAddr", "not set, so clients will not find this broker",
             "namesrvAddr=HOST:9876 in the file, mqbroker -n, or NAMESRV_ADDR", serious=False,
         )  # fmt: skip
     return findings
@@ -123,16 +123,14 @@ def _look_at(key: str, directory: Path, wrong: Callable[[str, str, str], None]) 
     while not there.exists() and there != there.parent:
         there = there.parent
     if not there.is_dir():
-        wrong(key, f"{there} is no directory", "another path, or move the file away")
+        wrong(key, f"{there} is not a directory", "another path, or move the file away")
     elif not os.access(there, os.W_OK | os.X_OK):
-        wrong(
-            key, f"{there} may not be written to by this user", "chown it to the user that the broker runs as"
-        )
+        wrong(key, f"{there} is not writable for this user", "change its owner to the broker's user")
     else:
         usage = shutil.disk_usage(there)
         if usage.free < LEAST_FREE * usage.total:
             wrong(
                 key,
                 f"the disk of {there} is {1 - usage.free / usage.total:.0%} full",
-                "messages are refused from 90 % on (diskSpaceWarningLevelRatio): free space, or another disk",
+                "messages are refused from 90 % on (diskSpaceWarningLevelRatio): free space, or add a disk",
             )

@@ -251,7 +251,7 @@ def _wait_for_end(members: list[Member], timeout_s: float) -> None:
     while left := [member for member in members if member.alive]:
         if time.monotonic() > deadline:
             names = ", ".join(f"{member.name} ({member.pid})" for member in left)
-            raise LocalClusterError(f"after {timeout_s:g} s these still run: {names}")
+            raise LocalClusterError(f"still running after {timeout_s:g} s: {names}")
         time.sleep(_POLL_S)
 
 

@@ -52,9 +52,9 @@ ACCESS = (
         "--secret-key",
         "COMETMQ_SECRET_KEY",
         "SECRET",
-        "Its secret; `ps` shows it to others.",
+        "Secret of the account; visible to other users in `ps`.",
     ),
-    _access("--tls", "COMETMQ_TLS", "FILE", "TLS by RocketMQ's file of settings, or `true`."),
+    _access("--tls", "COMETMQ_TLS", "FILE", "TLS: RocketMQ's settings file, or `true`."),
 )
 
 
@@ -76,19 +76,19 @@ def namesrv_option(command: F) -> F:
 def raw_option(command: F) -> F:
     """Add `--raw`: print message text with its control characters."""
     return click.option(
-        "--raw", is_flag=True, help="Print names and bodies as they are, not control characters as escapes."
+        "--raw", is_flag=True, help="Print names and bodies unchanged instead of escaping control characters."
     )(command)
 
 
 LISTENING = (
     click.option("-t", "--tags", default="*", metavar="EXPR", help="Only these tags: 'A || B'."),
-    click.option("-c", "--count", type=COUNT, metavar="N", help="Stop after so many messages."),
+    click.option("-c", "--count", type=COUNT, metavar="N", help="Stop after N messages."),
     click.option(
         "--timeout",
         "idle_s",
         type=click.FloatRange(min=0, min_open=True),
         metavar="SECONDS",
-        help="Stop when nothing has arrived for so long.",
+        help="Stop after this time without a message.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print each message as a line of JSON."),
     raw_option,

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from cometmq.protocol.bodies_admin import RaftStatus
 
 ACTIONS = {
-    "transfer": ("transfer", "Hand the leadership over to MEMBER, once it has all that the leader has."),
+    "transfer": ("transfer", "Make MEMBER the leader, once its log is complete."),
     "add": (
         "addLearner",
-        "Let MEMBER receive the log, without a vote. It runs, with dLegerJoin=true.",
+        "Replicate the log to MEMBER, without a vote. MEMBER must run with dLegerJoin=true.",
     ),
-    "promote": ("promote", "Give MEMBER a vote, when it has caught up."),
-    "remove": ("remove", "Take MEMBER out of the group."),
+    "promote": ("promote", "Give MEMBER a vote, once it has caught up."),
+    "remove": ("remove", "Remove MEMBER from the group."),
 }
 broker_option = click.option(
-    "-b", "--broker", metavar="NAME", help="The group's brokerName, where the cluster has several brokers."
+    "-b", "--broker", metavar="NAME", help="The group's brokerName, if the cluster has several brokers."
 )
 
 
@@ -39,7 +39,7 @@ def raft() -> None:
 @raft.command()
 @namesrv_option
 @broker_option
-@click.option("--json", "as_json", is_flag=True, help="Print what each member says as a line of JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print each member's report as a line of JSON.")
 def status(namesrv: str, broker: str | None, as_json: bool) -> None:
     """Show the group as each member reports it."""
     import msgspec
@@ -85,7 +85,7 @@ def _change(name: str, action: str, text: str) -> None:
                 await admin.change_raft_group(action, member, broker)
 
         asyncio.run(run())
-        click.echo(f"{name} {printable(member)}: begun; `cometmq raft status` shows how it goes on")
+        click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
 
 
 for _name, (_action, _text) in ACTIONS.items():

@@ -42,7 +42,7 @@ def time_span(text: str) -> int:
     """Return the value of `--delay` in ms. Raises click.BadParameter."""
     found = re.fullmatch(r"([0-9]{1,9})(ms|[smhd])", text)
     if found is None:
-        raise click.BadParameter(f"{text!r} is no time span such as 1500ms, 90s, 10m, 2h, 1d")
+        raise click.BadParameter(f"{text!r} is not a time span such as 1500ms, 90s, 10m, 2h, 1d")
     return int(found[1]) * {"ms": 1, **UNIT_MS}[found[2]]
 
 
@@ -71,9 +71,9 @@ Examples:
 @click.argument("topic")
 @click.argument("body", nargs=-1)
 @namesrv_option
-@click.option("-t", "--tag", metavar="TAG", help="Tag of each message; consumers choose by it.")
+@click.option("-t", "--tag", metavar="TAG", help="Tag of each message, by which consumers filter.")
 @click.option(
-    "-k", "--key", "keys", multiple=True, metavar="KEY", help="Key to find the message by; may be repeated."
+    "-k", "--key", "keys", multiple=True, metavar="KEY", help="Key for message queries; may be repeated."
 )
 @click.option(
     "-p",
@@ -104,7 +104,7 @@ Examples:
     "deliver_at_ms",
     type=point_in_time,
     metavar="WHEN",
-    help="Deliver at a time: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+    help="Deliver at this time: ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
 @click.option("-g", "--group", default="cometmq-cli", metavar="NAME", help="Producer group.")
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a line of JSON.")
@@ -160,7 +160,7 @@ async def send_lines(producer: Producer, message: MessageOf, as_json: bool) -> N
     """
     lines = InputLines()
     if lines.typed:
-        click.echo("type lines, Ctrl-D ends", err=True)
+        click.echo("type lines; Ctrl-D ends the input", err=True)
     stop = stop_on_signals()
     count = size = 0
     began = time.monotonic()
@@ -224,7 +224,7 @@ class InputLines:
         if failure is not None:
             raise failure
         if self._begun:
-            click.echo("the last line had not ended and was not sent", err=True)
+            click.echo("the last line was incomplete and was not sent", err=True)
 
     def _arrived(self, chunk: bytes | OSError) -> None:
         self.chunks.append(chunk)
@@ -248,7 +248,9 @@ class InputLines:
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
         if self._begun_size > LINE_MAX + 1:  # 1 for a trailing \r
-            raise click.ClickException(f"a line has more than the {LINE_MAX} bytes that a message may have")
+            raise click.ClickException(
+                f"a line has more than {LINE_MAX} bytes, the maximum size of a message"
+            )
         return not chunk
 
     def _read_chunks(self) -> None:

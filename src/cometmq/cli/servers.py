@@ -45,11 +45,13 @@ IMPORTANT_BROKER_KEYS = (
 @click.command(context_settings=HELP)
 @click.option("-c", "--configFile", "config_file", metavar="FILE", help="Name server config properties file.")
 @click.option(
-    "-n", "--namesrvAddr", "namesrv_addr", metavar="LIST", help="Accepted like Apache's; has no use."
+    "-n", "--namesrvAddr", "namesrv_addr", metavar="LIST", help="Accepted for compatibility; has no effect."
 )
 @PRINT_ALL
 @click.option(
-    "--port", type=click.IntRange(0, 65535), help="Listen here instead of listenPort; 0 is any free port."
+    "--port",
+    type=click.IntRange(0, 65535),
+    help="Port to listen on instead of listenPort; 0 is any free port.",
 )
 @log_format_option
 @VERSION
@@ -79,7 +81,7 @@ def mqnamesrv(config_file: str | None, namesrv_addr: str | None, print_all: bool
     "--namesrvAddr",
     "namesrv_addr",
     metavar="LIST",
-    help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; wins over file and NAMESRV_ADDR.",
+    help="Name servers, '192.168.0.1:9876;192.168.0.2:9876'; overrides the file and NAMESRV_ADDR.",
 )
 @PRINT_ALL
 @click.option(
@@ -154,7 +156,7 @@ def warn_of_ports(ports: Iterable[tuple[str, str, int]]) -> None:
         try:
             check_port(key, interface, port)
         except ConfigError as error:
-            click.echo(f"warning: {error}; a start fails unless this server itself has the port", err=True)
+            click.echo(f"warning: {error}; the start fails unless this server itself uses the port", err=True)
 
 
 def print_properties(pairs: dict[str, str]) -> None:

@@ -46,7 +46,7 @@ def log_format_option(command: F) -> F:
         show_default=f"{logs.FORMAT}, else text",
         callback=use,
         expose_value=False,
-        help="Events on standard error as text, or one line of JSON each.",
+        help="Format of log lines on standard error: text, or a JSON object per line.",
     )(command)
 
 

@@ -24,7 +24,7 @@ POLL_S = 0.05
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Wait this long until they have ended; exit code 1 if one still runs then.",
+    help="Maximum wait for the end of the processes; exit code 1 if one still runs then.",
 )
 @click.version_option(version("cometmq"), "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:

@@ -30,7 +30,7 @@ CONSOLE_STOP_S = 10.0
     "data_dir",
     type=click.Path(file_okay=False, path_type=Path),
     default=DEFAULT_DATA,
-    help="Where the stores lie, one directory per broker.",
+    help="Directory of the stores, with a subdirectory per broker.",
 )
 @click.option(
     "--namesrv-port",
@@ -42,20 +42,22 @@ CONSOLE_STOP_S = 10.0
     "--broker-port",
     type=click.IntRange(0, 65535),
     default=10911,
-    help="Port of the first broker, the next 10 above; 0 is any free port.",
+    help="Port of the first broker, the next one 10 higher; 0 is any free port.",
 )
 @click.option(
     "--brokers",
     type=click.IntRange(1, 64),
     default=1,
-    help="Brokers of the cluster; each beyond the first is a process, and uses a core, of its own.",
+    help="Number of brokers; each one after the first is a separate process and uses a CPU core.",
 )
-@click.option("--console", "with_console", is_flag=True, help="Also a web console, in a process of its own.")
+@click.option(
+    "--console", "with_console", is_flag=True, help="Also run the web console, in a separate process."
+)
 @click.option(
     "--console-port",
     type=click.IntRange(0, 65535),
     default=DEFAULT_PORT,
-    help="Its port; 0 is any free port.",
+    help="Port of the console; 0 is any free port.",
 )
 @log_format_option
 def standalone(

@@ -39,7 +39,7 @@ def store_options(command: F) -> F:
         look = {"config": store_config(config_file), "commit_log_dir": commit_log_dir}
         return command(directory, look, **options)
 
-    where = "The log, if it is not in DIR/commitlog."
+    where = "Directory of the log. [default: DIR/commitlog]"
     conf = "The broker's configuration, if there is no broker.conf in DIR."
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
@@ -129,8 +129,8 @@ def rebuild(directory: str, look: dict[str, Any], as_json: bool) -> None:
 @store.command(context_settings=HELP)
 @store_options
 @click.option("--to", "position", type=click.IntRange(min=0), required=True, metavar="POSITION",
-              help="Where the log is to end: the end of a record.")  # fmt: skip
-@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+              help="New end of the log: the end position of a record.")  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="Only print what would be deleted.")
 def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int, dry_run: bool) -> None:
     """Truncate the log of the store in DIR after a record; later records are lost.
 
@@ -150,7 +150,7 @@ def truncate(directory: str, look: dict[str, Any], as_json: bool, position: int,
 
 @store.command(context_settings=HELP)
 @store_options
-@click.option("--queues", "by_queue", is_flag=True, help="One line for each queue, not for each topic.")
+@click.option("--queues", "by_queue", is_flag=True, help="Print a line per queue instead of per topic.")
 def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -> None:
     """Show messages and bytes by topic and queue of the store in DIR, its files and its retention."""
     from cometmq.store.inspect import store_stats
@@ -172,7 +172,7 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
 )
 @click.option("--id", "message_id", metavar="ID", help="By message id: offset id or unique key.")
 @click.option("--key", metavar="KEY", help="Messages with this key, of --topic or of all topics.")
-@click.option("-t", "--topic", metavar="NAME", help="With --key, or with --queue for a range of a queue.")
+@click.option("-t", "--topic", metavar="NAME", help="Topic for --key or --queue.")
 @click.option(
     "-q", "--queue", "queue_id", type=click.IntRange(min=0), metavar="N", help="A queue of --topic."
 )
@@ -184,13 +184,17 @@ def stats(directory: str, look: dict[str, Any], as_json: bool, by_queue: bool) -
     metavar="N",
     help="First queue offset (with --queue) or log position to show.",
 )
-@click.option("--limit", type=COUNT, default=32, show_default=True, help="Most messages to show.")
-@click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
-              help="How to show bodies; auto: as text if it is UTF-8.")  # fmt: skip
 @click.option(
-    "--raw", is_flag=True, help="All as stored: bodies not inflated, control characters not as escapes."
+    "--limit", type=COUNT, default=32, show_default=True, help="Maximum number of messages to show."
 )
-@click.option("--scan", is_flag=True, help="Look for ids and keys in the whole log, without the index.")
+@click.option("--body", type=click.Choice(["auto", "text", "hex", "none"]), default="auto", show_default=True,
+              help="Format of bodies; auto: as text if it is UTF-8.")  # fmt: skip
+@click.option(
+    "--raw",
+    is_flag=True,
+    help="Print everything as stored: bodies not inflated, control characters not escaped.",
+)
+@click.option("--scan", is_flag=True, help="Search ids and keys in the whole log, without the index.")
 def dump(
     directory: str,
     look: dict[str, Any],
@@ -213,7 +217,7 @@ def dump(
     if sum(given is not None for given in (offset, message_id, key, queue_id)) > 1:
         raise click.UsageError("Give one of --offset, --id, --key and --queue.")
     if (queue_id is not None and topic is None) or (topic is not None and queue_id is None and key is None):
-        raise click.UsageError("--topic goes with --key or with --queue.")
+        raise click.UsageError("--topic requires --key or --queue.")
     from cometmq.cli.store_text import message_json, message_line, message_text
     from cometmq.store.inspect import RecordFinder
 

@@ -75,9 +75,11 @@ def truncate_text(report: TruncateReport) -> str:
     lines += [f"{path}: the whole segment" for path in report.segments]
     what = f"{counted(report.records, 'record')} ({report.bytes} bytes of the log)"
     if report.done:
-        lines.append(f"{report.root}: {what} cut; the log ended at {report.end}, now at {report.position}")
+        lines.append(
+            f"{report.root}: {what} removed; the log ended at {report.end}, now at {report.position}"
+        )
     else:
-        lines.append(f"{report.root}: {what} would go; the log ends at {report.end}")
+        lines.append(f"{report.root}: {what} would be removed; the log ends at {report.end}")
     return "\n".join(printable(line, None) for line in lines)
 
 
@@ -189,15 +191,15 @@ def files_text(stats: StoreStats) -> str:
     look = stats.outlook
     lines = [
         "",
-        f"{stats.messages} messages, {size_text(stats.bytes)} that can be read",
+        f"{stats.messages} messages, {size_text(stats.bytes)} readable",
         f"log: {stats.segments} segments of {size_text(stats.segment_size)} from position "
         f"{stats.first_position} on, {size_text(stats.log_allocated)} on the disk",
         f"queues: {stats.queue_files} files, {size_text(stats.queue_allocated)} on the disk",
         f"index: {stats.index_files} files, {stats.index_entries} entries, "
         f"{size_text(stats.index_allocated)} on the disk",
-        f"disk: {look.disk_used_ratio:.1%} used, segments go early above {look.disk_max_used_ratio:.0%}",
+        f"disk: {look.disk_used_ratio:.1%} used, early deletion above {look.disk_max_used_ratio:.0%}",
         f"retention: {look.file_reserved_hours} h, deleted in hour {look.delete_when}; "
-        f"{look.expired_segments} segments are due, the oldest becomes due {time_text(look.next_expiry_ms)}",
+        f"{look.expired_segments} segments are expired, the oldest expires {time_text(look.next_expiry_ms)}",
     ]
     if look.bytes_per_day:
         until = "" if look.full_in_days < 0 else f"; {look.full_in_days} days until that share at this rate"

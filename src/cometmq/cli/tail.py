@@ -59,7 +59,7 @@ def start_time(text: str) -> int | None:
     metavar="WHEN",
     help="now, first, a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
 )
-@click.option("-p", "--properties", is_flag=True, help="Print the properties too.")
+@click.option("-p", "--properties", is_flag=True, help="Print the properties, too.")
 @listening_options
 def tail(
     topic: str,
@@ -123,7 +123,7 @@ class Watch:
         self._followers: dict[MessageQueue, asyncio.Task[None]] = {}
         loop = asyncio.get_running_loop()
         self._looking = Periodic(
-            loop, ROUTE_INTERVAL_S, self._look_for_queues, name="the look for new queues"
+            loop, ROUTE_INTERVAL_S, self._look_for_queues, name="the search for new queues"
         )
         self._started_ms = int(time.time() * 1000)
         self._told: dict[MessageQueue | str, str] = {}

@@ -36,7 +36,12 @@ def _listing(command: Callable[..., None]) -> Callable[..., None]:
 
 @timers.command("list")
 @click.option(
-    "-c", "--count", type=click.IntRange(min=1), default=100, metavar="N", help="At most so many of a broker."
+    "-c",
+    "--count",
+    type=click.IntRange(min=1),
+    default=100,
+    metavar="N",
+    help="At most N messages per broker.",
 )
 @_listing
 def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
@@ -73,7 +78,7 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
     for waiting in found:
         _print(waiting, as_json)
     if more:
-        why = "a broker looks at the newest 64 messages that have had this key, and at 1 MiB"
+        why = "a broker examines the newest 64 messages with this key, at most 1 MiB"
         click.echo(f"there may be more: {why}; `timers list` shows all", err=True)
     if not found:
         raise click.ClickException(f"no message that waits has the key or id {printable(key)}")
@@ -94,7 +99,7 @@ def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
     async def run() -> None:
         async with Admin(namesrv) as admin:
             for handle in handles:
-                click.echo(f"taken back: {printable(await admin.recall(handle), None)}")
+                click.echo(f"cancelled: {printable(await admin.recall(handle), None)}")
 
     asyncio.run(run())
 

@@ -319,8 +319,8 @@ def test_settings_are_shown_and_changed(mq: Shell) -> None:
     wrong = mq.run("updateBrokerConfig", *at, "-k", "fileReservedTime", "-v", "soon", "--json")
 
     assert (changed.lines, changed.err) == ([f"update broker config success, {mq.broker.broker_addr}"], "")
-    assert later.err == f"{at[1]}: messageIndexSafe is written, and counts from the next start on\n"
-    assert (unknown.code, "slaveReadEnabled is unknown, and was ignored" in unknown.err) == (1, True)
+    assert later.err == f"{at[1]}: messageIndexSafe is written, and takes effect at the next start\n"
+    assert (unknown.code, "slaveReadEnabled is unknown and was ignored" in unknown.err) == (1, True)
     assert (refused.code, "black list" in refused.err) == (1, True)
     assert (wrong.code, "fileReservedTime" in wrong.err) == (1, True)
     shown = mq.ok("getBrokerConfig", *at).lines
@@ -329,7 +329,7 @@ def test_settings_are_shown_and_changed(mq: Shell) -> None:
     for key in ("transientStorePoolEnable", "enableCalcFilterBitMap", "enableBatchPush"):
         assert f"{key:<50}=  false  (no effect here)" in shown
         told = mq.ok("updateBrokerConfig", *at, "-k", key, "-v", "false").err
-        assert f"{at[1]}: {key} is accepted, and has no effect on this broker\n" in told
+        assert f"{at[1]}: {key} is accepted but has no effect on this broker\n" in told
     of_cluster = mq.ok("getBrokerConfig", "-c", "DefaultCluster")
     assert of_cluster.lines[0] == f"============Master: {mq.broker.broker_addr}============"
     as_json = mq.ok("getBrokerConfig", "-c", "DefaultCluster", "--json").json

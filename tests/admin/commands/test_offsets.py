@@ -189,7 +189,7 @@ async def reset_while_pulled(mq: Shell, *, overwrites: bool) -> QueueReset:
 
 @pytest.mark.parametrize(
     ("overwrites", "seen", "problem"),
-    [(False, 0, ""), (True, 3, "a member that pulls has stored 3 since: stop the group first")],
+    [(False, 0, ""), (True, 3, "a pull consumer has stored 3 since: stop the group first")],
 )
 def test_offsets_that_members_store_over_the_new_ones_are_told(
     mq: Shell, overwrites: bool, seen: int, problem: str

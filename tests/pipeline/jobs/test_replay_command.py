@@ -41,8 +41,8 @@ def test_the_report_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> 
     assert re.sub(r" in [^\n]*", "", out, count=1).splitlines() == [
         "sent 5 messages (0 bytes)",
         "2 messages sent by earlier runs",
-        "3 messages in the source twice, and sent once",
-        "4 messages left out, of topics that belong to brokers and groups",
+        "3 messages duplicated in the source, sent once",
+        "4 messages skipped, in system, retry and dead-letter topics",
     ]
     assert "1 message could not be sent: /state/bad" in err
-    assert "6 messages left; run it again" in err
+    assert "6 messages left; run the command again" in err

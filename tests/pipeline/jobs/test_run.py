@@ -312,7 +312,7 @@ def test_the_command_runs_through_spark_connect(
 
 @pytest.mark.parametrize(
     ("check", "words"),
-    [(True, "f.yml can be run: 1 sink"), (False, "a: 2 rows in 1 batch to json /x; not fini")],
+    [(True, "f.yml is valid: 1 sink"), (False, "a: 2 rows in 1 batch to json /x; not fini")],
 )
 def test_people_read_what_came_to_each_sink(
     check: bool, words: str, capsys: pytest.CaptureFixture[str]

@@ -35,20 +35,20 @@ async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | N
     "secret_key",
     required=True,
     metavar="SECRET",
-    help="Its secret: 7 characters at least.",
+    help="Secret of the account, at least 7 characters.",
 )
 @click.option(
     "-w",
     "--whiteRemoteAddress",
     "white",
     metavar="PATTERN",
-    help="From where it may do everything, unsigned.",
+    help="Addresses whose requests need no signature and no permission.",
 )
 @click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
 @click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
 @click.option("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
 @click.option("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
-@switch("-m", "--admin", "is_admin", help="Whether it may administer.", default=None)
+@switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
 async def update_acl_config(
     admin: Admin,
     broker_addr: str | None,
@@ -124,7 +124,7 @@ async def delete_acl_config(
     "file",
     default="",
     metavar="FILE",
-    help="Of this file at the broker.",
+    help="Access file at the broker.",
 )
 async def update_global_white_addr(
     admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str

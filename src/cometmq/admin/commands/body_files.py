@@ -59,7 +59,7 @@ def open_own(path: str) -> int:
     directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if os.fstat(directory).st_uid != os.getuid():
-            raise PermissionError(f"{path} is another user's")
+            raise PermissionError(f"{path} belongs to another user")
         os.fchmod(directory, 0o700)
     except BaseException:
         os.close(directory)

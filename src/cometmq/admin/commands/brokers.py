@@ -33,7 +33,11 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
     "clusterList",
     click.option("-m", "--moreStats", "more_stats", is_flag=True, help="Print more stats."),
     click.option(
-        "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+        "-i",
+        "--interval",
+        type=click.IntRange(min=1),
+        metavar="SECONDS",
+        help="Repeat at this interval, in seconds.",
     ),
     name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
 )
@@ -79,7 +83,9 @@ async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | No
 
 MAYBE_TARGET = (
     BROKER,
-    name_option("-c", "--cluster", "cluster", help="All masters of this cluster; without -b and -c of all."),
+    name_option(
+        "-c", "--cluster", "cluster", help="All masters of this cluster. Without -b and -c, of all clusters."
+    ),
 )
 
 
@@ -133,7 +139,7 @@ async def update_broker_config(
         raise click.exceptions.Exit(1)
 
 
-NO_FILE = "no file of settings to write it to (mqbroker -c FILE): it is lost at the broker's next start"
+NO_FILE = "no settings file (mqbroker -c FILE): the change is lost at the broker's next start"
 
 
 def show_change(change: SettingsChange) -> None:
@@ -141,12 +147,12 @@ def show_change(change: SettingsChange) -> None:
     if change.not_written:
         show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.without_effect:
-        show_problem(f"{change.broker_addr}: {key} is accepted, and has no effect on this broker")
+        show_problem(f"{change.broker_addr}: {key} is accepted but has no effect on this broker")
     for key in change.at_next_start:
-        written = "counts" if change.not_written else "is written, and counts"
-        show_problem(f"{change.broker_addr}: {key} {written} from the next start on")
+        written = "counts" if change.not_written else "is written, and takes effect"
+        show_problem(f"{change.broker_addr}: {key} {written} at the next start")
     for key in change.unknown:
-        show_problem(f"{change.broker_addr}: {key} is unknown, and was ignored")
+        show_problem(f"{change.broker_addr}: {key} is unknown and was ignored")
 
 
 async def clean(
@@ -168,7 +174,7 @@ async def clean(
 @admin_command("cleanExpiredCQ", *MAYBE_TARGET, dangerous)
 async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool) -> None:
     """Delete consume-queue files whose messages have expired."""
-    what = "files of queues and index whose messages are gone"
+    what = "queue and index files whose messages are deleted"
     await clean(admin, what, admin.clean_expired_consume_queues, (broker_addr, cluster), dry_run)
 
 
@@ -186,7 +192,7 @@ async def delete_expired_commit_log(
     admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
 ) -> None:
     """Delete expired commit-log files now."""
-    what = "expired segments of the log"
+    what = "expired segments of the commit log"
     await clean(admin, what, admin.delete_expired_commit_log, (broker_addr, cluster), dry_run)
 
 
@@ -225,9 +231,13 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
         "-c", "--count", type=click.IntRange(1, 4096), default=10, show_default=True, help="Entries."
     ),
     click.option(
-        "-b", "--broker", "broker_addr", metavar="HOST:PORT", help="This broker; else the topic's first."
+        "-b",
+        "--broker",
+        "broker_addr",
+        metavar="HOST:PORT",
+        help="Only this broker; default: the topic's first broker.",
     ),
-    name_option("-g", "--consumer", "group", help="Show what this group subscribes, too."),
+    name_option("-g", "--consumer", "group", help="Show the subscription of this group, too."),
 )
 async def query_cq(
     admin: Admin,

@@ -43,7 +43,9 @@ CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, he
 
 @admin_command(
     "consumerProgress",
-    name_option("-g", "--groupName", "group", help="This group, queue by queue; else all groups."),
+    name_option(
+        "-g", "--groupName", "group", help="Show this group queue by queue; default: a summary of all groups."
+    ),
     switch("-s", "--showClientIP", "show_client_ip", help="Show which client holds each queue."),
     name_option("-t", "--topicName", "topic", help="Only this topic of the group."),
     CLUSTER,
@@ -66,9 +68,9 @@ async def consumer_progress(
 @admin_command(
     "consumerStatus",
     CONSUMER_GROUP,
-    name_option("-i", "--clientId", "client_id", help="Show all that this member says of itself."),
+    name_option("-i", "--clientId", "client_id", help="Show the running info of this member."),
     BROKER,
-    click.option("-s", "--jstack", is_flag=True, help="With -i: its threads, too."),
+    click.option("-s", "--jstack", is_flag=True, help="With -i: show the member's threads, too."),
 )
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
@@ -122,9 +124,9 @@ async def producer(admin: Admin, broker_addr: str) -> None:
     "updateSubGroup",
     target_options,
     GROUP,
-    switch("-s", "--consumeEnable", "consume_enable", default=True, help="Whether it may consume."),
-    switch("-m", "--consumeFromMinEnable", "consume_from_min_enable", help="From the first message."),
-    switch("-d", "--consumeBroadcastEnable", "consume_broadcast_enable", help="Whether it may broadcast."),
+    switch("-s", "--consumeEnable", "consume_enable", default=True, help="Consume enabled."),
+    switch("-m", "--consumeFromMinEnable", "consume_from_min_enable", help="Consume from the first message."),
+    switch("-d", "--consumeBroadcastEnable", "consume_broadcast_enable", help="Broadcasting enabled."),
     switch("-o", "--consumeMessageOrderly", "consume_message_orderly", default=None, help="In order (5.x)."),
     click.option(
         "-q",
@@ -132,7 +134,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         "retry_queue_nums",
         type=click.IntRange(0, INT_MAX),
         default=1,
-        help="Queues of its retry topic.",
+        help="Number of queues of the retry topic.",
     ),
     click.option(
         "-r",
@@ -140,7 +142,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         "retry_max_times",
         type=click.IntRange(-1, INT_MAX),
         default=16,
-        help="Tries after which a message is a dead letter.",
+        help="Maximum number of retries; then a message is a dead letter.",
     ),
     click.option(
         "-i",
@@ -156,9 +158,15 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         "which_broker_when_consume_slowly",
         type=click.IntRange(0, LONG_MAX),
         default=1,
-        help="Broker for consumers that are far behind.",
+        help="Broker to consume from when the lag is large.",
     ),
-    switch("-a", "--notifyConsumerIdsChanged", "notify", default=True, help="Tell members of each other."),
+    switch(
+        "-a",
+        "--notifyConsumerIdsChanged",
+        "notify",
+        default=True,
+        help="Notify members when the group's members change.",
+    ),
     click.option("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
 )
 async def update_sub_group(
@@ -209,12 +217,7 @@ async def update_sub_group_list(
     dangerous,
 )
 async def delete_sub_group(
-    admin: Admin,
-    broker_addr: str | None,
-    cluster: str | None,
-    group: str,
-    remove_offset: bool,
-    dry_run: bool,
+    admin: Admin, broker_addr: str | None, cluster: str | None, group: str, remove_offset: bool, dry_run: bool
 ) -> None:
     """Delete a subscription group at brokers.
 
@@ -269,15 +272,10 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
         type=click.IntRange(1, INT_MAX),
         default=50_000,
         show_default=True,
-        help="How long to wait for the answer.",
+        help="Timeout of the request.",
     ),
     click.option(
-        "-l",
-        "--level",
-        type=int,
-        default=0,
-        show_default=True,
-        help="Only queues with as many messages left.",
+        "-l", "--level", type=int, default=0, show_default=True, help="Only queues with at least this lag."
     ),
     switch("-o", "--order", help="Only ordered topics."),
 )
@@ -293,14 +291,14 @@ async def broker_consume_stats(
 
 @admin_command(
     "startMonitoring",
-    click.option("--rounds", type=click.IntRange(min=1), help="Stop after so many rounds (ours)."),
+    click.option("--rounds", type=click.IntRange(min=1), help="Stop after N rounds (CometMQ only)."),
     click.option(
         "--interval",
         "interval_s",
         type=click.FloatRange(min=0.1),
         default=ROUND_S,
         show_default=True,
-        help="Seconds between rounds (ours).",
+        help="Seconds between two rounds (CometMQ only).",
     ),
 )
 async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) -> None:

@@ -39,13 +39,13 @@ def write(directory: str, name: str, value: Any) -> None:
 
 @admin_command(
     "exportMetadata",
-    name_option("-c", "--clusterName", "cluster", help="This cluster, its masters added up."),
+    name_option("-c", "--clusterName", "cluster", help="This cluster, with the sums over its masters."),
     BROKER,
     DIRECTORY,
     click.option("-t", "--topic", "topics", is_flag=True, help="Only topics."),
     click.option("-g", "--subscriptionGroup", "groups", is_flag=True, help="Only groups."),
     click.option(
-        "-s", "--specialTopic", "special", is_flag=True, help="Topics of retries and dead letters, too."
+        "-s", "--specialTopic", "special", is_flag=True, help="Include retry and dead-letter topics."
     ),
 )
 async def export_metadata(

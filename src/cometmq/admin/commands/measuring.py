@@ -31,7 +31,9 @@ SIZE = click.IntRange(0, 4 << 20)
     "checkMsgSendRT",
     TOPIC,
     click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages to send."),
-    click.option("-s", "--size", type=SIZE, default=128, show_default=True, help="Bytes of a body."),
+    click.option(
+        "-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."
+    ),
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
     """Send messages to a topic, where they stay, and show response times."""
@@ -65,7 +67,13 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
     "sendMsgStatus",
     name_option("-b", "--brokerName", "broker_name", required=True, help="Broker, whose name is the topic."),
     click.option(
-        "-s", "--messageSize", "size", type=SIZE, default=128, show_default=True, help="Bytes of a body."
+        "-s",
+        "--messageSize",
+        "size",
+        type=SIZE,
+        default=128,
+        show_default=True,
+        help="Size of each body, in bytes.",
     ),
     click.option("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
 )
@@ -83,12 +91,19 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
 
 @admin_command(
     "clusterRT",
-    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages in a round."),
-    click.option("-s", "--size", type=SIZE, default=128, show_default=True, help="Bytes of a body."),
-    name_option("-c", "--cluster", "cluster", help="Only this cluster."),
-    switch("-p", "--printLog", "as_log", help="Print lines for a log."),
+    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per round."),
     click.option(
-        "-m", "--machineRoom", "room", default="noname", metavar="NAME", help="With -p: a word of it."
+        "-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."
+    ),
+    name_option("-c", "--cluster", "cluster", help="Only this cluster."),
+    switch("-p", "--printLog", "as_log", help="Print lines in a log format."),
+    click.option(
+        "-m",
+        "--machineRoom",
+        "room",
+        default="noname",
+        metavar="NAME",
+        help="With -p: name of this machine's room in the lines.",
     ),
     click.option(
         "-i",
@@ -98,7 +113,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         show_default=True,
         help="Seconds between.",
     ),
-    click.option("--rounds", type=click.IntRange(min=1), help="Stop after so many rounds (ours)."),
+    click.option("--rounds", type=click.IntRange(min=1), help="Stop after N rounds (CometMQ only)."),
 )
 async def cluster_rt(
     admin: Admin,

@@ -34,9 +34,11 @@ MILLISECONDS = click.IntRange(*ALWAYS)
 
 def consume_directly_options(command: F) -> F:
     """Add `-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message immediately."""
-    group = click.option("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: its group.")
+    group = click.option(
+        "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: the consumer's group."
+    )
     client = click.option(
-        "-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process it."
+        "-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process the message."
     )
     return client(group(command))
 
@@ -55,17 +57,16 @@ def consume_directly_options(command: F) -> F:
     "--topic",
     type=str.strip,
     metavar="NAME",
-    help="Where to look for unique keys; without it in all topics but those of retries, dead letters and the "
-    "system.",
+    help="Topic in which unique keys are searched. [default: all but retry, dead-letter and system topics]",
 )
 @consume_directly_options
 @switch("-s", "--sendMessage", "resend", help="Send it again.")
 @click.option(
-    "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted like Apache's; has no use."
+    "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted for compatibility; has no effect."
 )
 @BODY_FORMAT
 @click.option(
-    "-c", "--cluster", metavar="NAME", expose_value=False, help="Accepted like Apache's; an id is enough."
+    "-c", "--cluster", metavar="NAME", expose_value=False, help="Accepted for compatibility; an id suffices."
 )
 async def query_msg_by_id(
     admin: Admin,
@@ -95,10 +96,20 @@ async def query_msg_by_id(
     TOPIC,
     click.option("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
     click.option(
-        "-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Stored since, in ms."
+        "-b",
+        "--beginTimestamp",
+        "begin",
+        type=MILLISECONDS,
+        default=0,
+        help="Start of the time range, in ms.",
     ),
     click.option(
-        "-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="And until, in ms."
+        "-e",
+        "--endTimestamp",
+        "end",
+        type=MILLISECONDS,
+        default=ALWAYS[1],
+        help="End of the time range, in ms.",
     ),
     click.option(
         "-m",
@@ -124,7 +135,13 @@ async def query_msg_by_key(
 @click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
 @consume_directly_options
 @TOPIC
-@click.option("-a", "--showAll", "show_all", is_flag=True, help=f"Print all hits, {UNIQUE_HITS_MAX} at most.")
+@click.option(
+    "-a",
+    "--showAll",
+    "show_all",
+    is_flag=True,
+    help=f"Print all matching messages, at most {UNIQUE_HITS_MAX}.",
+)
 @CLUSTER
 async def query_msg_by_unique_key(
     admin: Admin,
@@ -176,8 +193,12 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     metavar="NAME",
     help="Trace topic.",
 )
-@click.option("-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Stored since, in ms.")
-@click.option("-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="And until, in ms.")
+@click.option(
+    "-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Start of the time range, in ms."
+)
+@click.option(
+    "-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="End of the time range, in ms."
+)
 @click.option(
     "-c",
     "--maxNum",
@@ -185,7 +206,7 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     type=click.IntRange(1, KEY_HITS_MAX),
     default=KEY_HITS_MAX,
     show_default=True,
-    help="Trace messages to look at.",
+    help="Maximum number of trace messages to read.",
 )
 async def query_msg_trace_by_id(
     admin: Admin, msg_id: str, topic: str, begin: int, end: int, limit: int
@@ -249,16 +270,20 @@ def past_time(text: str) -> int:
 @click.option(
     "-i", "--queueId", "queue_id", type=click.IntRange(min=0), metavar="ID", help="Only this queue; needs -b."
 )
+@click.option("-o", "--offset", type=click.IntRange(min=0), metavar="OFFSET", help="First offset; needs -i.")
 @click.option(
-    "-o", "--offset", type=click.IntRange(min=0), metavar="OFFSET", help="From this offset on; needs -i."
+    "-g",
+    "--consumerGroup",
+    "group",
+    metavar="NAME",
+    help="Consumer group of the pulls; no offset is committed.",
 )
 @click.option(
-    "-g", "--consumerGroup", "group", metavar="NAME", help="Group to pull as; nothing is committed."
+    "-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range."
 )
 @click.option(
-    "-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Stored from this time on."
+    "-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive)."
 )
-@click.option("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="Stored before this time.")
 @click.option(
     "-c",
     "--MessageNumber",

@@ -47,7 +47,7 @@ async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None
 
     Producers leave the broker within 30 seconds, so that it can be stopped. addWritePerm reverts the change.
     """
-    if goes_on(dry_run, f"take the write permission from all topics of {broker_name}"):
+    if goes_on(dry_run, f"remove the write permission of all topics of {broker_name}"):
         show_perm_changes("wipe", await admin.wipe_write_perm(broker_name))
 
 

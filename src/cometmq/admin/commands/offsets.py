@@ -32,7 +32,7 @@ FORCE = click.option(
     is_flag=False,
     flag_value=True,
     metavar="[BOOL]",
-    help="false: an offset only goes back, never forward. Given, and not false: also of an unknown group.",
+    help="false: move offsets only backwards. true: also create the offsets of an unknown group.",
 )
 
 
@@ -51,7 +51,7 @@ FORCE = click.option(
     ),
     FORCE,
     click.option(
-        "-c", "--cplus", is_flag=True, help="Tell members in the form of C++ clients (Apache's brokers)."
+        "-c", "--cplus", is_flag=True, help="Notify members in the form of C++ clients (Apache's brokers)."
     ),
     click.option("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
     click.option(
@@ -67,7 +67,7 @@ FORCE = click.option(
         "--offset",
         type=click.IntRange(min=0),
         metavar="OFFSET",
-        help="To this offset instead of a time; needs -b and -q.",
+        help="Set this offset instead of a time; needs -b and -q.",
     ),
     name_option("--cluster", "cluster", help="Only the masters of this cluster."),
     dangerous,
@@ -134,7 +134,7 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
         planned = await admin.plan_reset(wanted)
     except UnknownNameError as error:
         if error.kind == "consumer group" and not wants_json():
-            show_problem("--force makes offsets of an unknown group.")
+            show_problem("--force creates the offsets of an unknown group.")
         raise
     if not goes_on(dry_run, *(deed(wanted, each) for each in planned)):
         return
@@ -159,13 +159,17 @@ def deed(wanted: Reset, each: QueueReset) -> str:
 
 @admin_command(
     "cloneGroupOffset",
-    name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are taken."),
-    name_option("-d", "--destGroup", "target", required=True, help="Group that gets them."),
+    name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are copied."),
+    name_option("-d", "--destGroup", "target", required=True, help="Group whose offsets are set."),
     TOPIC,
     click.option(
-        "-o", "--offline", metavar="BOOL", expose_value=False, help="Accepted like Apache's; has no use."
+        "-o",
+        "--offline",
+        metavar="BOOL",
+        expose_value=False,
+        help="Accepted for compatibility; has no effect.",
     ),
-    click.option("--force", is_flag=True, help="Also to an unknown group (ours)."),
+    click.option("--force", is_flag=True, help="Create the offsets of an unknown group (CometMQ only)."),
     dangerous,
 )
 async def clone_group_offset(

@@ -42,14 +42,14 @@ EXPRESSION = click.option(
     default="*",
     show_default=True,
     metavar="TAGS",
-    help="Like TagA || TagB.",
+    help="Subscription expression, for example TagA || TagB.",
 )
 TIMES = (
     click.option(
-        "-b", "--beginTimestamp", "begin", type=time_ms, metavar="TIME", help="Stored from this time on."
+        "-b", "--beginTimestamp", "begin", type=time_ms, metavar="TIME", help="Start of the time range."
     ),
     click.option(
-        "-e", "--endTimestamp", "end", type=time_ms, metavar="TIME", help="Stored before this time."
+        "-e", "--endTimestamp", "end", type=time_ms, metavar="TIME", help="End of the time range (exclusive)."
     ),
 )
 

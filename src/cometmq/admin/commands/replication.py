@@ -23,7 +23,11 @@ container_option = click.option(
 @admin_command("haStatus")
 @target_options
 @click.option(
-    "-i", "--interval", type=click.IntRange(min=1), metavar="SECONDS", help="Again every so many seconds."
+    "-i",
+    "--interval",
+    type=click.IntRange(min=1),
+    metavar="SECONDS",
+    help="Repeat at this interval, in seconds.",
 )
 async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None) -> None:
     """Show the replication status of brokers."""
@@ -47,7 +51,7 @@ async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, 
     "--offset",
     required=True,
     type=click.IntRange(0, 2**63 - 1),
-    help="What its master has on its device.",
+    help="Flushed offset of the master's log, in bytes.",
 )
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
     """Set the master's flush offset at a slave (5.x)."""
@@ -64,7 +68,7 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
     "path",
     required=True,
     metavar="FILE",
-    help="The broker's settings, a file of the container's machine.",
+    help="Settings file of the broker, on the container's machine.",
 )
 async def add_broker(admin: Admin, container: str, path: str) -> None:
     """Add a broker to a broker container of RocketMQ 5.x."""
@@ -80,7 +84,7 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
     "identity",
     required=True,
     metavar="CLUSTER:BROKER:ID",
-    help="The broker; of a DLedger member the number in its name as the id.",
+    help="The broker; for a DLedger member the id is the number in its name.",
 )
 async def remove_broker(admin: Admin, container: str, identity: str) -> None:
     """Remove a broker from a broker container of RocketMQ 5.x."""

@@ -140,7 +140,7 @@ def raw_option(command: F) -> F:
         is_flag=True,
         expose_value=False,
         callback=lambda ctx, _param, given: ctx.meta.update({RAW: given}),
-        help="Print control characters of names and bodies as they are, not as escapes.",
+        help="Print names and bodies unchanged instead of escaping control characters.",
     )(command)
 
 
@@ -184,7 +184,7 @@ def charset(name: str) -> str:
 
 def dangerous(command: F) -> F:
     """Add `--dry-run` to a command that deletes data irrecoverably; see `goes_on`."""
-    return click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")(command)
+    return click.option("--dry-run", is_flag=True, help="Print the actions without executing them.")(command)
 
 
 def goes_on(dry_run: bool, *deeds: str) -> bool:
@@ -206,7 +206,7 @@ BODY_FORMAT = click.option(
     "-f", "--bodyFormat", "charset", type=charset, metavar="CHARSET", help="Print the body, in this charset."
 )
 FILE = click.option(
-    "-f", "--filename", required=True, metavar="FILE", help="A list in JSON, of what is to be set."
+    "-f", "--filename", required=True, metavar="FILE", help="File with a JSON list of the values to set."
 )
 
 
@@ -307,7 +307,7 @@ def list_of(path: str, kind: type[B]) -> list[B]:
         with open(path, "rb") as file:
             found = loads(file.read(LIST_BYTES_MAX))
         if not isinstance(found, list) or not found:
-            raise click.ClickException(f"{path}: expected a list in JSON, with something in it")
+            raise click.ClickException(f"{path}: expected a non-empty JSON list")
         return [kind.decode(msgspec.json.encode(each)) for each in found]
     except (OSError, BodyError) as error:
         raise click.ClickException(f"{path}: {error}") from None
@@ -319,5 +319,5 @@ def time_ms(text: str) -> int:
         return formats.parse_time(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is no time: expected ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
+            f"{text!r} is not a time: expected ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None

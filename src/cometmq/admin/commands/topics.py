@@ -39,8 +39,8 @@ QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default
 @admin_command("updateTopic")
 @target_options
 @TOPIC
-@QUEUES("-r", "--readQueueNums", "read_queue_nums", help="Queues to read from.")
-@QUEUES("-w", "--writeQueueNums", "write_queue_nums", help="Queues to write to.")
+@QUEUES("-r", "--readQueueNums", "read_queue_nums", help="Number of read queues.")
+@QUEUES("-w", "--writeQueueNums", "write_queue_nums", help="Number of write queues.")
 @click.option(
     "-p",
     "--perm",
@@ -115,7 +115,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) ->
 @TOPIC
 @click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), help="Only this queue of each broker.")
 @click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
-@click.option("--yes", is_flag=True, help="Do it; without this only show what would go.")
+@click.option("--yes", is_flag=True, help="Delete; without --yes only show what would be deleted.")
 async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
     """Make all messages of a topic unreadable (cannot be undone)."""
     before_ms = None if before is None else time_ms(before)
@@ -127,13 +127,17 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
         return
     show(formats.purged(purged))
     gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
-    outcome = "purged." if yes else "would go. Nothing was done; --yes does it."
+    outcome = "purged." if yes else "would be deleted. Nothing was done; --yes deletes."
     show([f"{counted(gone, 'message')} {outcome}"])
 
 
 @admin_command("topicList")
 @click.option(
-    "-c", "--clusterModel", "cluster_model", is_flag=True, help="With the cluster and the groups of each."
+    "-c",
+    "--clusterModel",
+    "cluster_model",
+    is_flag=True,
+    help="Show the cluster and the groups of each topic.",
 )
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
@@ -214,7 +218,7 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
     click.option(
         "-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."
     ),
-    click.option("--force", is_flag=True, help="With put: also for an unknown topic (ours)."),
+    click.option("--force", is_flag=True, help="With put: also for an unknown topic (CometMQ only)."),
     dangerous,
 )
 async def update_order_conf(

@@ -30,47 +30,57 @@ if TYPE_CHECKING:
     "--pattern", metavar="REGEX", help="Archive the topics whose names match, instead of naming them."
 )
 @click.option(
-    "--continuous", is_flag=True, help="Go on until Ctrl-C instead of ending with what is there now."
+    "--continuous", is_flag=True, help="Continue until Ctrl-C instead of ending with the current messages."
 )
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
-              help="With --continuous: time between two looks for new messages.")  # fmt: skip
+              help="With --continuous: interval between two searches for new messages.")  # fmt: skip
 @click.option("--starting", default="earliest", metavar="WHERE",
               help="For queues new to the archive: earliest, latest or offsets as JSON.")  # fmt: skip
 @click.option("--batch-records", type=COUNT, default=1_000_000, help="Messages per commit.")
 @click.option(
-    "-g", "--group", "consumer_group", metavar="NAME", help="Consumer group to publish the progress to."
+    "-g",
+    "--group",
+    "consumer_group",
+    metavar="NAME",
+    help="Consumer group to which the progress is committed.",
 )
 @click.option("--compression", default="zstd", metavar="CODEC",
-              help="Of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.")  # fmt: skip
-@click.option("--compression-level", type=int, metavar="N", help="Of the codec, its own by default.")
+              help="Codec of the Parquet files: zstd, snappy, gzip, lz4, brotli or none.")  # fmt: skip
+@click.option(
+    "--compression-level", type=int, metavar="N", help="Compression level. [default: the codec's own]"
+)
 @click.option(
     "--fail-on-data-loss/--no-fail-on-data-loss",
     default=True,
-    help="End if messages were deleted before they were archived, or count them as lost.",
+    help="If messages were deleted before they were archived: fail, or count them as lost.",
 )
 @click.option("--max-bad-records", type=click.IntRange(min=0), metavar="N",
-              help="End once more than N messages went to quarantine.")  # fmt: skip
+              help="Fail once more than N messages are in quarantine.")  # fmt: skip
+@click.option("--pull-batch-size", type=COUNT, default=1024, metavar="N", help="Maximum messages per pull.")
 @click.option(
-    "--pull-batch-size", type=COUNT, default=1024, metavar="N", help="Messages asked for in one pull."
+    "--pulls-in-flight", type=COUNT, default=8, metavar="N", help="Limit of pulls in flight per task."
 )
-@click.option("--pulls-in-flight", type=COUNT, default=8, metavar="N", help="On each task's connection.")
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS",
-              help="Of a pull, and how long a restarting broker is waited for.")  # fmt: skip
+              help="Timeout of a pull and of the wait for a restarting broker.")  # fmt: skip
 @click.option("--check-crc/--no-check-crc", default=True, help="Compare bodies with their checksums.")
-@click.option("--decompress/--no-decompress", default=True, help="Keep bodies plain, or as stored.")
+@click.option(
+    "--decompress/--no-decompress",
+    default=True,
+    help="Store bodies decompressed, or as the broker stores them.",
+)
 @click.option("--max-plain-bytes", type=COUNT, default=64 * 1024 * 1024, show_default="64 MiB", metavar="N",
-              help="Of a body when it is decompressed; larger ones go to quarantine.")  # fmt: skip
+              help="Maximum size of a decompressed body; larger ones go to quarantine.")  # fmt: skip
 @click.option("--format", "table_format", default="parquet", metavar="FORMAT",
-              help="Of the table: parquet, delta or iceberg.")  # fmt: skip
+              help="Format of the table: parquet, delta or iceberg.")  # fmt: skip
 @click.option("--catalogue", metavar="FILE",
               help="Local file for the SQL catalogue of a new Iceberg table on an object store.")  # fmt: skip
 @click.option("--body-format", metavar="FORMAT", help="Parse bodies into columns: json, avro or protobuf.")
 @click.option("--body-schema", metavar="SCHEMA",
               help="Of the bodies: 'id bigint, name string', FILE.avsc, or FILE.desc:MESSAGE. "
               "Found in the first bodies, if they are JSON.")  # fmt: skip
-@click.option("--keep-body/--no-keep-body", default=True, help="Keep bodies that could be parsed.")
+@click.option("--keep-body/--no-keep-body", default=True, help="Keep the bodies of parsed messages, too.")
 @click.option("--groups", multiple=True, metavar="NAME",
-              help="Keep where this consumer group stands; may be repeated; '*' for all.")  # fmt: skip
+              help="Record the offsets of this consumer group; may be repeated; '*' for all.")  # fmt: skip
 @metrics_option
 @report_option
 @job_options
@@ -128,12 +138,12 @@ def report(summary: ArchiveSummary) -> None:
         f"{printable(summary.output, None)}"
     )
     if summary.resumed_behind_batch is not None:
-        click.echo(f"went on behind batch {summary.resumed_behind_batch}")
+        click.echo(f"continued after batch {summary.resumed_behind_batch}")
     if summary.lost or summary.bad:
         lost = counted(summary.lost, "message")
         click.echo(f"lost before it was archived: {lost}; bad: {counted(summary.bad, 'message')}", err=True)
     for problem in (
-        f"brokers away: {', '.join(summary.away)}" if summary.away else "",
+        f"unreachable brokers: {', '.join(summary.away)}" if summary.away else "",
         f"began anew: {counted(summary.replaced, 'queue')}" if summary.replaced else "",
         summary.put_off,
     ):
@@ -142,5 +152,5 @@ def report(summary: ArchiveSummary) -> None:
     if summary.checkpoint_problem:
         click.echo(f"warning: {printable(summary.checkpoint_problem, None)}", err=True)
     if summary.groups_left_out:
-        what = f"positions of {counted(summary.groups_left_out, 'consumer group')} were not kept"
+        what = f"positions of {counted(summary.groups_left_out, 'consumer group')} were not recorded"
         click.echo(f"warning: {what}: there are too many", err=True)

@@ -21,20 +21,20 @@ SOME = click.IntRange(min=0)
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
 @source_options
-@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
 @click.option("--traces", metavar="SOURCE", help="Compare with the trace topic of this source.")
 @click.option("--trace-topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
 @click.option("--positions", metavar="DIR",
-              help="Compare with where groups stood: an archive with --groups, or lag's table.")  # fmt: skip
+              help="Compare with group offsets: an archive with --groups, or lag's table.")  # fmt: skip
 @click.option("--window", "window_s", type=COUNT, default=300, metavar="SECONDS", help="Of the tables.")
 @click.option("--delay", "delay_s", type=SOME, default=60, metavar="SECONDS",
-              help="A window is closed when something was stored so long after it.")  # fmt: skip
+              help="A window is closed once a message was stored this long after it.")  # fmt: skip
 @click.option("--late", "late_s", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
-              help="Stored or consumed so long after it was born, a message is late.")  # fmt: skip
+              help="A message is late if stored or consumed this long after its creation.")  # fmt: skip
 @click.option("--disorder-ms", type=SOME, default=1000, metavar="MS",
-              help="So much earlier may a message be born than those of its client in front of it.",
+              help="Tolerated difference in creation time to earlier messages of the same client.",
               )  # fmt: skip
-@click.option("-o", "--output", metavar="DIR", help="For the tables topics, groups and findings.")
+@click.option("-o", "--output", metavar="DIR", help="Directory for the tables topics, groups and findings.")
 @report_option
 @job_options
 def audit(**settings: Any) -> None:

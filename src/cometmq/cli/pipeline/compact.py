@@ -20,11 +20,11 @@ SECONDS = click.FloatRange(min=0)
 @click.command(context_settings=HELP)
 @click.argument("output", metavar="ARCHIVE")
 @click.option("--target-bytes", type=COUNT, default=256 * 1024 * 1024, show_default="256 MiB", metavar="N",
-              help="Of a file; those of less than half of it are merged.")  # fmt: skip
+              help="Target size of a file; files smaller than half of it are merged.")  # fmt: skip
 @click.option("--older-than", "older_than_s", type=SECONDS, default=3600.0, metavar="SECONDS",
-              help="Merge only files of hours that ended so long ago.")  # fmt: skip
+              help="Merge only files of hours that ended this long ago.")  # fmt: skip
 @click.option("--retention", "retention_s", type=SECONDS, default=86_400.0, metavar="SECONDS",
-              help="On object stores: how long replaced files stay for those who read them.")  # fmt: skip
+              help="On object stores: how long replaced files are kept for current readers.")  # fmt: skip
 @job_options
 def compact(**settings: Any) -> None:
     """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""

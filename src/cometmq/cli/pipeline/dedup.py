@@ -17,14 +17,16 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
 @source_options
-@click.option("-o", "--output", required=True, metavar="DIR", help="The table: a directory of this job's.")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", help="The table: a directory for this job only."
+)
 @click.option("-k", "--key", default="keys", metavar="SQL",
               help="keys, msg_id or an expression over the columns, like properties['order'].")  # fmt: skip
 @click.option("--keep", type=click.Choice(["first", "last"]), default="first", help="By store time.")
 @click.option("--window", "window_s", type=click.FloatRange(min=0), metavar="SECONDS",
-              help="Duplicates were stored at most so long after the one before; else whenever.")  # fmt: skip
+              help="Maximum time between two duplicates. [default: no limit]")  # fmt: skip
 @job_options
 def dedup(**settings: Any) -> None:
     """Write TOPICS to a table with one message for each key, and write the duplicates to a second table."""

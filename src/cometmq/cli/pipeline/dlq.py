@@ -21,19 +21,21 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @partial(source_options, give_namesrv=True)
-@click.option("--where", metavar="EXPR", help="Only those for which a Spark SQL expression is true.")
-@click.option("--reason", metavar="EXPR", help="What to take for the reason: properties['error'].")
-@click.option("--traces", metavar="SOURCE", help="Take it from the trace topic of this source.")
-@click.option("-o", "--output", metavar="DIR", help="For the tables triage, redriven and quarantine.")
-@click.option("--redrive", is_flag=True, help="Send those again that --where chooses; true: all.")
-@click.option("--dry-run", is_flag=True, help="With --redrive: say what would be sent, and send nothing.")
+@click.option("--where", metavar="EXPR", help="Only dead letters for which a Spark SQL expression is true.")
+@click.option("--reason", metavar="EXPR", help="Expression for the reason, for example properties['error'].")
+@click.option("--traces", metavar="SOURCE", help="Read the reasons from the trace topic of this source.")
+@click.option(
+    "-o", "--output", metavar="DIR", help="Directory for the tables triage, redriven and quarantine."
+)
+@click.option("--redrive", is_flag=True, help="Resend the dead letters that --where selects; true: all.")
+@click.option("--dry-run", is_flag=True, help="With --redrive: print what would be sent, and send nothing.")
 @click.option("--into", type=click.Choice(["group", "topic"]), default="group",
-              help="group: only the group gets it. topic: all groups of the original topic do.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Also what was sent again before.")
+              help="group: to the group only. topic: to all groups of the original topic.")  # fmt: skip
+@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
 @click.option("--max-resends", type=COUNT, default=3, metavar="N",
-              help="Refuse what was sent again N times and died each time.")  # fmt: skip
+              help="Skip dead letters that were resent N times.")  # fmt: skip
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N",
-              help="N messages a second at most.")  # fmt: skip
+              help="At most N messages per second.")  # fmt: skip
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.
@@ -43,9 +45,9 @@ def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> N
     """
     check_utf8(*groups, settings["where"], settings["reason"])
     if redrive and settings["where"] is None:
-        raise click.UsageError("With --redrive say which: --where EXPR, or --where true.")
+        raise click.UsageError("With --redrive, select dead letters: --where EXPR, or --where true.")
     if redrive and not settings["dry_run"] and settings["output"] is None:
-        raise click.UsageError("With --redrive give --output DIR, or --dry-run.")
+        raise click.UsageError("With --redrive, specify --output DIR or --dry-run.")
     settings["to_topic"] = into == "topic"
     if not redrive:
         settings = {name: value for name, value in settings.items() if name not in SENDING}

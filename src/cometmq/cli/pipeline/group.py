@@ -8,7 +8,7 @@ from cometmq.cli.lazy import LazyGroup
 
 JOBS = {
     "archive": ("cometmq.cli.pipeline.archive:archive", "Write topics to Parquet, each message once."),
-    "audit": ("cometmq.cli.pipeline.audit:audit", "Find lost, doubled, disordered and late messages."),
+    "audit": ("cometmq.cli.pipeline.audit:audit", "Find lost, duplicate, disordered and late messages."),
     "dedup": ("cometmq.cli.pipeline.dedup:dedup", "Write one message for each business key."),
     "dlq": ("cometmq.cli.pipeline.dlq:dlq", "Count dead letters by reason, or resend them."),
     "lag": ("cometmq.cli.pipeline.lag:lag", "Show and forecast the lag of consumer groups."),

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 JOB_OPTIONS = (
     click.option("--master", metavar="URL",
-                 help="Spark's, or sc://HOST:PORT for Spark Connect; SPARK_REMOTE or SPARK_MASTER."),
+                 help="Spark master, or sc://HOST:PORT (Spark Connect); else SPARK_REMOTE or SPARK_MASTER."),
     click.option("--memory", default="1g", metavar="SIZE",
-                 help="Heap of Spark's driver, if it is not remote."),
+                 help="Heap size of a local Spark driver."),
     click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
 )  # fmt: skip
 
@@ -46,7 +46,7 @@ def report_option(command: F) -> F:
     """Add `--report`, a page with plots, to the command of a job that can write one."""
     option = click.option(
         "--report", "report_path", metavar="FILE", type=click.Path(dir_okay=False), callback=_checked_report,
-        help="Write a report there: one HTML file with tables and plots.",
+        help="Write a report to this HTML file, with tables and plots.",
     )  # fmt: skip
     return option(command)
 
@@ -58,7 +58,7 @@ def _checked_report(_context: click.Context, _option: click.Parameter, path: str
     _check_extra("report", "reports need matplotlib", "matplotlib")
     place = os.path.dirname(os.path.abspath(path))
     if not os.access(place, os.W_OK | os.X_OK):
-        raise click.BadParameter(f"{place} is no directory that can be written to")
+        raise click.BadParameter(f"{place} is not a writable directory")
     return path
 
 
@@ -66,7 +66,7 @@ def metrics_option(command: F) -> F:
     """Add `--metrics`, metrics for Prometheus, to the command of a continuous job."""
     return click.option(
         "--metrics", "metrics_at", metavar="PORT|FILE",
-        help="Give numbers to Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
+        help="Metrics for Prometheus: on this port of 127.0.0.1, or in a file NAME.prom.",
     )(command)  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def stop_event() -> Iterator[threading.Event]:
     def ask(signum: int, _frame: FrameType | None) -> None:
         stop.set()
         signal.signal(signum, usual[signal.Signals(signum)])
-        click.echo("finishing the batch under way ...", err=True)
+        click.echo("finishing the current batch ...", err=True)
 
     for signum in before:
         signal.signal(signum, ask)

@@ -22,15 +22,19 @@ SPAN = click.FloatRange(min=0, min_open=True)
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @namesrv_option
-@click.option("-o", "--output", metavar="DIR", help="For the table of samples, which grows from run to run.")
+@click.option(
+    "-o", "--output", metavar="DIR", help="Directory for the table of samples, to which every run appends."
+)
 @click.option("--samples", type=click.IntRange(min=0), default=2, metavar="N", help="0: until Ctrl-C.")
 @click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
-              help="Between two samples; the table takes one for each interval.")  # fmt: skip
+              help="Interval between two samples; the table stores one per interval.")  # fmt: skip
 @click.option("--keep", "keep_days", type=SPAN, default=30.0, metavar="DAYS",
               help="Remove older samples from the table.")  # fmt: skip
 @click.option("--retention", "retention_h", type=SPAN, default=72.0,
-              metavar="HOURS", help="How long the brokers keep messages (fileReservedTime).")  # fmt: skip
-@click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a broker's answer.")
+              metavar="HOURS", help="Retention of the brokers (fileReservedTime).")  # fmt: skip
+@click.option(
+    "--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Timeout of a request to a broker."
+)
 @report_option
 @job_options
 def lag(**settings: Any) -> None:

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("root", metavar="DIR", type=click.Path(exists=True, file_okay=False))
-@click.option("-o", "--output", required=True, metavar="DIR", help="Where queues and index are made.")
+@click.option(
+    "-o", "--output", required=True, metavar="DIR", help="Directory for the rebuilt queues and index."
+)
 @click.option("-c", "--config", "config_file", metavar="FILE",
               help="The broker's configuration, if there is no broker.conf in DIR.")  # fmt: skip
 @click.option("--commitlog", "commit_log_dir", metavar="DIR", default="",
-              help="The log, if it is not in DIR/commitlog.")  # fmt: skip
+              help="Directory of the log. [default: DIR/commitlog]")  # fmt: skip
 @click.option("--verify/--no-verify", "check", default=True, help="Check the result against the log.")
 @job_options
 def rebuild(config_file: str | None, **settings: Any) -> None:
@@ -45,6 +47,8 @@ def report(summary: RebuildSummary) -> None:
             f"{counted(summary.warnings or 0, 'warning')}"
         )
     if summary.not_served:
-        click.echo(f"not complete: {counted(summary.not_served, 'record')} that fit no queue", err=True)
+        click.echo(
+            f"not complete: {counted(summary.not_served, 'record')} that do not fit their queue", err=True
+        )
     for finding in summary.findings:
         click.echo(printable(finding, None), err=True)

@@ -23,25 +23,25 @@ SOME = click.FloatRange(min=0, min_open=True)
               help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.")  # fmt: skip
 @namesrv_option
 @click.option("-t", "--topic", "topics", multiple=True, metavar="NAME",
-              help="Of the source; more than once for several, without it all but the system's.")  # fmt: skip
+              help="Topic of the source; may be repeated. [default: all but system topics]")  # fmt: skip
 @click.option("--pattern", metavar="REGEX", help="Topics of the source whose names match.")
 @click.option("--from", "begin_ms", type=moment, metavar="TIME",
-              help="Stored from then on: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS.",
+              help="Stored since: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS.",
               )  # fmt: skip
 @click.option("--to", "end_ms", type=moment, metavar="TIME", help="Stored before then.")
 @click.option("--into", default="{topic}-replay", metavar="NAME",
               help="The target topic; {topic} is the source's name.")  # fmt: skip
 @click.option("--map", "mapping", multiple=True, metavar="TOPIC=TARGET", help="The target of one topic.")
 @click.option("--state", metavar="DIR",
-              help="For the progress, a path or URI; run again with it, the job goes on.")  # fmt: skip
+              help="Path or URI for the progress; a further run continues there.")  # fmt: skip
 @click.option("--order", type=click.Choice(["queue", "key"]), default="queue",
               help="Keep the order of each queue, or of each key within one.")  # fmt: skip
-@click.option("--rate", type=SOME, metavar="N", help="N messages a second at most.")
-@click.option("--byte-rate", type=SOME, metavar="N", help="N bytes a second at most.")
+@click.option("--rate", type=SOME, metavar="N", help="At most N messages per second.")
+@click.option("--byte-rate", type=SOME, metavar="N", help="At most N bytes per second.")
 @click.option("--positions", metavar="DIR",
-              help="Set groups to where they stood: an archive with --groups, or lag's table.")  # fmt: skip
+              help="Set group offsets from an archive with --groups, or from lag's table.")  # fmt: skip
 @click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a send.")
-@click.option("--dry-run", is_flag=True, help="Say what would be sent, and send nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @job_options
 def replay(
     topics: tuple[str, ...],
@@ -58,7 +58,7 @@ def replay(
     if any(not topic or not target for topic, _, target in pairs):
         raise click.UsageError(f"--map: TOPIC=TARGET is expected, not {', '.join(mapping)}")
     if not dry_run and not settings["state"]:
-        raise click.UsageError("Give --state DIR, or --dry-run.")
+        raise click.UsageError("Specify --state DIR or --dry-run.")
     with running("replaying", master, memory) as job:
         from cometmq.pipeline.jobs.replay import replay as run_replay
 
@@ -96,15 +96,15 @@ def report(summary: ReplaySummary) -> None:
         )
     for count, what in (
         (summary.sent_before, "sent by earlier runs"),
-        (summary.doubled, "in the source twice, and sent once"),
-        (summary.system, "left out, of topics that belong to brokers and groups"),
-        (summary.own, "left out, which this replay had sent itself"),
+        (summary.doubled, "duplicated in the source, sent once"),
+        (summary.system, "skipped, in system, retry and dead-letter topics"),
+        (summary.own, "skipped, sent by this replay itself"),
     ):
         if count:
             click.echo(f"{counted(count, 'message')} {what}")
     if summary.targets_read:
         names = ", ".join(summary.targets_read[:SHOWN])
-        click.echo(printable(f"topics left out, which this replay sends to: {names}", None))
+        click.echo(printable(f"topics skipped, to which this replay sends: {names}", None))
     if summary.positions_before:
         many = counted(summary.positions_before, "position")
         click.echo(f"{many} of groups set by an earlier run, and not again")
@@ -115,7 +115,10 @@ def report(summary: ReplaySummary) -> None:
         where = printable(f"{summary.state}/bad", None)
         click.echo(f"not complete: {counted(summary.bad, 'message')} could not be sent: {where}", err=True)
     if summary.left and not summary.dry_run:
-        click.echo(f"not complete: {counted(summary.left, 'message')} left; run it again to go on", err=True)
+        click.echo(
+            f"not complete: {counted(summary.left, 'message')} left; run the command again to continue",
+            err=True,
+        )
 
 
 def line(queue: ReplayQueue) -> str:

@@ -31,13 +31,13 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
             **options,
         )
 
-    what = (
-        "An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT; else --namesrv's live topics."
-    )
+    what = "An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT; default: live, at --namesrv."
     when = "Store time: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS."
     for decorate in (
-        click.option("--to", "end", metavar="TIME", help="Only messages that were stored before it."),
-        click.option("--from", "begin", metavar="TIME", help=f"Only messages from then on. {when}"),
+        click.option("--to", "end", metavar="TIME", help="Only messages stored before this time."),
+        click.option(
+            "--from", "begin", metavar="TIME", help=f"Only messages stored at or after this time. {when}"
+        ),
         namesrv_option,
         click.option("-s", "--source", metavar="SOURCE", help=what),
     ):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("file", type=click.Path(exists=True, dir_okay=False))
-@click.option("--check", is_flag=True, help="Check the file against its sources, and start nothing.")
+@click.option("--check", is_flag=True, help="Only check the file against its sources.")
 @metrics_option
 @job_options
 def run(
@@ -56,7 +56,7 @@ def report(summary: RunSummary, as_json: bool, check: bool) -> None:
         print_json(summary)
         return
     if check:
-        click.echo(f"{summary.file} can be run: {counted(len(summary.sinks), 'sink')}")
+        click.echo(f"{summary.file} is valid: {counted(len(summary.sinks), 'sink')}")
         return
     for sink in summary.sinks:
         done = "" if sink.complete else "; not finished"

@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("--pattern", metavar="REGEX", help="The topics whose names match, instead of naming them.")
+@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
 @source_options
-@click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of rates and peaks.")
-@click.option("--top", type=COUNT, default=20, metavar="N", help="Topics to print, those with most bytes.")
-@click.option("-o", "--output", metavar="DIR", help="For the tables queues and topics.")
+@click.option(
+    "--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Window of rates and peaks."
+)
+@click.option("--top", type=COUNT, default=20, metavar="N", help="Number of topics to print, by bytes.")
+@click.option("-o", "--output", metavar="DIR", help="Directory for the tables queues and topics.")
 @report_option
 @job_options
 def throughput(**settings: Any) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.option("-t", "--topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
 @source_options
 @click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of the tables.")
-@click.option("-o", "--output", metavar="DIR", help="For the tables sends, consumptions and bad.")
+@click.option("-o", "--output", metavar="DIR", help="Directory for the tables sends, consumptions and bad.")
 @report_option
 @job_options
 def trace(**settings: Any) -> None:
@@ -40,7 +40,7 @@ def report(summary: TraceSummary) -> None:
         print_table(summary.sends, counts | costs, words=2)
     if summary.groups:
         click.echo(
-            "\nslowest consumer groups: delay from storing to the first delivery, cost of the listener"
+            "\nslowest consumer groups: delay from storing to the first delivery, duration of the listener"
         )
         counts = {"topic": "topic", "group": "group", "delivered": "deliveries", "again": "redeliveries"}
         counts |= {"failed": "failures", "open": "unfinished"}
