@@ -24,7 +24,7 @@ from cometmq.admin import (
     Selection,
     UnknownNameError,
 )
-from cometmq.admin.dead_letters import FAILURES_MAX, check_copy, original_topic, resend_times, view
+from cometmq.admin.dead_letters import MAX_FAILURES, check_copy, original_topic, resend_times, view
 from cometmq.admin.values import Resend
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.client.cluster.requests import send_request
@@ -256,7 +256,7 @@ class TestResend:
         await dying.die(b"good")
         topic = f"%DLQ%{dying.group}"
         queue = MessageQueue(topic, "broker-a", 0)
-        for _ in range(FAILURES_MAX):
+        for _ in range(MAX_FAILURES):
             properties = f"{names.RETRY_TOPIC}\x01{name}\x02"
             frame = send_request("p", topic, queue, b"bad", properties)
             answer = await dying.admin.client.brokers.ask(dying.addr, frame)
@@ -266,7 +266,7 @@ class TestResend:
         results = await dying.resend(how)
         refused = [result for result in results if result.state == "FAILED"]
         assert [result.state for result in results].count("RESENT") == 2
-        assert len(refused) == FAILURES_MAX
+        assert len(refused) == MAX_FAILURES
         assert all("belongs to the system" in result.problem for result in refused)
 
     async def test_a_message_that_died_twice_by_a_mistake_is_sent_once(self, dying: Dying) -> None:

@@ -76,7 +76,7 @@ async def test_messages_of_one_millisecond_stand_on_one_page(
     found = await admin.newest(ReadRange(topic=topic, count=12))
     assert bodies(found) == [*range(29, -1, -1)]
     assert found.before_ms is None
-    monkeypatch.setattr(module, "TIES_MAX", 3)
+    monkeypatch.setattr(module, "MAX_TIED_MESSAGES", 3)
     assert bodies(await admin.newest(ReadRange(topic=topic, count=12))) == [*range(29, 14, -1)]
 
 
@@ -106,10 +106,10 @@ async def test_what_is_read_is_bounded(
         await admin.send(Message(topic, bytes(3000)))
 
     found = await admin.newest(ReadRange(topic=topic))
-    assert [len(each.body) for each in found.messages] == [module.PREVIEW] * 6
+    assert [len(each.body) for each in found.messages] == [module.MAX_PREVIEW_BYTES] * 6
     assert found.messages[0].store_size > 0
 
-    monkeypatch.setattr(module, "BYTES_MAX", 1)
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 1)
     pages = await all_pages(admin, topic, 500)
     assert len(pages[0].messages) < 6 or len({each.store_timestamp_ms for each in found.messages}) == 1
     assert sum(len(page.messages) for page in pages) == 6
@@ -119,7 +119,7 @@ async def test_with_little_to_read_no_queue_is_left_out(
     admin: Admin, broker: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic = await filled(admin, broker, 40, queues=8)
-    monkeypatch.setattr(module, "BYTES_MAX", 1)
+    monkeypatch.setattr(module, "MAX_READ_BYTES", 1)
 
     pages = await all_pages(admin, topic, 500)
 

@@ -85,7 +85,7 @@ async def test_a_transaction_is_listed_once_while_the_broker_asks_its_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between two answers the broker stores the half message again and closes the older copy."""
-    answered = waiting.behind_group
+    answered = waiting.unprocessed_messages
 
     async def with_a_copy_after(
         admin: Admin, addr: str, queue: MessageQueue, most: int
@@ -97,7 +97,7 @@ async def test_a_transaction_is_listed_once_while_the_broker_asks_its_producer(
             await asyncio.sleep(0.01)
         return found
 
-    monkeypatch.setattr(waiting, "behind_group", with_a_copy_after)
+    monkeypatch.setattr(waiting, "unprocessed_messages", with_a_copy_after)
     settings = {"transactionTimeOut": "50", "transactionCheckInterval": "50", "transactionCheckMax": "999"}
     with Standalone(tmp_path, 0, 0, settings=settings).run_in_thread() as cluster:
         producer = TransactionProducer("PG", Wavering(), namesrv=cluster.namesrv_addr)

@@ -155,7 +155,7 @@ class TestInputLines:
     async def test_a_line_without_end_is_refused_behind_those_before(
         self, pipe: IO[bytes], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(send, "LINE_MAX", 10)
+        monkeypatch.setattr(send, "MAX_LINE_BYTES", 10)
         lines = send.InputLines()
         pipe.write(b"one\ntwo\n" + b"x" * 12)
         read = lines.read(asyncio.Event())
@@ -173,4 +173,4 @@ class TestInputLines:
             if sum(sizes) == 3000:
                 break
 
-        assert max(sizes) <= send.LINES_AT_ONCE
+        assert max(sizes) <= send.MAX_BATCH_LINES

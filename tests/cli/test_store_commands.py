@@ -125,7 +125,7 @@ class TestDump:
         assert json.loads(store(*words, "--raw").stdout)["body"] == zlib.compress(b"plain words").hex()
 
     def test_a_small_body_that_inflates_beyond_the_limit_is_shown_as_stored(self) -> None:
-        bomb = zlib.compress(bytes(store_text.BODY_MAX + 1))
+        bomb = zlib.compress(bytes(store_text.MAX_BODY_BYTES + 1))
         assert store_text.body_of(MessageExt("T", bomb, sys_flag=1), "auto", raw=False) == ("hex", bomb.hex())
 
     def test_escapes_are_shown_and_not_sent_to_the_terminal(self, store: Run, root: Path) -> None:

@@ -17,7 +17,7 @@ import msgspec
 
 from cometmq.admin import groups, known_groups
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
-from cometmq.admin.known_groups import BROKERS_AT_ONCE
+from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.admin.message_admin import MessageAdmin
 from cometmq.admin.offsets import OffsetAdmin
 from cometmq.admin.servers import check_cluster
@@ -115,11 +115,11 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin):
 
         async def status(place: BrokerStatus) -> BrokerStatus:
             try:
-                return place.saying(await self.runtime(place.broker_addr))
+                return place.with_runtime(await self.runtime(place.broker_addr))
             except CometError as error:
                 return msgspec.structs.replace(place, problem=str(error))
 
-        found = await for_each(broker_places(info, cluster), status, BROKERS_AT_ONCE)
+        found = await for_each(broker_places(info, cluster), status, MAX_CONCURRENT_BROKERS)
         return with_lags(found)
 
     async def ha_status(self, broker_addr: str) -> HaRuntimeInfo:

@@ -35,12 +35,12 @@ from cometmq.protocol.sql import compile_sql
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
 RESEND_GROUP = "dlq_resend_group"  # producer group
-AT_ONCE = 16  # dead letters in flight
-FAILURES_MAX = 10  # consecutive; a series this long is not caused by a single message
-CLOCKS_MS = 10_000  # tolerated clock difference between brokers; the index has a resolution of one second
+MAX_CONCURRENT_RESENDS = 16  # dead letters in flight
+MAX_FAILURES = 10  # consecutive; a series this long is not caused by a single message
+MAX_CLOCK_SKEW_MS = 10_000  # between brokers; the index has a resolution of one second
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
-KEPT = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
+KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
 """Reserved properties that a copy keeps: they describe the message. The other ones describe its history."""
 ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
@@ -204,7 +204,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
 
 async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
     """Return the newest messages of a topic that have a dead letter's id and were stored after it."""
-    span = message.store_timestamp_ms - CLOCKS_MS, ALWAYS[1]
+    span = message.store_timestamp_ms - MAX_CLOCK_SKEW_MS, ALWAYS[1]
     try:
         return await by_key(client, topic, message.msg_id, UNIQUE_HITS_MAX, unique=True, span=span)
     except NameServersUnreachable:
@@ -308,7 +308,9 @@ class Resender:
         properties.pop(RESEND_RUN, None)
         if mark:
             properties[RESEND_RUN] = mark
-        properties |= {name: message.properties[name] for name in KEPT if name in message.properties}
+        properties |= {
+            name: message.properties[name] for name in KEPT_PROPERTIES if name in message.properties
+        }
         properties.setdefault(names.UNIQ_KEY, message.msg_id)
         properties[names.ORIGIN_MESSAGE_ID] = origin_id(message)
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
@@ -340,15 +342,17 @@ async def resend(
     """Resend dead letters, and yield the outcome of each.
 
     Raises IndexSilent before the first send if the index cannot report earlier copies; ResendStopped after
-    FAILURES_MAX consecutive failures, or if the first copy does not reach its target.
+    MAX_FAILURES consecutive failures, or if the first copy does not reach its target.
     """
     async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
         resender = Resender(client, producer, group, how)
         left = sys.maxsize if how.limit is None else how.limit
         # Limit a batch to the messages of one second, so that a cancelled run ends within that time.
-        at_once = AT_ONCE if how.rate is None else max(1, min(AT_ONCE, int(how.rate)))
+        batch_size = (
+            MAX_CONCURRENT_RESENDS if how.rate is None else max(1, min(MAX_CONCURRENT_RESENDS, int(how.rate)))
+        )
         failures, checked = 0, how.to_topic
-        some = await up_to(min(1, left), letters)
+        some = await next_batch(min(1, left), letters)
         if some and not how.again:
             await check_index(client, some[0])
         while some:
@@ -361,12 +365,12 @@ async def resend(
                 topic = result.original_topic
                 tried = topic and not (how.to_topic and belongs_to_system(topic))
                 failures = failures + 1 if result.state is Resend.FAILED and tried else 0
-                if failures >= FAILURES_MAX:
+                if failures >= MAX_FAILURES:
                     raise ResendStopped(f"{failures} in a row failed, the last one: {result.problem}")
-            some = await up_to(min(at_once, left), letters)
+            some = await next_batch(min(batch_size, left), letters)
 
 
-async def up_to(count: int, letters: AsyncIterator[MessageExt]) -> list[MessageExt]:
+async def next_batch(count: int, letters: AsyncIterator[MessageExt]) -> list[MessageExt]:
     """Return the next `count` dead letters, or fewer at the end."""
     found: list[MessageExt] = []
     while len(found) < count and (message := await anext(letters, None)) is not None:

@@ -22,13 +22,13 @@ from cometmq.protocol.codes import MASTER_ID, Perm, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.text import shortened
 
-CONNECT_S = 3.0
-SKEW_MS = 5_000
+CONNECT_TIMEOUT_S = 3.0
+MAX_CLOCK_SKEW_MS = 5_000
 """Maximum clock difference (ms). Retention, delays and searches by time depend on the broker's clock."""
 DISK_WARNING = 0.85
-BROKERS_MAX = 1_000
+MAX_BROKERS = 1_000
 """Maximum number of examined brokers; a name server may return any number."""
-PROBLEM_MAX = 2_000  # characters; most of the text comes from servers
+MAX_PROBLEM_CHARS = 2_000  # characters; most of the text comes from servers
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
 _TIME = re.compile(r"[0-9]{1,15}").fullmatch  # ms since 1970, up to 30,000 years
 
@@ -54,13 +54,13 @@ async def examine(
             findings.append(problem)
     if known:
         findings += _disagreement(known)
-        everybody = sorted(set().union(*map(_addresses, known.values())))
+        all_addrs = sorted(set().union(*map(_addresses, known.values())))
         async with Admin(list(known)) as admin:
-            if len(everybody) > BROKERS_MAX:
-                findings.append(_too_many(", ".join(known), len(everybody)))
+            if len(all_addrs) > MAX_BROKERS:
+                findings.append(_too_many(", ".join(known), len(all_addrs)))
             else:
                 findings += await _brokers(await admin.brokers())
-                findings += await _plain_too([*known, *everybody])
+                findings += await _plain_connections([*known, *all_addrs])
             if topic is not None:
                 findings += await _topic(admin, topic)
             if group is not None:
@@ -69,11 +69,11 @@ async def examine(
 
 
 def _bad(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=True, where=where, problem=shortened(problem, PROBLEM_MAX), cure=cure)
+    return Finding(serious=True, where=where, problem=shortened(problem, MAX_PROBLEM_CHARS), cure=cure)
 
 
 def _odd(where: str, problem: str, cure: str) -> Finding:
-    return Finding(serious=False, where=where, problem=shortened(problem, PROBLEM_MAX), cure=cure)
+    return Finding(serious=False, where=where, problem=shortened(problem, MAX_PROBLEM_CHARS), cure=cure)
 
 
 # -- name servers
@@ -90,7 +90,7 @@ async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | No
             "one name server that answers",
         )
     try:
-        async with Admin(addr, CONNECT_S) as admin:
+        async with Admin(addr, CONNECT_TIMEOUT_S) as admin:
             known[addr] = await admin.cluster_info()
     except CometError as error:
         return _bad(
@@ -108,12 +108,12 @@ async def connect_problem(addr: str) -> str:
     if parsed is None:
         return "this is not an address (host:port)"
     try:
-        async with asyncio.timeout(CONNECT_S):
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
             _, writer = await asyncio.open_connection(*parsed)
             writer.close()
             await writer.wait_closed()
     except TimeoutError:
-        return f"no answer within {CONNECT_S:g} s"
+        return f"no answer within {CONNECT_TIMEOUT_S:g} s"
     except OSError as error:
         return error.strerror or str(error)
     return ""
@@ -121,8 +121,8 @@ async def connect_problem(addr: str) -> str:
 
 def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
     brokers = {addr: _addresses(info) for addr, info in known.items()}
-    everybody = set().union(*brokers.values())
-    if not everybody:
+    all_addrs = set().union(*brokers.values())
+    if not all_addrs:
         return [
             _bad(
                 ", ".join(known),
@@ -134,11 +134,11 @@ def _disagreement(known: dict[str, ClusterInfo]) -> list[Finding]:
     return [
         _bad(
             addr,
-            f"the name server does not know {', '.join(sorted(everybody - own))}, which others know",
+            f"the name server does not know {', '.join(sorted(all_addrs - own))}, which others know",
             "namesrvAddr of each broker lists all name servers; its log reports those that are unreachable",
         )
         for addr, own in brokers.items()
-        if own != everybody
+        if own != all_addrs
     ]
 
 
@@ -146,16 +146,18 @@ def _addresses(info: ClusterInfo) -> set[str]:
     return {addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values()}
 
 
-async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
+async def _plain_connections(addrs: Sequence[str]) -> list[Finding]:
     """Return, if this program uses TLS, a finding for each server that also accepts plain connections."""
     if not environment_tls():
         return []
-    async with Admin(list(addrs), CONNECT_S, options=ClientOptions(tls=False, access_key="")) as plain:
+    async with Admin(
+        list(addrs), CONNECT_TIMEOUT_S, options=ClientOptions(tls=False, access_key="")
+    ) as plain:
 
         async def answers(addr: str) -> bool:
             try:
                 question = Frame.request(RequestCode.GET_BROKER_CLUSTER_INFO)
-                await plain.client.remoting.call(addr, question, CONNECT_S)
+                await plain.client.remoting.call(addr, question, CONNECT_TIMEOUT_S)
             except RemotingError:
                 return False
             return True
@@ -179,7 +181,7 @@ async def _plain_too(addrs: Sequence[str]) -> list[Finding]:
 def _too_many(where: str, count: int) -> Finding:
     return _bad(
         where,
-        f"{count} brokers are registered; they are not examined, because the limit is {BROKERS_MAX}",
+        f"{count} brokers are registered; they are not examined, because the limit is {MAX_BROKERS}",
         "are these the right name servers? Any program can register brokers there (docs/security.md)",
     )
 
@@ -188,7 +190,7 @@ async def _brokers(brokers: Sequence[BrokerStatus]) -> list[Finding]:
     findings: list[Finding] = []
     problems = await asyncio.gather(*(connect_problem(each.broker_addr) for each in brokers))
     for each, problem in zip(brokers, problems, strict=True):
-        findings += _unreachable(each, problem) if problem else _told(each)
+        findings += _unreachable(each, problem) if problem else _runtime_findings(each)
     versions = {
         f"{each.runtime['brokerVersionDesc']} {each.runtime.get('cometmqVersion', '')}".strip()
         for each in brokers
@@ -235,7 +237,7 @@ def _is_private(host: str) -> bool:
         return False
 
 
-def _told(broker: BrokerStatus) -> list[Finding]:
+def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
     """Return the findings in the runtime table of a reachable broker."""
     addr, runtime = broker.broker_addr, broker.runtime
     if not runtime:
@@ -275,7 +277,7 @@ def _told(broker: BrokerStatus) -> list[Finding]:
         )
     findings += _replication(addr, runtime)
     skew = _skew_ms(runtime)
-    if skew is not None and abs(skew) > SKEW_MS:
+    if skew is not None and abs(skew) > MAX_CLOCK_SKEW_MS:
         ahead = "ahead of" if skew > 0 else "behind"
         findings.append(
             _odd(
@@ -314,9 +316,9 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
 def _skew_ms(runtime: dict[str, str]) -> int | None:
     """Return how far a broker's clock is ahead of this machine's, None if it reports no valid time."""
     now = int(time.time() * 1000)
-    told = runtime.get("systemTimeMillis", "")
-    if _TIME(told):
-        return int(told) - now
+    time_text = runtime.get("systemTimeMillis", "")
+    if _TIME(time_text):
+        return int(time_text) - now
     booted, since = runtime.get("bootTimestamp", ""), _RUNTIME.search(runtime.get("runtime", "")[:100])
     if not _TIME(booted) or since is None:
         return None

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal, Transient
 
-SHOWN_MAX = 16  # names in an error text
+MAX_LISTED_NAMES = 16  # names in an error text
 
 
 class UnknownNameError(CometError, Terminal):
@@ -26,8 +26,9 @@ class UnknownNameError(CometError, Terminal):
         near = get_close_matches(self.name, self.known, n=1)
         if near:
             return f"no {self.kind} named {self.name}; did you mean {near[0]}?"
-        more = f" and {len(self.known) - SHOWN_MAX} more" if len(self.known) > SHOWN_MAX else ""
-        return f"no {self.kind} named {self.name}; known: {', '.join(self.known[:SHOWN_MAX]) or 'none'}{more}"
+        listed = ", ".join(self.known[:MAX_LISTED_NAMES]) or "none"
+        more = f" and {len(self.known) - MAX_LISTED_NAMES} more" if len(self.known) > MAX_LISTED_NAMES else ""
+        return f"no {self.kind} named {self.name}; known: {listed}{more}"
 
 
 class AllQueuesOnly(CometError, Terminal):

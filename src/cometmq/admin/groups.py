@@ -53,7 +53,7 @@ from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
 STATS_TIMEOUT_S = 15.0  # A broker with thousands of queues needs seconds to respond.
-ASKED_AT_ONCE = 16  # members of a group with a request in flight
+MAX_CONCURRENT_MEMBERS = 16  # members of a group with a request in flight
 
 
 async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: str) -> list[str]:
@@ -93,7 +93,7 @@ async def progress(
     brokers = brokers or await brokers_of(client, group)
     owners = await queue_owners(client, brokers, group) if with_client_ip else {}
     parts = [await progress_at(client, addr, group, owners) for addr in brokers.values()]
-    return added_up(group, parts)
+    return sum_progress(group, parts)
 
 
 async def progress_at(
@@ -117,7 +117,7 @@ async def progress_at(
     return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
 
 
-def added_up(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
+def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
     """Return the sum of the offsets of a group at several brokers."""
     tps, rows = 0.0, list[QueueProgress]()
     for part in parts:
@@ -235,7 +235,7 @@ async def subscriptions(client: ClientInstance, group: str) -> GroupSubscription
     brokers = await brokers_of(client, group)
     connected = await members(client, brokers, group)
     pulling = connected.consume_type == PULL_TYPE
-    gate = asyncio.Semaphore(ASKED_AT_ONCE)
+    gate = asyncio.Semaphore(MAX_CONCURRENT_MEMBERS)
 
     async def of(member: ClientConnection) -> MemberSubscriptions:
         wants: Wants = frozenset((member.subscriptions or {}).items())

@@ -19,7 +19,7 @@ from cometmq.protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupTa
 from cometmq.protocol.bodies_admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
-BROKERS_AT_ONCE = 16
+MAX_CONCURRENT_BROKERS = 16
 AtBroker = dict[str, SubscriptionGroupConfig | None]
 """The groups at a broker with their settings; None for a group with stored offsets only."""
 
@@ -70,7 +70,7 @@ async def _places(client: ClientInstance) -> tuple[dict[str, dict[str, str]], li
         except CometError as error:
             failures.append(error)
 
-    await for_each(masters, ask, BROKERS_AT_ONCE)
+    await for_each(masters, ask, MAX_CONCURRENT_BROKERS)
     routed = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
     found = {
         group: {

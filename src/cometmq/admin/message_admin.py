@@ -10,7 +10,7 @@ import msgspec
 
 from cometmq.admin import dead_letters, groups, messages
 from cometmq.admin.dead_letters import Resending, Selection
-from cometmq.admin.known_groups import BROKERS_AT_ONCE, brokers_of
+from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS, brokers_of
 from cometmq.admin.newest import Newest, newest
 from cometmq.admin.topic_admin import TopicAdmin
 from cometmq.admin.values import (
@@ -454,7 +454,7 @@ class MessageAdmin(TopicAdmin):
             found.extend(some)
             more |= page.more
 
-        await for_each(addrs, ask, BROKERS_AT_ONCE)
+        await for_each(addrs, ask, MAX_CONCURRENT_BROKERS)
         if missing is not None:
             missing |= failed
         if failed and (missing is None or len(failed) == len(addrs)):

@@ -31,7 +31,7 @@ from cometmq.text import counted
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-TRACES_MAX = 10_000  # trace records of one message
+MAX_TRACES = 10_000  # trace records of one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,8 +101,8 @@ async def traces(
     for message in await by_key(client, topic, msg_id, limit, unique=False, span=span, missing=missing):
         unreadable: list[str] = []
         for trace in traces_about(bytes(message.body), msg_id, unreadable):
-            if len(found) == TRACES_MAX:
-                log.warning("message %s has more traces: these are the first %d", msg_id, TRACES_MAX)
+            if len(found) == MAX_TRACES:
+                log.warning("message %s has more traces: these are the first %d", msg_id, MAX_TRACES)
                 return found
             host = message.born_host.rpartition(":")[0]
             found.append(TraceView(trace=trace, client_host=host, store_timestamp=message.store_timestamp_ms))

@@ -16,12 +16,12 @@ from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
-QUEUES_AT_ONCE = 16
-PREVIEW = 256
+MAX_CONCURRENT_QUEUES = 16
+MAX_PREVIEW_BYTES = 256
 """Bytes of each body that are kept."""
-BYTES_MAX = 64 << 20
+MAX_READ_BYTES = 64 << 20
 """Maximum bytes of messages that are read, plus the last read of each queue."""
-TIES_MAX = 1000
+MAX_TIED_MESSAGES = 1000
 """Maximum messages of the same millisecond by which a page may exceed its size."""
 
 
@@ -50,7 +50,7 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
     addrs = broker_addrs(route)
     queues = queues_of(route, wanted)
     count = wanted.count if wanted.count is not None else PULL_BATCH
-    budget = _Budget(BYTES_MAX)
+    budget = _Budget(MAX_READ_BYTES)
     step = max(1, min(PULL_BATCH, 2 * count // max(1, len(queues))))
 
     failures: dict[str, CometError] = {}
@@ -66,7 +66,7 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
             failures[queue.broker_name] = error
         return None
 
-    opened_all = await for_each(queues, opened, QUEUES_AT_ONCE)
+    opened_all = await for_each(queues, opened, MAX_CONCURRENT_QUEUES)
     tails = [tail for tail in opened_all if tail is not None and tail.queue.broker_name not in failures]
     if failures and not tails:
         raise next(iter(failures.values()))
@@ -77,7 +77,7 @@ async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
         tail = tails[heap[0][-1]]
         if found and (len(found) >= count or budget.left <= 0):
             tied = -heap[0][0] == found[-1].store_timestamp_ms  # The next page ends before this time.
-            if not tied or len(found) >= count + TIES_MAX:
+            if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                 break
         found.append(tail.read.pop())
         if not tail.read:
@@ -178,5 +178,5 @@ class _Tail:
             return [], at
         for each in result.messages:
             self.budget.left -= each.store_size
-            each.body = each.body[:PREVIEW]
+            each.body = each.body[:MAX_PREVIEW_BYTES]
         return result.messages, result.next_begin_offset

@@ -33,22 +33,22 @@ from cometmq.protocol.headers import (
     ResetOffsetRequestHeader,
 )
 
-QUEUES_AT_ONCE = 16
+MAX_CONCURRENT_QUEUES = 16
 END = -1
 """The time in a reset request (222) that stands for the end of each queue."""
-MEMBERS_S = 30.0
+MEMBERS_TIMEOUT_S = 30.0
 """How long a reset waits for members.
 
 Java members pause for 10 s before they consume from the new offsets, and store offsets every 5 s. Members of
 a 5.x broker are notified when their pull requests end, after up to 15 s.
 """
-KEPT_S = 6.0
+PULL_CHECK_DELAY_S = 6.0
 """How long a stored offset must persist: pull consumers store their own offsets every 5 s."""
-LOOK_S = 0.1
+POLL_INTERVAL_S = 0.1
 BROADCASTING = "BROADCASTING"
-SAME_MS = 2
+TIME_TOLERANCE_MS = 2
 """Tolerance, in ms: a member may report the same moment with slightly different values."""
-Busy = dict[tuple[str, MessageQueue], int]
+ConsumeTimes = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
 
 
@@ -95,7 +95,7 @@ class OffsetAdmin(ServerAdmin):
         return [found for part in await self._parts(wanted) for found in part.resets]
 
     async def reset_offset(
-        self, wanted: Reset, *, members_s: float = MEMBERS_S, kept_s: float = KEPT_S
+        self, wanted: Reset, *, members_s: float = MEMBERS_TIMEOUT_S, kept_s: float = PULL_CHECK_DELAY_S
     ) -> list[QueueReset]:
         """Set a group's offsets in a topic, and wait until the new offsets are observed.
 
@@ -188,7 +188,7 @@ class BrokerReset:
         self._online = online
         self._broadcasts = online is not None and online.message_model == BROADCASTING
         self.resets: list[QueueReset] = []
-        self._busy_before: Busy = {}
+        self._consume_times_before: ConsumeTimes = {}
 
     @classmethod
     async def plan(
@@ -196,7 +196,7 @@ class BrokerReset:
     ) -> BrokerReset:
         """Read the current offsets of the group, and compute the new ones."""
         made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
-        said = await made.said_by_members() if made._broadcasts else {}
+        member_offsets = await made.offsets_of_members() if made._broadcasts else {}
         counts = {
             data.broker_name: max(data.read_queue_nums, data.write_queue_nums) for data in route.queue_datas
         }
@@ -205,16 +205,16 @@ class BrokerReset:
             if wanted.queue_id not in queue_ids:
                 raise UnknownNameError("queue", str(wanted.queue_id), [str(each) for each in queue_ids])
             queue_ids = (wanted.queue_id,)
-            if made._way is OffsetWay.MEMBERS and not await made._may_tell():
+            if made._way is OffsetWay.MEMBERS and not await made._may_notify_members():
                 raise AllQueuesOnly(addr)
 
         async def of(queue_id: int) -> QueueReset:
             queue = MessageQueue(wanted.topic, name, queue_id)
             if made._broadcasts:
-                return await made._plan(queue, said.get(queue))
+                return await made._plan(queue, member_offsets.get(queue))
             return await made._plan(queue, await client.brokers.consumer_offset(addr, wanted.group, queue))
 
-        made.resets = await for_each(list(queue_ids), of, QUEUES_AT_ONCE)
+        made.resets = await for_each(list(queue_ids), of, MAX_CONCURRENT_QUEUES)
         return made
 
     @property
@@ -249,14 +249,14 @@ class BrokerReset:
         """Set the new offsets at the broker, or through its connected members."""
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
-            if self._online is not None and await self._may_tell():
+            if self._online is not None and await self._may_notify_members():
                 # Java's pull consumers ignore the notification; CometMQ's apply it.
                 with contextlib.suppress(BrokerError):
-                    await self._tell()
+                    await self._notify_members()
             return
-        self._busy_before = await self._busy()
+        self._consume_times_before = await self._consume_times()
         try:
-            told = await self._tell()
+            new_offsets = await self._notify_members()
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
                 self._online = None  # the members left between the two requests
@@ -269,10 +269,12 @@ class BrokerReset:
             if error.code != ResponseCode.SYSTEM_ERROR or not none:
                 raise
             await self._store(none, anyhow=True)
-            told = await self._tell()
+            new_offsets = await self._notify_members()
         # The broker has computed the offsets again: messages may have arrived since the plan.
         self.resets = [
-            msgspec.structs.replace(each, rollback_offset=told.get(self._queue(each), each.rollback_offset))
+            msgspec.structs.replace(
+                each, rollback_offset=new_offsets.get(self._queue(each), each.rollback_offset)
+            )
             for each in self.resets
         ]
 
@@ -287,14 +289,14 @@ class BrokerReset:
                     self._addr, self._wanted.group, self._queue(each), each.rollback_offset
                 )
 
-    async def _may_tell(self) -> bool:
+    async def _may_notify_members(self) -> bool:
         """Return whether a notification would move only the selected queues, as CometMQ and 5.x do."""
         if self._wanted.queue_id is None:
             return True
         runtime = await self._client.brokers.runtime_info(self._addr)
         return "flowControl" in runtime or runtime.get("brokerVersionDesc", "").startswith("V5")
 
-    async def _tell(self) -> dict[MessageQueue, int]:
+    async def _notify_members(self) -> dict[MessageQueue, int]:
         wanted = self._wanted
         header = ResetOffsetRequestHeader(
             topic=wanted.topic,
@@ -313,38 +315,38 @@ class BrokerReset:
     async def seen(self, members_s: float, kept_s: float) -> list[QueueReset]:
         """Return the resets with the offsets observed afterwards."""
         if self._online is None:
-            return await self._look()
+            return await self._observe()
         if self._way is OffsetWay.STORED:
             await asyncio.sleep(kept_s)
-            return await self._look()
+            return await self._observe()
         end = time.monotonic() + members_s
         while True:
-            self.resets = await self._look()
+            self.resets = await self._observe()
             if not any(each.problem for each in self.resets) or time.monotonic() >= end:
                 return self.resets
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_INTERVAL_S)
 
-    async def _look(self) -> list[QueueReset]:
-        said = await self.said_by_members() if self._broadcasts else {}
-        begun_anew = await self._begun_anew() if self._way is OffsetWay.MEMBERS else set()
+    async def _observe(self) -> list[QueueReset]:
+        member_offsets = await self.offsets_of_members() if self._broadcasts else {}
+        restarted_queues = await self._restarted_queues() if self._way is OffsetWay.MEMBERS else set()
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
                 return each  # The reset was observed: later changes are ordinary consumption.
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
-                seen, again = said.get(queue), queue in begun_anew
+                seen, again = member_offsets.get(queue), queue in restarted_queues
             else:
                 seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
                 # Consumption since then proves nothing unless the queue was empty before and received no
                 # messages.
-                again = queue in begun_anew and seen == each.consumer_offset == each.broker_offset
+                again = queue in restarted_queues and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
             # Members may have consumed everything again and returned to the offset that they had before.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 
-        return await for_each(self.resets, of, QUEUES_AT_ONCE)
+        return await for_each(self.resets, of, MAX_CONCURRENT_QUEUES)
 
     def _problem(self, each: QueueReset, seen: int | None) -> str:
         if self._way is OffsetWay.STORED:
@@ -360,18 +362,18 @@ class BrokerReset:
             return f"the members were notified, but are still at {seen}"
         return ""
 
-    async def _begun_anew(self) -> Collection[MessageQueue]:
+    async def _restarted_queues(self) -> Collection[MessageQueue]:
         """Return the queues that a member has restarted or consumed from since the notification."""
-        busy = await self._busy()
+        consume_times = await self._consume_times()
         same = {
-            queue for (client, queue), at in busy.items()
-            if at - self._busy_before.get((client, queue), at) <= SAME_MS
+            queue for (client, queue), at in consume_times.items()
+            if at - self._consume_times_before.get((client, queue), at) <= TIME_TOLERANCE_MS
         }  # fmt: skip
-        return {queue for _, queue in busy} - same
+        return {queue for _, queue in consume_times} - same
 
-    async def _busy(self) -> Busy:
+    async def _consume_times(self) -> ConsumeTimes:
         """Return when each member last started or consumed each queue, for the members that answer."""
-        found: Busy = {}
+        found: ConsumeTimes = {}
 
         async def of(member: ClientConnection) -> None:
             header = GetConsumerRunningInfoRequestHeader(
@@ -385,10 +387,10 @@ class BrokerReset:
                     found[member.client_id, queue] = held.last_consume_timestamp
 
         members = self._online.connection_set if self._online is not None else []
-        await for_each(members, of, groups.ASKED_AT_ONCE)
+        await for_each(members, of, groups.MAX_CONCURRENT_MEMBERS)
         return found
 
-    async def said_by_members(self) -> dict[MessageQueue, int]:
+    async def offsets_of_members(self) -> dict[MessageQueue, int]:
         """Return the lowest offset that any member reports for each queue."""
         header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
         try:

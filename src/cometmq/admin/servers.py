@@ -104,13 +104,13 @@ class ServerAdmin(Client):
         """
         body = format_properties(dict(settings)).encode()
         answer = await self.client.brokers.call(broker_addr, RequestCode.UPDATE_BROKER_CONFIG, body=body)
-        said = answer.header(UpdateBrokerConfigResponseHeader)
+        response = answer.header(UpdateBrokerConfigResponseHeader)
         return SettingsChange(
             broker_addr=broker_addr,
-            at_next_start=(said.at_next_start or "").split(),
-            unknown=(said.unknown or "").split(),
-            without_effect=(said.without_effect or "").split(),
-            not_written=bool(said.not_written),
+            at_next_start=(response.at_next_start or "").split(),
+            unknown=(response.unknown or "").split(),
+            without_effect=(response.without_effect or "").split(),
+            not_written=bool(response.not_written),
         )
 
     async def clean_expired_consume_queues(self, broker_addr: str) -> None:

@@ -71,7 +71,7 @@ class StatsAdmin(GroupAdmin):
             behind: int | None = 0
             if group:
                 out_tps, went = await self._counted(masters, "GROUP_GET_NUMS", f"{topic}@{group}")
-                behind = await self._behind(group, topic, broker_addrs(route))
+                behind = await self._lag(group, topic, broker_addrs(route))
             found.append(
                 TopicStats(
                     topic=topic,
@@ -100,7 +100,7 @@ class StatsAdmin(GroupAdmin):
                 rate, count = rate + stats.minute.tps, count + stats.most
         return (rate, count) if answered else (None, None)
 
-    async def _behind(self, group: str, topic: str, offsets_at: Mapping[str, str]) -> int | None:
+    async def _lag(self, group: str, topic: str, offsets_at: Mapping[str, str]) -> int | None:
         try:
             brokers = await brokers_of(self.client, group, offsets_at)
             found = await groups.progress(self.client, group, brokers=brokers)

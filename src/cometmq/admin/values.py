@@ -82,7 +82,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
             return 0
         return number if -(2**63) <= number < 2**63 else 0
 
-    def saying(self, runtime: dict[str, str]) -> BrokerStatus:
+    def with_runtime(self, runtime: dict[str, str]) -> BrokerStatus:
         """Return a copy with this runtime table and the role in it."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.known_groups import BROKERS_AT_ONCE
+from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import CometError
@@ -26,11 +26,11 @@ from cometmq.protocol.properties import values as names
 
 T = TypeVar("T")
 
-PAGE_MAX = 64
+MAX_LISTED_MESSAGES = 64
 """Maximum messages that a broker lists per request."""
-HALVES_MAX, OPS_MAX = 1_000, 4_000
+MAX_HALF_MESSAGES, MAX_OPS = 1_000, 4_000
 """Maximum half messages, and ops that close them, read from each broker, the oldest first."""
-PULL_MAX = 1024
+MAX_PULL_MESSAGES = 1024
 """Maximum messages per pull; Apache's brokers return up to 32."""
 REMOVED = "d"
 """The tag of an op that closes half messages."""
@@ -74,7 +74,7 @@ async def timer_page(
         found: list[WaitingMessage] = []
         while True:
             wanted = ListTimersRequestHeader(
-                max_msg_nums=min(size - len(found), PAGE_MAX),
+                max_msg_nums=min(size - len(found), MAX_LISTED_MESSAGES),
                 after_ms=begin[0],
                 after_position=begin[1],
                 topic=topic,
@@ -149,12 +149,14 @@ async def half_messages(admin: Admin) -> HalfMessages:
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
         # Ops are read first: a copy that is stored between the two reads closes the older copy and is found
         # itself.
-        closings, others = await behind_group(admin, addr, ops, OPS_MAX)
-        found, some = await behind_group(admin, addr, halves, HALVES_MAX)
+        closings, more_ops = await unprocessed_messages(admin, addr, ops, MAX_OPS)
+        found, more_halves = await unprocessed_messages(admin, addr, halves, MAX_HALF_MESSAGES)
         if not found:
             return [], False
         closed = {number for op in closings if op.tags == REMOVED for number in closed_by(bytes(op.body))}
-        return [each for each in newest_copies(found) if each.queue_offset not in closed], some or others
+        return [
+            each for each in newest_copies(found) if each.queue_offset not in closed
+        ], more_halves or more_ops
 
     answers, missing = await each_master(admin, ask)
     rows = [
@@ -197,9 +199,9 @@ async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         queue = MessageQueue(TRANS_CHECK_MAX_TIME_TOPIC, name, 0)
-        least = await admin.client.brokers.min_offset(addr, queue)
+        first = await admin.client.brokers.min_offset(addr, queue)
         end = await admin.client.brokers.max_offset(addr, queue)
-        return await _read(admin, addr, queue, max(least, end - count), end), end - least > count
+        return await _read(admin, addr, queue, max(first, end - count), end), end - first > count
 
     answers, missing = await each_master(admin, ask)
     rows = [half_of(message) for messages, _ in answers.values() for message in messages]
@@ -227,22 +229,22 @@ def _number(text: str) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= _DIGITS else None
 
 
-async def behind_group(
-    admin: Admin, addr: str, queue: MessageQueue, most: int
+async def unprocessed_messages(
+    admin: Admin, addr: str, queue: MessageQueue, max_count: int
 ) -> tuple[list[MessageExt], bool]:
     """Return the messages that the broker has not processed, and whether there are more than `most`."""
     brokers = admin.client.brokers
-    least = await brokers.min_offset(addr, queue)
+    first = await brokers.min_offset(addr, queue)
     end = await brokers.max_offset(addr, queue)
     done = await brokers.consumer_offset(addr, TRANS_GROUP, queue)
-    begin = min(max(least, done or 0), end)
-    return await _read(admin, addr, queue, begin, min(end, begin + most)), end - begin > most
+    begin = min(max(first, done or 0), end)
+    return await _read(admin, addr, queue, begin, min(end, begin + max_count)), end - begin > max_count
 
 
 async def _read(admin: Admin, addr: str, queue: MessageQueue, begin: int, end: int) -> list[MessageExt]:
     found: list[MessageExt] = []
     while begin < end:
-        request = pull_request(TOOLS_CONSUMER_GROUP, queue, begin, min(PULL_MAX, end - begin))
+        request = pull_request(TOOLS_CONSUMER_GROUP, queue, begin, min(MAX_PULL_MESSAGES, end - begin))
         result = await admin.client.brokers.pull(addr, queue, request)
         if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= begin:
             break
@@ -269,7 +271,7 @@ async def each_master(
             failures[name] = error
 
     masters = sorted(name for name, data in table.items() if MASTER_ID in data.broker_addrs)
-    await for_each(masters, one, BROKERS_AT_ONCE)
+    await for_each(masters, one, MAX_CONCURRENT_BROKERS)
     if failures and not answers:
         raise next(iter(failures.values()))
     return dict(sorted(answers.items())), {name: str(error) for name, error in sorted(failures.items())}

@@ -126,9 +126,9 @@ def _end_with_parent() -> None:
     from cometmq.remoting import end_of_input
 
     async def wait() -> None:
-        gone = asyncio.Event()
-        await end_of_input(gone)
-        await gone.wait()
+        parent_ended = asyncio.Event()
+        await end_of_input(parent_ended)
+        await parent_ended.wait()
         os.kill(os.getpid(), signal.SIGTERM)
 
     _waiting.append(asyncio.ensure_future(wait()))

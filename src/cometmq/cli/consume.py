@@ -10,7 +10,7 @@ import click
 
 from cometmq import logs
 from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
-from cometmq.cli.outcome import ERROR_LIMIT
+from cometmq.cli.outcome import MAX_ERROR_CHARS
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.protocol.codes import RETRY_PREFIX, check_topic_name
 from cometmq.text import printable
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 MEMBERSHIP = logs.logger("cometmq.client.consumer.rebalance")
-PATIENCE_S = 3.0
-DRAIN_S = 0.1
+HINT_DELAY_S = 3.0
+DRAIN_TIMEOUT_S = 0.1
 """Maximum wait, in seconds, for the acknowledgement of printed messages at the end.
 
 Messages that were not printed are never acknowledged.
@@ -63,7 +63,7 @@ def consume(
     check_topic_name(topic)
     check_utf8(tags)
     name = group if group is not None else f"cometmq-cli-{topic}"
-    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, drain_timeout_s=DRAIN_S)
+    options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, drain_timeout_s=DRAIN_TIMEOUT_S)
 
     async def run() -> None:
         printer = LinePrinter(count)
@@ -79,7 +79,7 @@ def consume(
             if start == "last":
                 await skip_to_end(client, name, topic)
             async with PushConsumer(name, show, {topic: tags}, client=client, options=options) as consumer:
-                hint = asyncio.create_task(tell_why_nothing_comes(consumer, printer))
+                hint = asyncio.create_task(print_problems(consumer, printer))
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
@@ -122,13 +122,13 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 
 
-async def tell_why_nothing_comes(consumer: PushConsumer, printer: LinePrinter) -> None:
+async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
     """Print the problems that the consumer reports, after a moment without a message."""
-    await asyncio.sleep(PATIENCE_S)
+    await asyncio.sleep(HINT_DELAY_S)
     MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:
         for problem in problems_of(consumer):
-            click.echo(f"waiting: {printable(problem, ERROR_LIMIT)}", err=True)
+            click.echo(f"waiting: {printable(problem, MAX_ERROR_CHARS)}", err=True)
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:

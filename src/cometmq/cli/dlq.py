@@ -80,7 +80,7 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
         show_json(found) if as_json else show(count_table(found))
 
     async def run(admin: Admin, group: str) -> None:
-        await tell_limits(admin, group)
+        await warn_of_retry_limits(admin, group)
         shown = 0
         async for message in admin.dead_letters(selection(group, **wanted)):
             letter = view(message)
@@ -184,7 +184,7 @@ def resend(
     with_admin(namesrv, run)
 
 
-async def tell_limits(admin: Admin, group: str) -> None:
+async def warn_of_retry_limits(admin: Admin, group: str) -> None:
     """Warn on standard error if members have other maximum retries than the group or each other."""
     limits = await admin.retry_limits(group)
     if limits.differ:

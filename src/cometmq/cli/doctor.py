@@ -17,7 +17,7 @@ from cometmq.text import printable, printable_json
 if TYPE_CHECKING:
     from cometmq.admin.doctor import Finding
 
-LEAST_FREE = 0.10
+MIN_FREE_RATIO = 0.10
 """Minimum free share of a disk. With less, the broker would refuse messages (diskSpaceWarningLevelRatio)."""
 
 
@@ -128,7 +128,7 @@ def _look_at(key: str, directory: Path, wrong: Callable[[str, str, str], None]) 
         wrong(key, f"{there} is not writable for this user", "change its owner to the broker's user")
     else:
         usage = shutil.disk_usage(there)
-        if usage.free < LEAST_FREE * usage.total:
+        if usage.free < MIN_FREE_RATIO * usage.total:
             wrong(
                 key,
                 f"the disk of {there} is {1 - usage.free / usage.total:.0%} full",

@@ -10,7 +10,7 @@ import click
 
 from cometmq.text import did_you_mean
 
-LINE_LIMIT = 500  # characters; click cuts the lines of its own list at 45
+MAX_LIST_LINE_CHARS = 500  # characters; click cuts the lines of its own list at 45
 Commands = Mapping[str, tuple[str, str]]
 """Command name to ("module:attribute", line in the list)."""
 
@@ -36,7 +36,11 @@ class CometGroup(click.Group):
     def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
         """Return the (name, line) of each command by heading."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
-        return {"Commands": [(name, each.get_short_help_str(LINE_LIMIT)) for name, each in commands if each]}
+        return {
+            "Commands": [
+                (name, each.get_short_help_str(MAX_LIST_LINE_CHARS)) for name, each in commands if each
+            ]
+        }
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections = self.lines(ctx)

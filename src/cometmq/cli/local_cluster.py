@@ -35,9 +35,9 @@ MODES = Path(__file__).parent.parent / "conf"
 STATE = "cluster.json"
 NAMESRV = "namesrv"
 OUTPUT = "output.log"
-READY_S = 30.0
-STOP_S = 30.0
-_POLL_S = 0.05
+READY_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 30.0
+_POLL_INTERVAL_S = 0.05
 # Offsets from a broker's port: the fast port, the port itself, and the port that slaves connect to.
 _NEIGHBOURS = (-2, 0, 1)
 _RAFT_PORT = 40911
@@ -138,7 +138,7 @@ class LocalCluster:
         if not member.alive:
             raise LocalClusterError(f"{name} does not run")
         os.kill(member.pid, signal.SIGKILL)
-        _wait_for_end([member], STOP_S)
+        _wait_for_end([member], STOP_TIMEOUT_S)
         return member
 
     def down(self) -> list[Member]:
@@ -153,7 +153,7 @@ class LocalCluster:
             alive = [member for member in group if member.alive]
             for member in alive:
                 os.kill(member.pid, signal.SIGTERM)
-            _wait_for_end(alive, STOP_S)
+            _wait_for_end(alive, STOP_TIMEOUT_S)
             stopped += alive
         return stopped
 
@@ -239,11 +239,11 @@ class LocalCluster:
             )
         member.pid = process.pid
         self._save()
-        deadline = time.monotonic() + READY_S
+        deadline = time.monotonic() + READY_TIMEOUT_S
         while not member.alive:  # The server creates its run file once it serves.
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LocalClusterError(f"{member.name} did not start: see {root / OUTPUT}")
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def _wait_for_end(members: list[Member], timeout_s: float) -> None:
@@ -252,7 +252,7 @@ def _wait_for_end(members: list[Member], timeout_s: float) -> None:
         if time.monotonic() > deadline:
             names = ", ".join(f"{member.name} ({member.pid})" for member in left)
             raise LocalClusterError(f"still running after {timeout_s:g} s: {names}")
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_INTERVAL_S)
 
 
 def _free_ports(count: int, neighbours: tuple[int, ...]) -> Iterator[int]:

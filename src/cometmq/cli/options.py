@@ -138,13 +138,13 @@ def stop_on_signals() -> Stop:
     A second signal of the same kind has its default effect.
     """
     loop = asyncio.get_running_loop()
-    asked = Stop()
+    stop_event = Stop()
 
     def ask(signum: signal.Signals) -> None:
-        asked.signum = asked.signum or int(signum)
-        asked.set()
+        stop_event.signum = stop_event.signum or int(signum)
+        stop_event.set()
         loop.remove_signal_handler(signum)
 
     for signum in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(signum, ask, signum)
-    return asked
+    return stop_event

@@ -18,7 +18,7 @@ from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells expect
-ERROR_LIMIT = 4096  # characters; a server's remark may be as long as a frame
+MAX_ERROR_CHARS = 4096  # characters; a server's remark may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     except click.UsageError as error:
         show_usage_error(error)
         code = exits.usage
-    except click.exceptions.Exit as asked:
-        code = asked.exit_code
+    except click.exceptions.Exit as exit_request:
+        code = exit_request.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
@@ -92,7 +92,7 @@ def show_error(prog: str, error: Exception) -> None:
 
 def show_usage_error(error: click.UsageError) -> None:
     """Print the usage line and the error to standard error."""
-    text = printable(error.format_message(), ERROR_LIMIT)
+    text = printable(error.format_message(), MAX_ERROR_CHARS)
     if json_wanted():
         show_json_error(error, text)
         return
@@ -118,7 +118,7 @@ def plain(fact: object) -> object:
         return fact
     if isinstance(fact, list | tuple):
         return [plain(each) for each in fact]
-    return shortened(str(fact), ERROR_LIMIT).encode("utf-8", "backslashreplace").decode("utf-8")
+    return shortened(str(fact), MAX_ERROR_CHARS).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def camel_case(name: str) -> str:
@@ -142,4 +142,4 @@ def describe(error: Exception) -> str:
     else:
         hint = "" if os.environ.get("COMETMQ_TRACEBACK") else " (COMETMQ_TRACEBACK=1 shows where)"
         text = f"internal error: {type(error).__name__}: {error}{hint}"
-    return printable(" ".join(text.split()), ERROR_LIMIT)
+    return printable(" ".join(text.split()), MAX_ERROR_CHARS)

@@ -17,7 +17,7 @@ from cometmq.text import printable, printable_json
 if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
-GRACE_S = 0.5
+CLOSE_TIMEOUT_S = 0.5
 """Maximum wait, in seconds, for the current write at the end. If it takes longer, the output is not read."""
 
 
@@ -71,11 +71,11 @@ class LinePrinter:
     async def close(self) -> None:
         """Stop printing.
 
-        Waiting lines are dropped; the line being written has GRACE_S seconds to complete.
+        Waiting lines are dropped; the line being written has CLOSE_TIMEOUT_S seconds to complete.
         """
         self._closing = True
         self._lines.put(None)
-        await asyncio.wait({self._ended}, timeout=GRACE_S)
+        await asyncio.wait({self._ended}, timeout=CLOSE_TIMEOUT_S)
 
     def check(self) -> None:
         """Raise BrokenPipeError if the reader closed the output, ClickException if printing failed."""

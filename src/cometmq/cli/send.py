@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
 
-LINES_AT_ONCE = 1024  # maximum lines per send
+MAX_BATCH_LINES = 1024  # maximum lines per send
 CHUNK_BYTES = 65_536  # capacity of a pipe
-CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with LINE_MAX this bounds the memory
-LINE_MAX = 4 * 1024 * 1024  # bytes; the producer's max_message_size
+MAX_CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with MAX_LINE_BYTES this bounds the memory
+MAX_LINE_BYTES = 4 * 1024 * 1024  # bytes; the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -194,7 +194,7 @@ class InputLines:
         self._loop = asyncio.get_running_loop()
         self.chunks: deque[bytes | OSError] = deque()
         self._news = asyncio.Event()
-        self._room = threading.Semaphore(CHUNKS_AHEAD)
+        self._room = threading.Semaphore(MAX_CHUNKS_AHEAD)
         self._begun: list[bytes] = []
         """Parts of an incomplete line."""
         self._begun_size = 0
@@ -210,13 +210,13 @@ class InputLines:
         failure: Exception | None = None
         while not ended and (self.chunks or not stop.is_set()):
             lines: list[bytes] = []
-            while self.chunks and not ended and len(lines) < LINES_AT_ONCE:
+            while self.chunks and not ended and len(lines) < MAX_BATCH_LINES:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
                     failure, ended = error, True  # The lines before the failure are valid.
-            for at in range(0, len(lines), LINES_AT_ONCE):
-                yield lines[at : at + LINES_AT_ONCE]
+            for at in range(0, len(lines), MAX_BATCH_LINES):
+                yield lines[at : at + MAX_BATCH_LINES]
             if not (self.chunks or stop.is_set() or ended):
                 self._news.clear()
                 await self._news.wait()
@@ -247,9 +247,9 @@ class InputLines:
             self._begun = [more[-1]] if more[-1] else []
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
-        if self._begun_size > LINE_MAX + 1:  # 1 for a trailing \r
+        if self._begun_size > MAX_LINE_BYTES + 1:  # 1 for a trailing \r
             raise click.ClickException(
-                f"a line has more than {LINE_MAX} bytes, the maximum size of a message"
+                f"a line has more than {MAX_LINE_BYTES} bytes, the maximum size of a message"
             )
         return not chunk
 

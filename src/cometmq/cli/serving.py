@@ -63,12 +63,12 @@ def serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> Non
 
 async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str]) -> None:
     loop = asyncio.get_running_loop()
-    asked = asyncio.Event()
+    stop_requested = asyncio.Event()
 
     def ask(signum: int) -> None:
-        if asked.is_set():
+        if stop_requested.is_set():
             os._exit(128 + signum)
-        asked.set()
+        stop_requested.set()
 
     for signum in STOP_SIGNALS:
         if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
@@ -76,7 +76,7 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
         loop.add_signal_handler(signum, ask, signum)
     server = make()
     starting = asyncio.ensure_future(server.start())
-    stopping = asyncio.ensure_future(asked.wait())
+    stopping = asyncio.ensure_future(stop_requested.wait())
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():

@@ -12,7 +12,7 @@ import click
 from cometmq.cli.options import HELP
 from cometmq.cli.running import running
 
-POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 
 
 @click.command(context_settings=HELP)
@@ -43,5 +43,5 @@ def mqshutdown(kind: str, wait_s: float) -> int:
         if time.monotonic() > deadline:
             click.echo(f"{name} still runs after {wait_s:g} s: {', '.join(map(str, sorted(left)))}", err=True)
             return 1
-        time.sleep(POLL_S)
+        time.sleep(POLL_INTERVAL_S)
     return 0

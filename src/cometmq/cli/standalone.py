@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 DEFAULT_DATA = Path("~/.cometmq/data")
 NAMESRV_LINE = "name server"
-CONSOLE_STOP_S = 10.0
+CONSOLE_STOP_TIMEOUT_S = 10.0
 
 
 @click.command(context_settings=HELP)
@@ -110,7 +110,7 @@ class Cluster:
             assert self.console.stdin is not None
             self.console.stdin.close()
             try:
-                await asyncio.wait_for(self.console.wait(), CONSOLE_STOP_S)
+                await asyncio.wait_for(self.console.wait(), CONSOLE_STOP_TIMEOUT_S)
             except TimeoutError:
                 self.console.kill()
                 await self.console.wait()

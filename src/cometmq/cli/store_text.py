@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from cometmq.store import TruncateReport
     from cometmq.store.inspect import StoreStats, VerifyReport
 
-BODY_MAX = 16 << 20
+MAX_BODY_BYTES = 16 << 20
 """Maximum bytes of a decompressed body: as escaped JSON a body can take 13 times as much memory."""
-_PREVIEW = 60  # characters of a body in a one-line output
+_MAX_PREVIEW_CHARS = 60  # characters of a body in a one-line output
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
     "keys", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host",
@@ -90,7 +90,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
     data = bytes(message.body)
     if not raw:
         try:
-            data = decompress(message.sys_flag, data, BODY_MAX)
+            data = decompress(message.sys_flag, data, MAX_BODY_BYTES)
         except CometError:
             pass  # A body that cannot be inflated is shown as stored.
     if how != "hex":
@@ -142,7 +142,7 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
 def message_line(message: MessageExt, how: str, *, raw: bool) -> str:
     """Return a message as one line: position, queue and offset, time, id, tags, keys, start of the body."""
     form, text = body_of(message, how, raw=raw)
-    start = text[:_PREVIEW] + ("..." if len(text) > _PREVIEW else "")
+    start = text[:_MAX_PREVIEW_CHARS] + ("..." if len(text) > _MAX_PREVIEW_CHARS else "")
     words = [
         f"{message.physical_offset:>12}",
         f"{message.topic}/{message.queue_id}@{message.queue_offset}",

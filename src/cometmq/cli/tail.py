@@ -17,7 +17,7 @@ from cometmq.cli.options import (
     namesrv_option,
     stop_on_signals,
 )
-from cometmq.cli.outcome import ERROR_LIMIT
+from cometmq.cli.outcome import MAX_ERROR_CHARS
 from cometmq.cli.printing import LinePrinter, as_line
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
     from cometmq.protocol.frame import Frame
 
 ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and brokers
-RETRY_S = 1.0  # seconds after a failed pull
-IDLE_S = 0.1  # seconds after a pull without messages
-SUSPEND_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
+RETRY_INTERVAL_S = 1.0  # seconds after a failed pull
+EMPTY_PULL_INTERVAL_S = 0.1  # seconds after a pull without messages
+SUSPEND_TIMEOUT_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
 PULL_BATCH = 32  # maximum that brokers return
-CLOCKS_MS = 60_000  # ms by which a broker's clock may be behind this machine's
+MAX_CLOCK_SKEW_MS = 60_000  # ms by which a broker's clock may be behind this machine's
 
 
 def start_time(text: str) -> int | None:
@@ -126,7 +126,7 @@ class Watch:
             loop, ROUTE_INTERVAL_S, self._look_for_queues, name="the search for new queues"
         )
         self._started_ms = int(time.time() * 1000)
-        self._told: dict[MessageQueue | str, str] = {}
+        self._printed_problems: dict[MessageQueue | str, str] = {}
         """The last printed problem of each queue, or of the topic."""
 
     async def start(self) -> None:
@@ -139,7 +139,7 @@ class Watch:
         except NameServersUnreachable:
             raise
         except NoRouteError as error:
-            self._tell(self._topic, error)
+            self._print_problem(self._topic, error)
             queues = ()
         # All start offsets are read before any message, so that all messages from now on are shown.
         for queue in queues:
@@ -147,7 +147,7 @@ class Watch:
             try:
                 offset = await self._start_offset(queue, self._begin_ms)
             except CometError as error:
-                self._tell(queue, error)
+                self._print_problem(queue, error)
             self._follow(queue, self._begin_ms, offset)
         self._looking.start()
 
@@ -180,10 +180,10 @@ class Watch:
 
         They may contain older messages, for example if their broker was only unreachable.
         """
-        begin_ms = self._started_ms - CLOCKS_MS if self._begin_ms is None else self._begin_ms
+        begin_ms = self._started_ms - MAX_CLOCK_SKEW_MS if self._begin_ms is None else self._begin_ms
         failures = await self._client.refresh_routes([self._topic])
         for topic, error in failures.items():
-            self._tell(topic, error)
+            self._print_problem(topic, error)
         route = self._client.routes.get(self._topic)
         for queue in route.read_queues if route is not None else ():
             if queue not in self._followers:
@@ -206,31 +206,31 @@ class Watch:
                     PULL_BATCH,
                     self._subscription.expression,
                     sub_version=self._subscription.version,
-                    suspend_s=SUSPEND_S,
+                    suspend_s=SUSPEND_TIMEOUT_S,
                 )
                 pull = partial(self._pull, queue, request)
                 result = await self._client.reads.run(queue, pull, broker_id)
             except CometError as error:
-                self._tell(queue, error)
-                await asyncio.sleep(RETRY_S)
+                self._print_problem(queue, error)
+                await asyncio.sleep(RETRY_INTERVAL_S)
                 continue
-            self._told.pop(queue, None)
+            self._printed_problems.pop(queue, None)
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
                 # Most brokers park such a pull. For the others, limit the rate of pulls.
-                await asyncio.sleep(IDLE_S)
+                await asyncio.sleep(EMPTY_PULL_INTERVAL_S)
             offset = result.next_begin_offset
 
     async def _pull(self, queue: MessageQueue, request: Frame, target: ReadTarget) -> PullResult:
-        return await self._client.brokers.pull(target.addr, queue, request, SUSPEND_S + 10.0)
+        return await self._client.brokers.pull(target.addr, queue, request, SUSPEND_TIMEOUT_S + 10.0)
 
-    def _tell(self, source: MessageQueue | str, error: Exception) -> None:
+    def _print_problem(self, source: MessageQueue | str, error: Exception) -> None:
         """Print a problem once, even if many queues have it."""
-        text = printable(str(error), ERROR_LIMIT)
-        if text not in self._told.values():
+        text = printable(str(error), MAX_ERROR_CHARS)
+        if text not in self._printed_problems.values():
             click.echo(f"waiting: {text}", err=True)
-        self._told[source] = text
+        self._printed_problems[source] = text
 
 
 if TYPE_CHECKING:

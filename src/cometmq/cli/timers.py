@@ -15,7 +15,7 @@ from cometmq.text import counted, printable, printable_json
 if TYPE_CHECKING:
     from cometmq.message import WaitingMessage
 
-BODY_SHOWN = 200  # characters of a body in a list
+MAX_BODY_CHARS = 200  # characters of a body in a list
 
 
 @click.group(cls=CometGroup, context_settings=HELP)
@@ -122,7 +122,7 @@ def _line(waiting: WaitingMessage) -> str:
         facts.append(f"keys={','.join(view.keys)}")
     if waiting.recall_handle:
         facts.append(f"recall={waiting.recall_handle}")
-    return f"{printable(' '.join(facts), None)}  {printable(view.body, BODY_SHOWN)}"
+    return f"{printable(' '.join(facts), None)}  {printable(view.body, MAX_BODY_CHARS)}"
 
 
 def _as_json(waiting: WaitingMessage) -> bytes:

@@ -227,7 +227,7 @@ class Cluster:
         answers = await self._patient("brokers").ask(addrs, self._admin.runtime)
         found = with_lags(
             [
-                each.saying(answers.values[each.broker_addr])
+                each.with_runtime(answers.values[each.broker_addr])
                 if each.broker_addr in answers.values
                 else msgspec.structs.replace(each, problem=answers.problems[each.broker_addr])
                 for each in places

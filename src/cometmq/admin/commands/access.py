@@ -9,7 +9,7 @@ from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     admin_command,
     dangerous,
-    goes_on,
+    should_execute,
     show_if_text,
     switch,
     target_options,
@@ -100,7 +100,7 @@ async def delete_acl_config(
     """Delete an ACL account at brokers."""
     accounts, key = Accounts(admin), access_key.strip()
     addrs = await _targets(accounts, broker_addr, cluster)
-    if not goes_on(dry_run, *(f"delete the account {key} at {addr}" for addr in addrs)):
+    if not should_execute(dry_run, *(f"delete the account {key} at {addr}" for addr in addrs)):
         return
     for addr in addrs:
         await accounts.delete(addr, key)
@@ -147,8 +147,8 @@ async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, clus
     found = [version for addr in addrs for version in await accounts.versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
     titles = [] if broker_addr else [_line(*columns, "#AclLastUpdateTime")]
-    whose = "broker" if broker_addr else "cluster"
-    tell(found, [*titles, *map(_row, found), f"get {whose}'s plain access config version success."])
+    target = "broker" if broker_addr else "cluster"
+    tell(found, [*titles, *map(_row, found), f"get {target}'s plain access config version success."])
 
 
 def _row(version: AclVersion) -> str:

@@ -15,8 +15,8 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
-    goes_on,
     name_option,
+    should_execute,
     show,
     show_json,
     show_problem,
@@ -165,7 +165,7 @@ async def clean(
     """Run a cleaning operation at one broker, the masters of a cluster or all masters."""
     broker_addr, cluster = target
     addrs = [broker_addr] if broker_addr else list(await admin.cluster_addrs(cluster))
-    if goes_on(dry_run, *(f"delete {what} at {addr}" for addr in addrs)):
+    if should_execute(dry_run, *(f"delete {what} at {addr}" for addr in addrs)):
         for addr in addrs:
             await work(addr)
         tell({"brokerAddrs": addrs}, ["success"])

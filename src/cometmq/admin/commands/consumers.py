@@ -18,10 +18,10 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
-    goes_on,
     in_cluster,
     list_of,
     name_option,
+    should_execute,
     show,
     show_if_text,
     show_json,
@@ -36,7 +36,7 @@ from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.settings import INT_MAX, LONG_MAX
 
-FIRST_ROUND_S, ROUND_S = 20.0, 60.0  # intervals of Apache's monitor
+MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # intervals of Apache's monitor
 GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
 CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -235,7 +235,7 @@ async def delete_sub_group(
     offsets = " with its offsets" if remove_offset else ""
     deeds = [f"delete group {group}{offsets} at {', '.join(addrs)}"]
     deeds += [f"delete topic {topic} with its messages in cluster {cluster}" for topic in topics]
-    if not goes_on(dry_run, *deeds):
+    if not should_execute(dry_run, *deeds):
         return
     place = f" in cluster [{cluster}]" if cluster else ""
     for addr in addrs:
@@ -296,14 +296,14 @@ async def broker_consume_stats(
         "--interval",
         "interval_s",
         type=click.FloatRange(min=0.1),
-        default=ROUND_S,
+        default=MONITOR_INTERVAL_S,
         show_default=True,
         help="Seconds between two rounds (CometMQ only).",
     ),
 )
 async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) -> None:
     """Print the lag of all groups that are online, periodically."""
-    await asyncio.sleep(min(FIRST_ROUND_S, interval_s))
+    await asyncio.sleep(min(MONITOR_DELAY_S, interval_s))
     done = 0
     while True:
         began = time.monotonic()

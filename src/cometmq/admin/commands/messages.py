@@ -28,7 +28,7 @@ from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
-KEY_HITS_MAX = 64
+MAX_KEY_HITS = 64
 MILLISECONDS = click.IntRange(*ALWAYS)
 
 
@@ -115,8 +115,8 @@ async def query_msg_by_id(
         "-m",
         "--maxNum",
         "limit",
-        type=click.IntRange(1, KEY_HITS_MAX),
-        default=KEY_HITS_MAX,
+        type=click.IntRange(1, MAX_KEY_HITS),
+        default=MAX_KEY_HITS,
         show_default=True,
         help="Messages at most.",
     ),
@@ -203,8 +203,8 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     "-c",
     "--maxNum",
     "limit",
-    type=click.IntRange(1, KEY_HITS_MAX),
-    default=KEY_HITS_MAX,
+    type=click.IntRange(1, MAX_KEY_HITS),
+    default=MAX_KEY_HITS,
     show_default=True,
     help="Maximum number of trace messages to read.",
 )

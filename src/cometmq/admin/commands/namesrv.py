@@ -9,8 +9,8 @@ from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
     admin_command,
     dangerous,
-    goes_on,
     name_option,
+    should_execute,
     show_problem,
     tell,
     wants_json,
@@ -35,10 +35,10 @@ async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -
 async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool) -> None:
     """Delete a KV config entry at all name servers."""
     value = await admin.kv_config(namespace, key)
-    if goes_on(dry_run, f"delete key {key} of namespace {namespace}, whose value is {value}"):
+    if should_execute(dry_run, f"delete key {key} of namespace {namespace}, whose value is {value}"):
         await admin.delete_kv_config(namespace, key)
-        gone = {"namespace": namespace, "key": key, "value": value}
-        tell(gone, ["delete kv config from namespace success."])
+        deleted = {"namespace": namespace, "key": key, "value": value}
+        tell(deleted, ["delete kv config from namespace success."])
 
 
 @admin_command("wipeWritePerm", BROKER_NAME, dangerous)
@@ -47,7 +47,7 @@ async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None
 
     Producers leave the broker within 30 seconds, so that it can be stopped. addWritePerm reverts the change.
     """
-    if goes_on(dry_run, f"remove the write permission of all topics of {broker_name}"):
+    if should_execute(dry_run, f"remove the write permission of all topics of {broker_name}"):
         show_perm_changes("wipe", await admin.wipe_write_perm(broker_name))
 
 

@@ -13,8 +13,8 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
-    goes_on,
     name_option,
+    should_execute,
     show_problem,
     tell,
     time_ms,
@@ -136,7 +136,7 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
         if error.kind == "consumer group" and not wants_json():
             show_problem("--force creates the offsets of an unknown group.")
         raise
-    if not goes_on(dry_run, *(deed(wanted, each) for each in planned)):
+    if not should_execute(dry_run, *(describe_reset(wanted, each) for each in planned)):
         return
     done = await admin.reset_offset(wanted)
     tell(done, [*title, *formats.resets(done)])
@@ -147,7 +147,7 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
         raise click.exceptions.Exit(1)
 
 
-def deed(wanted: Reset, each: QueueReset) -> str:
+def describe_reset(wanted: Reset, each: QueueReset) -> str:
     """Return the description of a reset in one queue."""
     place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
     before = "no offset" if each.consumer_offset < 0 else str(each.consumer_offset)
@@ -181,7 +181,7 @@ async def clone_group_offset(
     """
     if dry_run:
         rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)
-        goes_on(
+        should_execute(
             True,
             *(
                 f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}"

@@ -34,9 +34,9 @@ class AtBroker(Protocol):
 
 
 R = TypeVar("R", bound=AtBroker)
-LIST_BYTES_MAX = 16 << 20  # bytes of a file with a list, which is sent in one request
+MAX_LIST_BYTES = 16 << 20  # bytes of a file with a list, which is sent in one request
 Work = Callable[..., Awaitable[None]]
-PROBLEM_LIMIT = 4096  # characters; a server's remark may be as long as a frame
+MAX_PROBLEM_CHARS = 4096  # characters; a server's remark may be as long as a frame
 name_option = functools.partial(click.option, type=str.strip, metavar="NAME")
 TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
 BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
@@ -58,7 +58,7 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Alternative names of commands in RocketMQ."""
 
 
-LINE_LIMIT = 500  # characters; no description in the list is cut
+MAX_LIST_LINE_CHARS = 500  # characters; no description in the list is cut
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
@@ -119,7 +119,10 @@ class MqAdmin(click.Group):
         width = max(map(len, self.commands))
         for heading, commands in self.sections.items():
             lines += ["", f"{heading}:"]
-            lines += [f"   {each.name:<{width}}  {each.get_short_help_str(LINE_LIMIT)}" for each in commands]
+            lines += [
+                f"   {each.name:<{width}}  {each.get_short_help_str(MAX_LIST_LINE_CHARS)}"
+                for each in commands
+            ]
         return "\n".join([*lines, "", *COMMON])
 
 
@@ -144,7 +147,7 @@ def raw_option(command: F) -> F:
     )(command)
 
 
-def tell_options(command: F) -> F:
+def result_options(command: F) -> F:
     """Add `--json` and `--raw`, which `tell` reads."""
     return raw_option(
         click.option(
@@ -187,13 +190,16 @@ def dangerous(command: F) -> F:
     return click.option("--dry-run", is_flag=True, help="Print the actions without executing them.")(command)
 
 
-def goes_on(dry_run: bool, *deeds: str) -> bool:
+def should_execute(dry_run: bool, *deeds: str) -> bool:
     """Print the actions of a dangerous command, and return whether the command continues.
 
     With a dry run the actions are the output; otherwise they go to standard error.
     """
     if dry_run:
-        lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
+        lines = [
+            *(f"would {deed}" for deed in deeds),
+            "Nothing was done: this was a dry run.",
+        ]
         tell({"dryRun": True, "would": list(deeds)}, lines)
     elif not wants_json():  # With --json, standard error contains only errors, as objects.
         for deed in deeds:
@@ -236,7 +242,7 @@ def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work],
     """
 
     def decorate(work: Work) -> click.Command:
-        for option in reversed((*options, tell_options)):
+        for option in reversed((*options, result_options)):
             work = option(work)
 
         @functools.wraps(work)
@@ -284,7 +290,7 @@ def show(lines: Iterable[str]) -> None:
 
 def show_problem(text: str) -> None:
     """Print one line to standard error, with control characters escaped."""
-    click.echo(printable(text, PROBLEM_LIMIT), err=True)
+    click.echo(printable(text, MAX_PROBLEM_CHARS), err=True)
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:
@@ -305,7 +311,7 @@ def list_of(path: str, kind: type[B]) -> list[B]:
     """Return the values of a file that contains a JSON list. Raises click.ClickException."""
     try:
         with open(path, "rb") as file:
-            found = loads(file.read(LIST_BYTES_MAX))
+            found = loads(file.read(MAX_LIST_BYTES))
         if not isinstance(found, list) or not found:
             raise click.ClickException(f"{path}: expected a non-empty JSON list")
         return [kind.decode(msgspec.json.encode(each)) for each in found]

@@ -16,9 +16,9 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
-    goes_on,
     in_cluster,
     list_of,
+    should_execute,
     show,
     show_if_text,
     show_json,
@@ -102,7 +102,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) ->
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""
         raise click.ClickException(f"there is no topic {topic} in cluster {cluster}{elsewhere}")
-    if not goes_on(dry_run, f"delete topic {topic} with its messages at {', '.join(addrs)}"):
+    if not should_execute(dry_run, f"delete topic {topic} with its messages at {', '.join(addrs)}"):
         return
     await admin.delete_topic_in_brokers(topic, cluster)
     show_if_text(f"delete topic [{topic}] from cluster [{cluster}] success.")
@@ -126,9 +126,9 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
         show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
         return
     show(formats.purged(purged))
-    gone = sum(queue.purged_to - queue.min_offset for _, queue in purged)
+    count = sum(queue.purged_to - queue.min_offset for _, queue in purged)
     outcome = "purged." if yes else "would be deleted. Nothing was done; --yes deletes."
-    show([f"{counted(gone, 'message')} {outcome}"])
+    show([f"{counted(count, 'message')} {outcome}"])
 
 
 @admin_command("topicList")
@@ -230,7 +230,7 @@ async def update_order_conf(
             raise click.UsageError("please set orderConf with option -v.")
         if not force and topic not in (known := await admin.topics()):
             raise UnknownNameError("topic", topic, known)
-        if dry_run and not goes_on(dry_run, f"set the order configuration of {topic} to {conf}"):
+        if dry_run and not should_execute(dry_run, f"set the order configuration of {topic} to {conf}"):
             return
         await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)
         line = f"update orderConf success. topic=[{topic}], orderConf=[{conf}]"
@@ -240,7 +240,7 @@ async def update_order_conf(
             raise click.ClickException(f"topic {topic} has no order configuration")
         line = f"get orderConf success. topic=[{topic}], orderConf=[{conf}]"
         if method == "delete":
-            if not goes_on(dry_run, f"delete the order configuration of {topic}, which is {conf}"):
+            if not should_execute(dry_run, f"delete the order configuration of {topic}, which is {conf}"):
                 return
             await admin.delete_kv_config(ORDER_TOPIC_CONFIG, topic)
             line = f"delete orderConf success. topic=[{topic}]"

@@ -8,7 +8,7 @@ import click
 
 from cometmq.cli.options import COUNT, HELP
 from cometmq.cli.pipeline.job import job_options, report_option, run_job
-from cometmq.cli.pipeline.reports import print_table, say_absent, source_options
+from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
 from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.text import counted, local_time, printable
 
@@ -48,7 +48,7 @@ def report(summary: AuditSummary) -> None:
     click.echo(f"{counted(summary.messages, 'message')} in {counted(summary.windows, 'window')}{opened}")
     if summary.windows and summary.windows == summary.open_windows:
         click.echo("no window is closed: --to TIME closes those before it", err=True)
-    say_absent(summary.absent)
+    print_absent(summary.absent)
     columns = ("messages", "missing", "doubled", "out_of_order", "late", "anew", "sent", "lost")
     if summary.topics:
         print_table(summary.topics, {"topic": "topic"} | {name: name for name in columns})

@@ -8,7 +8,7 @@ import click
 
 from cometmq.cli.options import HELP
 from cometmq.cli.pipeline.job import job_options, run_job
-from cometmq.cli.pipeline.reports import print_table, say_absent, source_options
+from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def report(summary: DedupSummary) -> None:
         f"{summary.without_key:,} without a key; {summary.seconds:.1f} s; "
         f"in {printable(summary.output, None)}"
     )
-    say_absent(summary.absent)
+    print_absent(summary.absent)
     columns = {"topic": "topic", "messages": "messages", "without key": "without_key", "removed": "removed"}
     print_table(summary.topics, columns)
     for one in summary.samples:

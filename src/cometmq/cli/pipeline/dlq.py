@@ -80,8 +80,8 @@ def report_redrive(summary: RedriveSummary) -> None:
     done = f"{summary.planned:,} would be sent again" if summary.dry_run else f"{summary.resent:,} sent again"
     others = {"skipped": summary.skipped, "refused": summary.refused, "failed": summary.failed,
               "left": summary.left, "without a body": summary.without_body}  # fmt: skip
-    said = [done, *(f"{count:,} {word}" for word, count in others.items() if count)]
-    click.echo(f"{counted(summary.chosen, 'dead letter')}: {', '.join(said)}")
+    parts = [done, *(f"{count:,} {word}" for word, count in others.items() if count)]
+    click.echo(f"{counted(summary.chosen, 'dead letter')}: {', '.join(parts)}")
     if summary.output and (summary.refused or summary.without_body or summary.failed):
         click.echo(printable(f"not sent: {summary.output}/quarantine/run={summary.run}", None), err=True)
     for problem in summary.problems:

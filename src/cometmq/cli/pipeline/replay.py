@@ -8,13 +8,13 @@ import click
 
 from cometmq.cli.options import COUNT, HELP, check_utf8, moment, namesrv_option
 from cometmq.cli.pipeline.job import job_options, print_json, running
-from cometmq.cli.pipeline.reports import say_absent
+from cometmq.cli.pipeline.reports import print_absent
 from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
 
-SHOWN = 50  # source queues in the output
+MAX_PRINTED_QUEUES = 50  # source queues in the output
 SOME = click.FloatRange(min=0, min_open=True)
 
 
@@ -82,10 +82,10 @@ def replay(
 def report(summary: ReplaySummary) -> None:
     """Print the result of the run, or the plan of a dry run."""
     if summary.dry_run:
-        for queue in summary.queues[:SHOWN]:
+        for queue in summary.queues[:MAX_PRINTED_QUEUES]:
             click.echo(printable(line(queue), None))
-        if len(summary.queues) > SHOWN:
-            click.echo(f"... and {counted(len(summary.queues) - SHOWN, 'queue')} more")
+        if len(summary.queues) > MAX_PRINTED_QUEUES:
+            click.echo(f"... and {counted(len(summary.queues) - MAX_PRINTED_QUEUES, 'queue')} more")
         size = counted(summary.planned_bytes, "byte")
         click.echo(f"would send {counted(summary.planned, 'message')} ({size} as stored)")
     else:
@@ -103,14 +103,14 @@ def report(summary: ReplaySummary) -> None:
         if count:
             click.echo(f"{counted(count, 'message')} {what}")
     if summary.targets_read:
-        names = ", ".join(summary.targets_read[:SHOWN])
+        names = ", ".join(summary.targets_read[:MAX_PRINTED_QUEUES])
         click.echo(printable(f"topics skipped, to which this replay sends: {names}", None))
     if summary.positions_before:
         many = counted(summary.positions_before, "position")
         click.echo(f"{many} of groups set by an earlier run, and not again")
     if summary.positions:
         click.echo(f"{counted(summary.positions, 'position')} of groups set")
-    say_absent(summary.absent)
+    print_absent(summary.absent)
     if summary.bad:
         where = printable(f"{summary.state}/bad", None)
         click.echo(f"not complete: {counted(summary.bad, 'message')} could not be sent: {where}", err=True)

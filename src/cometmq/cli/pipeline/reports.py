@@ -45,7 +45,7 @@ def source_options(command: F, *, give_namesrv: bool = False) -> F:
     return read  # type: ignore[return-value]
 
 
-def say_absent(topics: Iterable[str]) -> None:
+def print_absent(topics: Iterable[str]) -> None:
     """Print the requested topics that do not exist to standard error."""
     for topic in topics:
         click.echo(f"not complete: no messages of topic {printable(topic, 200)}", err=True)

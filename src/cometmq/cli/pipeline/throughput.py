@@ -8,7 +8,7 @@ import click
 
 from cometmq.cli.options import COUNT, HELP
 from cometmq.cli.pipeline.job import job_options, report_option, run_job
-from cometmq.cli.pipeline.reports import print_table, say_absent, source_options
+from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
 from cometmq.text import counted, local_time
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def report(summary: ThroughputSummary) -> None:
         f"{counted(summary.messages, 'message')} ({counted(summary.bytes, 'byte')}) of "
         f"{counted(summary.topic_count, 'topic')}; {summary.seconds:.1f} s"
     )
-    say_absent(summary.absent)
+    print_absent(summary.absent)
     if summary.first_ms is None or summary.last_ms is None:
         return
     click.echo(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from nicegui import ui
 
-from cometmq.admin.waiting import HALVES_MAX, HalfMessage, HalfMessages, given_up, half_messages
+from cometmq.admin.waiting import MAX_HALF_MESSAGES, HalfMessage, HalfMessages, given_up, half_messages
 from cometmq.console.frame.actions import Action, Progress, act
 from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.listing import Listing, RowAction
@@ -54,7 +54,7 @@ def _rows(view: View, notice: ui.element, found: HalfMessages, partly: str) -> l
     with notice:
         missing_note(view, found.missing)
         if found.partly:
-            view.note(view.t(partly, n=f"{HALVES_MAX:,}"))
+            view.note(view.t(partly, n=f"{MAX_HALF_MESSAGES:,}"))
     return found.rows
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from nicegui import ui
 
 from cometmq.admin import Admin, GroupProgress, GroupSubscriptions, MemberSubscriptions, QueueProgress
-from cometmq.admin.groups import added_up
+from cometmq.admin.groups import sum_progress
 from cometmq.console.frame.actions import Action, Progress, act
 from cometmq.console.frame.charts import missing_note
 from cometmq.console.frame.forms import Form
@@ -50,7 +50,7 @@ async def ask(admin: Admin, group: str, patience: Patience[GroupProgress]) -> Gr
     addrs = await admin.brokers_of(group)
     found = await patience.ask(addrs, lambda addr: admin.progress_at(addr, group))
     found.check()
-    return GroupState(added_up(group, found.values.values()), found.problems)
+    return GroupState(sum_progress(group, found.values.values()), found.problems)
 
 
 async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
