@@ -267,7 +267,7 @@ class TestResend:
         refused = [result for result in results if result.state == "FAILED"]
         assert [result.state for result in results].count("RESENT") == 2
         assert len(refused) == MAX_FAILURES
-        assert all("belongs to the system" in result.problem for result in refused)
+        assert all("is reserved" in result.problem for result in refused)
 
     async def test_a_message_that_died_twice_by_a_mistake_is_sent_once(self, dying: Dying) -> None:
         await dying.die(b"first")  # alone, so that the others are sent at the same time

@@ -277,7 +277,7 @@ async def test_topics_and_groups(tmp_path: Path) -> None:
         ("storePathRootDir=/dev/null/store", "storePathRootDir", "/dev/null is not a directory"),
         ("storePathIndex=/dev/null/index", "storePathIndex", "/dev/null is not a directory"),
         ("aclEnable=true", "aclEnable", "account"),
-        ("", "namesrvAddr", "there is none"),
+        ("", "namesrvAddr", "not set"),
     ],
 )
 async def test_a_settings_file(tmp_path: Path, settings: str, where: str, words: str) -> None:
@@ -311,7 +311,7 @@ async def test_a_port_that_is_taken_and_a_store_of_another_user(tmp_path: Path) 
     if os.geteuid() == 0:
         return  # root may write everywhere
     (tmp_path / "store").mkdir(mode=0o500)
-    assert "may not be written to" in only(await examine_settings(conf)).problem
+    assert "is not writable" in only(await examine_settings(conf)).problem
 
 
 async def test_the_command_says_it_with_an_exit_code(tmp_path: Path) -> None:

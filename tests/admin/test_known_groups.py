@@ -67,7 +67,7 @@ def test_a_deletion_of_an_unknown_group_says_so_and_succeeds_as_apaches(known: S
 def test_the_nearest_group_is_suggested(known: Shell) -> None:
     failed = known.run("resetOffsetByTime", "-t", "known", "-s", "0", "-g", "reader")
     assert "did you mean readers?" in failed.err
-    assert "--force makes offsets of an unknown group." in failed.err
+    assert "--force creates the offsets of an unknown group." in failed.err
 
 
 @pytest.mark.parametrize(

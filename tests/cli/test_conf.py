@@ -45,7 +45,7 @@ def test_copy_makes_the_directory_and_replaces_nothing(run: Run, tmp_path: Path)
 def test_other_names_are_refused(run: Run, name: str) -> None:
     done = run("cometmq", "conf", "show", name)
     assert (done.returncode, done.stdout) == (1, "")
-    assert "`cometmq conf list` shows what it has" in done.stderr
+    assert "`cometmq conf list` lists them" in done.stderr
 
 
 def test_a_name_that_is_near_is_suggested(run: Run) -> None:

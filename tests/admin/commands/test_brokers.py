@@ -345,7 +345,7 @@ def test_a_change_that_the_next_start_forgets_is_told(
         told, as_json = mq.ok(*words), mq.ok(*words, "--json").json
 
     assert told.lines == [f"update broker config success, {broker.broker_addr}"]
-    assert "no file of settings to write it to (mqbroker -c FILE)" in told.err
+    assert "no settings file (mqbroker -c FILE)" in told.err
     assert "is written" not in told.err
     assert as_json[0]["notWritten"] is True
 

@@ -25,7 +25,7 @@ def test_write_permission_is_taken_and_given_again(mq: Shell) -> None:
     def perm() -> int:
         return int(mq.ok("topicRoute", "-t", "wiped").json["queueDatas"][0]["perm"])
 
-    assert mq.ok("wipeWritePerm", *name, "--dry-run").lines[0].startswith("would take the write permission")
+    assert mq.ok("wipeWritePerm", *name, "--dry-run").lines[0].startswith("would remove the write permission")
     assert perm() == 6
     wiped = mq.ok("wipeWritePerm", *name)
     assert perm() == 4

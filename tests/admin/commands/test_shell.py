@@ -182,7 +182,7 @@ def test_the_environment_names_the_name_server(mq: Shell, monkeypatch: pytest.Mo
         (("topicRoute", "-t", "x", "-z"), "No such option"),
         (("topicRoute", "--topc", "x"), "Did you mean '--topic'?"),
         (("getBrokerConfig",), "Missing option: -b/--brokerAddr or -c/--clusterName."),
-        (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "tomorrow"), "'tomorrow' is no time"),
+        (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "tomorrow"), "'tomorrow' is not a time"),
         (("resetOffsetByTime", "-g", "g", "-t", "t", "-s", "now", "-q", "1"), "needs -b"),
         (("updateOrderConf", "-t", "t", "-m", "put"), "please set orderConf with option -v."),
         (("updateTopic", "-t", "x"), "Missing option: -b/--brokerAddr or -c/--clusterName."),

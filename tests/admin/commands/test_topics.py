@@ -245,7 +245,7 @@ def test_topics_and_groups_of_a_file_are_made_together(mq: Shell, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("{}", "expected a list"), ("[]", "something in it"), ("[{]", "JSON"), ("[7]", "not an object")],
+    [("{}", "a non-empty JSON list"), ("[]", "non-empty"), ("[{]", "JSON"), ("[7]", "not an object")],
 )
 def test_a_file_without_a_list_is_an_error(mq: Shell, tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "topics.json"

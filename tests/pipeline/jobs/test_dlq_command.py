@@ -26,7 +26,7 @@ def test_dead_letters_of_a_store_are_counted(run_job: RunJob, tmp_path: Path) ->
     ("words", "problem"),
     [
         (["--redrive"], "--where EXPR, or --where true"),
-        (["--redrive", "--where", "true"], "give --output DIR, or --dry-run"),
+        (["--redrive", "--where", "true"], "specify --output DIR or --dry-run"),
     ],
 )
 def test_a_redrive_says_what_it_needs(run_job: RunJob, words: list[str], problem: str) -> None:

@@ -27,7 +27,7 @@ def test_a_live_topic_into_another(run_job: RunJob, topic: Topic, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("words", "problem"),
-    [(["--map", "a="], "TOPIC=TARGET is expected"), ([], "Give --state DIR, or --dry-run")],
+    [(["--map", "a="], "TOPIC=TARGET is expected"), ([], "Specify --state DIR or --dry-run")],
 )
 def test_arguments_that_cannot_be_used(run_job: RunJob, words: list[str], problem: str) -> None:
     done = run_job("replay", "-s", "/nowhere", *words)

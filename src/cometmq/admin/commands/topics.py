@@ -204,7 +204,7 @@ async def update_topic_perm(
 @admin_command("topicClusterList", TOPIC)
 async def topic_cluster_list(admin: Admin, topic: str) -> None:
     """List the clusters that have a topic."""
-    await admin.route(topic)  # a topic that nobody knows is reported
+    await admin.route(topic)  # raises NoRouteError for an unknown topic
     found = await admin.clusters_of(topic)
     tell(found, found)
 
