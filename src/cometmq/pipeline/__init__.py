@@ -1,4 +1,4 @@
-"""The data pipeline on Spark: a function for each job, loaded when it is first used.
+"""The data pipeline on Spark: one function per job, whose module is imported on first use.
 
 from cometmq.pipeline import archive, spark_session
 """
@@ -47,7 +47,7 @@ __all__ = [
     "traces",
 ]
 
-# Names that lie in a module of another name.
+# Modules of the names that do not lie in a module of the same name.
 _MODULES = {
     "archived": "jobs.archive_query",
     "compact": "jobs.compaction",

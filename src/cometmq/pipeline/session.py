@@ -1,4 +1,4 @@
-"""A Spark session set up for this pipeline: UTC, quiet, small. With `local` nobody else can reach it."""
+"""Spark sessions for the pipeline: UTC, quiet and small. With `local`, other machines cannot connect."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv4Stack=true"
-"""One collector thread: a driver that moves Arrow batches makes little garbage."""
+"""JVM options.
+
+One collector thread suffices, because a driver that moves Arrow batches makes little garbage.
+"""
 QUICK_START = "-XX:TieredStopAtLevel=1"
-"""Without the optimising compiler a session needs 4 s of CPU less until its first result; long computations
-in the JVM then cost nearly twice as much."""
+"""JVM options for short programs.
+
+Without the optimising compiler, a session needs 4 s of CPU time less until its first result; long
+computations in the JVM take nearly twice as long.
+"""
 CONNECT = "sc://"
-"""What the address of a Spark Connect server begins with."""
+"""Prefix of a Spark Connect server's address."""
 
 
 def chosen_master(master: str | None) -> str:
-    """The Spark to use: as given, else by SPARK_REMOTE or SPARK_MASTER, else this machine's cores."""
+    """Return the given master, else SPARK_REMOTE or SPARK_MASTER, else this machine's cores."""
     return master or os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_MASTER") or "local[*]"
 
 
@@ -33,16 +39,26 @@ def spark_session(
     quiet: bool = True,
     quick_start: bool = False,
 ) -> SparkSession:
-    """A session with the `cometmq` format ready.
+    """Create a Spark session with the `cometmq` format.
 
-    master: any Spark master, or `sc://host:port`, a Spark Connect server (by default `chosen_master` says);
-    memory: the JVM's heap (Python workers come on top: 150-350 MB for each core); quick_start: for jobs whose
-    bytes are worked on in Python, and for short programs; conf overrides all. A Spark Connect server has its
-    own JVM, so only settings of the session have an effect there. A session that runs already in this
-    process is returned as it is.
+    A session that already runs in this process is returned unchanged. A Spark Connect server has its own JVM,
+    so only settings of the session have an effect there.
+
+    Args:
+        app_name: Name of the application.
+        master: A Spark master, or "sc://host:port" for a Spark Connect server. None: SPARK_REMOTE or
+            SPARK_MASTER, else all cores of this machine.
+        memory: Heap size of the JVM, such as "1g". Python workers need another 150 to 350 MB per core.
+        conf: Settings that override all others.
+        quiet: Whether Spark's own log output is reduced.
+        quick_start: Whether the JVM starts faster without its optimising compiler, for short programs and for
+            jobs that process bytes in Python.
+
+    Returns:
+        The session.
     """
     master = chosen_master(master)
-    if quiet:  # PySpark raises an error of a query and logs it beside that, with all its Java
+    if quiet:  # PySpark would log each query error that it raises, with the Java stack trace
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {
@@ -61,7 +77,7 @@ def spark_session(
 
 
 def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dict[str, str]:
-    """Settings of a driver in a JVM of this process's own."""
+    """Return the settings of a driver whose JVM belongs to this process."""
     settings = {
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -70,7 +86,7 @@ def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dic
         "spark.driver.extraJavaOptions": f"{JVM_FLAGS} {QUICK_START}" if quick_start else JVM_FLAGS,
     }
     if master.startswith("local"):
-        # Workers here need the interpreter that has this package, not the first python3 of the PATH.
+        # Workers need the interpreter that has this package, not the first python3 of the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:

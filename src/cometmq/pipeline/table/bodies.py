@@ -1,10 +1,10 @@
-"""Bodies as columns: each body is parsed in the task that reads it, and what it says becomes columns.
+"""Bodies as columns: the task that reads a body parses it, and its fields become columns.
 
     value         struct: the fields of the schema; null if the body could not be parsed
-    body_rest     binary: what the body holds beyond them; null if that is nothing
+    body_rest     binary: content that no field of the schema holds; null if there is none
     body_error    string: why the body could not be parsed; null if it could
 
-A body that cannot be parsed is a row like any other, with its `body`. So nothing is lost, whatever was sent.
+A body that cannot be parsed becomes a row like any other, with its `body`, so no content is lost.
 """
 
 from __future__ import annotations
@@ -21,19 +21,22 @@ import pyarrow.compute as pc
 from cometmq.errors import ConfigError
 
 MOST_BYTES = 1024 * 1024
-"""Longer bodies are not parsed. A hostile one becomes Python objects of some hundred times its size."""
+"""Maximum bytes of a parsed body. A malicious body becomes Python objects of some hundred times its size."""
 
 MOST_VALUES = 250_000
-"""Values that the arrays and maps of one body may hold, counted as they lie in columns: a struct in an array
-has as many as it has fields, whether they are set or not. Two bytes of Protobuf can be one with hundreds."""
+"""Maximum values in the arrays and maps of one body.
 
-_SLICE_BYTES = 4 * 1024 * 1024  # of bodies that are Python objects at the same time
+Values are counted as they are stored in columns: a struct in an array counts as all of its fields, set or
+not. Two bytes of Protobuf can encode a struct with hundreds of fields.
+"""
+
+_SLICE_BYTES = 4 * 1024 * 1024  # bytes of bodies that are Python objects at the same time
 _ERROR_CHARS = 300
 _WIDER = [[pa.int32(), pa.int64()], [pa.float32(), pa.float64()]]
 
 
 class Parsed(NamedTuple):
-    """One body: its fields by name, what none of them holds, and why it has no fields."""
+    """A parsed body: its fields by name, the remaining content, and the reason if it has no fields."""
 
     value: dict[str, Any] | None
     rest: bytes | None = None
@@ -41,19 +44,23 @@ class Parsed(NamedTuple):
 
 
 class Parser(Protocol):
-    """What a body format gives to the task."""
+    """The interface of a body format for the task."""
 
     def parse(self, body: bytes) -> Parsed:
-        """Never raises, whatever the body is."""
+        """Parse a body. Never raises an error, whatever the body is."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bodies:
-    """How bodies are parsed, as tasks are told it.
+    """The settings that tasks need to parse bodies.
 
-    schema: what the parser is made of: an Avro schema, or a descriptor set and a message's name; JSON is
-    parsed by `fields`. fields: what the parser gives. column: the type of the column `value`, which has the
-    fields of earlier runs too. keep: whether `body` stays where the body could be parsed."""
+    Attributes:
+        schema: The parser's input: an Avro schema, or a descriptor set and a message's name. JSON is parsed
+            by `fields`.
+        fields: The type of the parser's results.
+        column: The type of the column `value`, which also has the fields of earlier runs.
+        keep: Whether `body` is kept if it could be parsed.
+    """
 
     format: str
     schema: tuple[bytes, str]
@@ -76,7 +83,7 @@ class Bodies:
 
 
 def body_columns(column: pa.StructType) -> list[pa.Field]:
-    """The columns that bodies give beside the message's own."""
+    """Return the columns for parsed bodies, besides the message's own."""
     return [
         pa.field("value", column),
         pa.field("body_rest", pa.binary()),
@@ -85,7 +92,7 @@ def body_columns(column: pa.StructType) -> list[pa.Field]:
 
 
 def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.RecordBatch:
-    """The rows with the columns of their bodies."""
+    """Return the rows with the columns of their parsed bodies."""
     values: list[pa.Array] = []
     rests: list[bytes | None] = []
     errors: list[str | None] = []
@@ -104,7 +111,7 @@ def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.Re
 
 
 def _parsed(parser: Parser, bodies: pa.Array, column: pa.StructType) -> Iterator[list[Parsed]]:
-    """The bodies in order, as many at a time as may be Python objects together."""
+    """Yield the parsed bodies in order, in groups whose Python objects fit into memory."""
     count = _counter(column)
     for start, stop in _slices(bodies):
         group: list[Parsed] = []
@@ -127,7 +134,7 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """What counts the values of a type that `MOST_VALUES` is about. None: there cannot be any."""
+    """Return a function that counts the values of a type for `MOST_VALUES`; None if the count is always 0."""
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 
@@ -152,12 +159,12 @@ def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
 
 
 def value_width(kind: pa.DataType) -> int:
-    """The columns that hold one value of a type."""
+    """Return the number of columns that hold one value of a type."""
     return sum(value_width(field.type) for field in kind) if pa.types.is_struct(kind) else 1
 
 
 def _slices(bodies: pa.Array) -> Iterator[tuple[int, int]]:
-    """(first, behind the last) row of stretches that hold about `_SLICE_BYTES`."""
+    """Yield (first row, last row + 1) of ranges with about `_SLICE_BYTES` of bodies."""
     sizes = pc.fill_null(pc.binary_length(bodies), 0).to_numpy(zero_copy_only=False)
     numbers = np.cumsum(sizes, dtype=np.int64) // _SLICE_BYTES
     edges = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(bodies)] if len(bodies) else []
@@ -171,8 +178,11 @@ def _parse(parser: Parser, body: bytes) -> Parsed:
 
 
 def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -> list[pa.Array]:
-    """The values of these rows as arrays. A value that Arrow cannot hold in this type, such as a decimal with
-    too many digits, is found by halving and becomes an error of its row."""
+    """Return the values of these rows as arrays.
+
+    A value that Arrow cannot represent in this type, such as a decimal with too many digits, is located by
+    bisection and becomes an error of its row.
+    """
     try:
         return [pa.array([item.value for item in parsed[start:stop]], column)]
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
@@ -184,8 +194,11 @@ def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -
 
 
 def merged(old: pa.DataType, new: pa.DataType, *, widen: bool, path: str = "value") -> pa.DataType:
-    """The type that holds values of both: the fields of both, and the wider of two numbers. Fields that `new`
-    does not have stay. widen: whether a number of the table may become wider. Raises ConfigError."""
+    """Return the type that holds values of both types: the fields of both, and the wider of two numbers.
+
+    Fields that `new` lacks are kept. `widen`: whether a number of the table may become wider. Raises
+    ConfigError.
+    """
     if old == new:
         return old
     if pa.types.is_struct(old) and pa.types.is_struct(new):
@@ -217,7 +230,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def check_names(fields: pa.StructType, path: str = "") -> pa.StructType:
-    """The same type. Raises ConfigError if it has no fields, or names that Spark takes for one."""
+    """Return `fields`. Raises ConfigError if it is empty, or if Spark would confuse two of its names."""
     if not fields.num_fields:
         raise ConfigError("body_schema", path or "no fields", "a record with at least one field")
     seen: dict[str, str] = {}

@@ -1,7 +1,7 @@
-"""Avro bodies: one datum in Avro's binary encoding, written with the schema that the archive is given.
+"""Avro bodies: one datum in Avro's binary encoding, written with the schema of the archive's settings.
 
-There is no header and no registry's number in front of it: that a datum was written with another schema shows
-only if it cannot be read, or leaves bytes over.
+The body has no header and no schema id of a registry. A datum of another schema is detected only if it cannot
+be read or leaves bytes unread.
 """
 
 from __future__ import annotations
@@ -34,14 +34,17 @@ _LOGICAL = {
 }
 _DECIMAL = "cometmq-decimal"
 _MOST_READS = 2 * MOST_VALUES
-"""fastavro reads each byte of a number and each text for itself, so a body of this length or less holds no
-more values; the exact count comes behind it (bodies.py)."""
+"""Maximum reads of a body.
+
+fastavro reads each byte of a number and each text separately, so this limit admits all bodies with a
+permitted number of values. The exact count follows later (bodies.py).
+"""
 
 _BAD = (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError, MemoryError)
 
 
 class AvroParser:
-    """Parses bodies by an Avro schema in JSON."""
+    """A parser of bodies by an Avro schema in JSON."""
 
     def __init__(self, schema: str) -> None:
         self._schema = fastavro.parse_schema(_with_decimals(_without_other_logical_types(json.loads(schema))))
@@ -58,7 +61,7 @@ class AvroParser:
 
 
 class _FewReads(BytesIO):
-    """Ends with ValueError where a body has too many values, before each of them is an object."""
+    """A stream that raises ValueError for a body with too many values, before they become objects."""
 
     _left = _MOST_READS
 
@@ -70,8 +73,11 @@ class _FewReads(BytesIO):
 
 
 def _decimal(data: bytes, writer_schema: Any = None, _: Any = None) -> Decimal:
-    """A decimal, exactly. fastavro's own reader rounds what has more digits than the schema allows, and takes
-    minutes for one of 1 MiB."""
+    """Return an exact decimal.
+
+    fastavro's own reader rounds a decimal with more digits than the schema permits, and needs minutes for one
+    of 1 MiB.
+    """
     number = int.from_bytes(data, "big", signed=True)
     if abs(number) >= 10 ** writer_schema["precision"]:
         raise ValueError(f"a decimal of more than {writer_schema['precision']} digits")
@@ -83,7 +89,7 @@ fastavro.read.LOGICAL_READERS.update({f"{kind}-{_DECIMAL}": _decimal for kind in
 
 
 def _with_decimals(schema: Any) -> Any:
-    """The schema with decimals under the name of our reader."""
+    """Return the schema with decimals renamed to the type of this module's reader."""
     if isinstance(schema, list):
         return [_with_decimals(item) for item in schema]
     if not isinstance(schema, dict):
@@ -93,9 +99,12 @@ def _with_decimals(schema: Any) -> Any:
 
 
 def fields_of(schema: str) -> pa.StructType:
-    """The columns of an Avro schema. int is bigint and float is double, so that writers may widen them.
-    Raises ConfigError for what has no column: unions of several types, records within themselves, null
-    alone."""
+    """Return the columns of an Avro schema.
+
+    int becomes bigint and float double, so that writers may widen them.
+
+    Raises ConfigError for types without a column: unions of several types, recursive records, null alone.
+    """
     try:
         parsed = fastavro.parse_schema(_without_other_logical_types(json.loads(schema)))
     except (ValueError, SchemaParseException, UnknownType, KeyError, TypeError, AttributeError) as error:
@@ -107,7 +116,10 @@ def fields_of(schema: str) -> pa.StructType:
 
 
 def _without_other_logical_types(schema: Any) -> Any:
-    """Logical types that are no columns are read as what they are made of."""
+    """Return the schema without the logical types that have no column.
+
+    Their values are read as the base types.
+    """
     if isinstance(schema, list):
         return [_without_other_logical_types(item) for item in schema]
     if not isinstance(schema, dict):

@@ -1,11 +1,11 @@
 """JSON bodies: an object whose fields become columns, exactly or not at all.
 
-A field that is not in the schema, or whose value its type cannot hold wholly, goes to `body_rest` as it was
-written: {"its name": its text}. Numbers of float and double are held if the shortest text of what the column
-has says the same number: 0.1 is, 2^53 + 1 and 1e-400 are not.
+A field that is not in the schema, or whose value the type cannot represent completely, goes to `body_rest` as
+it was written: {"its name": its text}. A number is represented as float or double if the shortest text of the
+column's value is the same number: 0.1 is, 2^53 + 1 and 1e-400 are not.
 
-pyarrow's JSON reader is not used: it takes text by lines, fails for all of them at the first bad one, and has
-no place for what does not fit.
+pyarrow's JSON reader is not used: it reads text by lines, fails for all lines at the first invalid one, and
+has no place for remaining content.
 """
 
 from __future__ import annotations
@@ -50,22 +50,27 @@ _PLAIN: list[tuple[pa.DataType, Any]] = [
 _TYPES = "boolean, int, bigint, float, double, decimal, string, binary, date, timestamp, array, map, struct"
 _KEPT_AS_THEY_ARE = (bytes, date, datetime, Decimal)
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError, ValueError)
-_MOST_FIELDS = 1000  # with a column of their own, at all depths
-_MOST_PLACES = 10 * _MOST_FIELDS  # from which they are chosen, structs and arrays among them
+_MOST_FIELDS = 1000  # maximum fields with a column of their own, at all depths
+_MOST_PLACES = 10 * _MOST_FIELDS  # maximum candidates for fields, including structs and arrays
 _MOST_DEPTH = 8
-_MOST_NAME = 128  # characters
+_MOST_NAME = 128  # maximum characters of a name
 _MOST_EXPONENT = 1000
 _SAMPLE_BODIES = 10_000
 _SAMPLE_BYTES = 4 * 1024 * 1024
-_SAMPLE_ITEMS = 100  # of an array
+_SAMPLE_ITEMS = 100  # items of an array that are sampled
 
 _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
-"""Any number becomes a run of 0, but for its exponent."""
+"""Translation that turns any number into a sequence of 0, except for its exponent."""
 
 
 class _Lossy(NamedTuple):
-    """A type that may not hold all that a JSON value of it says. words: what is then in the body, with or
-    without `_DIGITS`; exact: what holds it all; same: whether the two say the same."""
+    """A type that may not represent a JSON value completely.
+
+    Attributes:
+        words: Texts that such a body contains, with or without `_DIGITS`.
+        exact: A type that represents the value completely.
+        same: Returns whether the two values are equal.
+    """
 
     words: tuple[bytes, ...]
     exact: Any
@@ -78,7 +83,7 @@ def _same_float(made: float, exact: Decimal) -> bool:
 
 
 def _same_time(made: datetime, exact: str) -> bool:
-    made.astimezone(UTC)  # OverflowError where a zone moves it out of the years that Python has
+    made.astimezone(UTC)  # OverflowError if the time zone moves the time out of Python's range of years
     finer = re.search(r"\.[0-9]{6}([0-9]+)", exact)
     return finer is None or not finer[1].strip("0")
 
@@ -89,7 +94,7 @@ def _is_usual(made: Decimal, _: Decimal) -> bool:
 
 
 _LOSSY = {
-    # A number of fewer digits and without an exponent is held whole: 15 digits in a double, 6 in a float.
+    # A number with fewer digits and without an exponent is exact: 15 digits in a double, 6 in a float.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
     pa.timestamp("us", "UTC"): _Lossy(  # 00.1234567 is finer than the column
@@ -99,7 +104,7 @@ _LOSSY = {
         (b'="', b"\\"), str, lambda made, exact: binascii.b2a_base64(made, newline=False).decode() == exact
     ),
 }
-# pyarrow 26 reads beyond its table of powers for 1e-99999999, and the process may end.
+# pyarrow 26 reads beyond its table of powers for 1e-99999999, which may crash the process.
 _LOSSY_DECIMAL = _Lossy((b"",), Decimal, _is_usual)
 
 
@@ -108,7 +113,7 @@ def _lossy(kind: pa.DataType) -> _Lossy | None:
 
 
 class JsonParser:
-    """Parses bodies by the fields of a struct type."""
+    """A parser of bodies by the fields of a struct type."""
 
     def __init__(self, fields: pa.StructType) -> None:
         self._whole = msgspec.json.Decoder(_python_type(fields, "body"))
@@ -120,11 +125,11 @@ class JsonParser:
         self._whole_exact = _exact_reader(fields, "body")
         self._exact = {field.name: _exact_reader(field.type, field.name) for field in fields}
         self._encoder = msgspec.json.Encoder(decimal_format="number")
-        # Numbers are not made: one of a million digits would take minutes.
+        # Numbers are not converted, because a number of a million digits would take minutes.
         self._names = json.JSONDecoder(object_pairs_hook=_once, parse_int=len, parse_float=len)
 
     def parse(self, body: bytes) -> Parsed:
-        # A struct takes room for all of its fields, and `{}` can be one.
+        # A struct needs memory for all of its fields, and `{}` can be a struct.
         if self._widest > 1 and body.count(b"{") * self._widest > MOST_VALUES:
             return Parsed(None, error=too_many_values())
         try:
@@ -138,7 +143,8 @@ class JsonParser:
                 suspect = any(word in both for word in self._suspects)
                 if suspect and not self._whole_exact(value, body):
                     return self._by_parts(body)
-            # Each name and text has two quotes: if as many come out as went in, no name was there twice.
+            # Each name and text has two quotes. If the output has as many quotes as the input, no name
+            # occurred twice.
             if b"\\" in body or body.count(b'"') != self._encoder.encode(found).count(b'"'):
                 self._names.decode(body.decode())
             return Parsed(value)
@@ -166,7 +172,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """What tells whether a value of this type has all that its text says. None: it always has."""
+    """Return a function that tells whether a value of this type equals its text. None: it always does."""
     same = _comparing(kind)
     if same is None:
         return None
@@ -189,14 +195,14 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _widest(kind: pa.DataType, *, many: bool = False) -> int:
-    """The columns of the widest struct in an array or a map."""
+    """Return the number of columns of the widest struct in an array or a map."""
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     many_inner = many or not pa.types.is_struct(kind)
     return max([value_width(kind) if many else 1, *(_widest(one, many=many_inner) for one in inner)])
 
 
 def _words(kind: pa.DataType) -> set[bytes]:
-    """What may be in bodies that say more than this type holds."""
+    """Return the texts that bodies contain if this type cannot represent them completely."""
     if kind.num_fields:
         return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
     lossy = _lossy(kind)
@@ -204,8 +210,10 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """What compares a value of this type with what its text says, where numbers of float and double are
-    decimals, and times and bytes are text. None: there is nothing to compare."""
+    """Return a function that compares a value of this type with its text; None if no comparison is needed.
+
+    The text has decimals for numbers of float and double, and text for times and bytes.
+    """
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
         if not parts:
@@ -228,8 +236,11 @@ def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
 
 
 def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
-    """What msgspec decodes into this type. exact: decimals and text instead of what does not hold all that
-    they say. Raises ConfigError for types that JSON bodies cannot have."""
+    """Return the Python type into which msgspec decodes values of this type.
+
+    `exact`: use decimals and text instead of types that may lose information. Raises ConfigError for types
+    that JSON bodies cannot have.
+    """
     for arrow, python in _PLAIN:
         if kind == arrow:
             lossy = _lossy(kind) if exact else None
@@ -252,10 +263,12 @@ def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
 
 
 def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
-    """The fields that these bodies have in common use: integers are bigint, other numbers double. What has
-    different types in different bodies, no value at all, a name that differs from another in case only or is
-    none that a column can have, is left out; so are, with a warning, the rarest fields beyond `_MOST_FIELDS`.
-    `_SAMPLE_BODIES` are looked at, `_SAMPLE_BYTES` of them. Raises ConfigError if nothing is left."""
+    """Return the fields that bodies have in common: integers as bigint, other numbers as double.
+
+    Omitted are fields with different types, without any value, with a name that differs from another only in
+    case, and with an invalid name. Beyond `_MOST_FIELDS`, the rarest fields are omitted with a warning. At
+    most `_SAMPLE_BODIES` bodies and `_SAMPLE_BYTES` bytes are read. Raises ConfigError if no field remains.
+    """
     root, room = _Place(), _Room(_MOST_PLACES)
     count = size = 0
     for body in islice(bodies, _SAMPLE_BODIES):
@@ -280,14 +293,18 @@ def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
 
 
 class _Room(msgspec.Struct):
-    """How many places may still be remembered."""
+    """The number of candidates for which memory remains."""
 
     left: int
 
 
 class _Place(msgspec.Struct, eq=False):
-    """What the values at one place of the bodies are. kind: an Arrow type, `dict`, `list`, "mixed" for no
-    common type, or None while that is not known; inner: places by name, that of an array's items under ""."""
+    """The observed values at one path of the bodies.
+
+    Attributes:
+        kind: An Arrow type, `dict`, `list`, "mixed" for no common type, or None while unknown.
+        inner: The paths below by name; that of an array's items has the name "".
+    """
 
     kind: Any = None
     seen: int = 0
@@ -315,14 +332,14 @@ class _Place(msgspec.Struct, eq=False):
             place.add(item, room, depth + 1)
 
     def leaves(self) -> Iterator[_Place]:
-        """The places below, and this one, that are columns."""
+        """Yield this path or the paths below it that are columns."""
         if isinstance(self.kind, pa.DataType):
             yield self
         for place in self.inner.values():
             yield from place.leaves()
 
     def arrow(self, kept: set[int]) -> pa.DataType | None:
-        """The type of what is here, with those leaves (by `id`) alone."""
+        """Return the type of this path, with only those columns whose `id` is in `kept`."""
         if isinstance(self.kind, pa.DataType):
             return self.kind if id(self) in kept else None
         fields: dict[str, tuple[str, pa.DataType]] = {}

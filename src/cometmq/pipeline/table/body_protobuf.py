@@ -1,8 +1,8 @@
-"""Protobuf bodies: one message of a type that a FileDescriptorSet describes (`protoc --include_imports
---descriptor_set_out=FILE`).
+"""Protobuf bodies: one message of a type that a FileDescriptorSet describes.
 
-Fields that the descriptor does not know, at any depth, go to `body_rest`: the message with those fields
-alone."""
+`protoc --include_imports --descriptor_set_out=FILE` creates the descriptor set. Fields that it does not
+contain, at any depth, go to `body_rest`: the message with only those fields.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _PLAIN = {
 
 
 class ProtobufParser:
-    """Parses bodies as messages of one type."""
+    """A parser of bodies that are messages of one type."""
 
     def __init__(self, descriptors: bytes, name: str) -> None:
         descriptor = _descriptor(descriptors, name)
@@ -57,9 +57,11 @@ class ProtobufParser:
 
 
 def fields_of(descriptors: bytes, name: str) -> pa.StructType:
-    """The columns of a message type. Integers of 32 bits are bigint and float is double, so that writers
-    may widen them; uint64 is decimal(20,0), an enum its value's name. Raises ConfigError for a message that
-    holds itself."""
+    """Return the columns of a message type.
+
+    Integers of 32 bits become bigint and float becomes double, so that writers may widen them; uint64 becomes
+    decimal(20,0), an enum its value's name. Raises ConfigError for a recursive message.
+    """
     kind, _ = _record(_descriptor(descriptors, name), (), _Room())
     return check_names(kind)
 
@@ -86,12 +88,12 @@ def _descriptor(descriptors: bytes, name: str) -> Descriptor:
 
 
 class _Room:
-    """What the arrays and maps of a body may still hold."""
+    """The number of values that the arrays and maps of a body may still hold."""
 
     left = 0
 
     def for_all(self, items: Any, width: int) -> Any:
-        """The items. Raises ValueError before Python has an object for each of too many."""
+        """Return the items. Raises ValueError for too many, before Python has an object for each."""
         self.left -= len(items) * width
         if self.left < 0:
             raise ValueError(too_many_values())
@@ -99,7 +101,10 @@ class _Room:
 
 
 def _record(descriptor: Descriptor, outer: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Type and reader of a message. One without fields is true where it is set."""
+    """Return the type and the reader of a message.
+
+    A message type without fields becomes true if it is set.
+    """
     path = (*outer, descriptor.full_name)
     if descriptor.full_name in outer:
         raise ConfigError("body_schema", " → ".join(path), "a message that does not hold itself")
@@ -135,7 +140,7 @@ def _field(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[
 
 
 def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Type of one value of the field, and what makes it of Protobuf's value."""
+    """Return the type of one value of the field, and the function that converts Protobuf's value."""
     if field.message_type is not None:
         return _record(field.message_type, path, room)
     if field.enum_type is not None:
@@ -147,7 +152,7 @@ def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple
 
 
 def _keep_unknown(message: Message) -> None:
-    """Clear what the descriptor knows, and nothing else."""
+    """Clear the fields of the descriptor, so that only unknown fields remain."""
     for field, value in message.ListFields():
         left = 0
         for item in _messages(field, value):
@@ -158,7 +163,7 @@ def _keep_unknown(message: Message) -> None:
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterable[Message]:
-    """The messages that a field holds."""
+    """Return the messages in the value of a field."""
     kind = field.message_type
     if kind is None:
         return []

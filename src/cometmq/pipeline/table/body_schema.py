@@ -1,7 +1,8 @@
-"""What the archive job is told about bodies, and the columns that its table has because of it.
+"""The archive job's settings for bodies, and the resulting columns of its table.
 
-Runs on the driver. The column `value` of a table is kept in its commits, as Spark writes a type, so a later
-run knows the fields of the earlier ones."""
+This module runs on the driver. A table's commits record the type of the column `value`, in Spark's form, so a
+later run knows the fields of earlier runs.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from cometmq.pipeline.table.body_json import JsonParser, inferred
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 BodyFormat = Literal["json", "avro", "protobuf"]
-_COLUMN = "value"  # in a commit
+_COLUMN = "value"  # key in a commit
 
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """How bodies are to be parsed. fields: None for JSON whose fields are still to be found."""
+    """The settings for parsing bodies. `fields` is None for JSON whose fields are to be inferred."""
 
     format: BodyFormat
     schema: tuple[bytes, str]
@@ -34,16 +35,21 @@ class BodyOptions:
     keep: bool
 
     def bodies(self, known: pa.StructType | None, sample: Iterable[bytes], *, widen: bool) -> Bodies:
-        """For a table whose column `value` is `known`, None if it has none. sample: bodies, read only if the
-        fields are to be found. Raises ConfigError for a field that does not fit the table."""
+        """Return the tasks' settings for a table whose column `value` is `known` (None: no such column).
+
+        `sample` has bodies, which are read only if the fields are to be inferred. Raises ConfigError for a
+        field that does not fit the table.
+        """
         fields = self.fields or known or inferred(sample)
         column = fields if known is None else merged(known, fields, widen=widen)
         return Bodies(self.format, self.schema, fields, column, self.keep)
 
 
 def body_options(body_format: str | None, body_schema: str | None, keep: bool) -> BodyOptions | None:
-    """What these settings mean; body_schema: DDL, or the path of an Avro schema, or PATH:MESSAGE of a
-    Protobuf descriptor set. Raises ConfigError."""
+    """Parse the settings. `body_schema` is DDL, the path of an Avro schema, or PATH:MESSAGE.
+
+    PATH:MESSAGE names a message of a Protobuf descriptor set. Raises ConfigError.
+    """
     if body_format is None:
         if body_schema is not None or not keep:
             key, value = ("body_schema", body_schema) if body_schema else ("keep_body", "false")
@@ -89,23 +95,23 @@ def _from_ddl(ddl: str) -> pa.StructType:
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("body_schema", ddl, f"fields as in `id bigint, name string` ({problem})") from None
-    JsonParser(check_names(fields))  # which types JSON has
+    JsonParser(check_names(fields))  # raises an error for types that JSON lacks
     return fields
 
 
 def with_column(commit: dict[str, Any], column: pa.StructType | None) -> dict[str, Any]:
-    """The commit, with the type of the column `value` as of it."""
+    """Return the commit with the type of the column `value`."""
     return commit if column is None else commit | {_COLUMN: from_arrow_type(column).jsonValue()}
 
 
 def column_in(commit: dict[str, Any] | None) -> pa.StructType | None:
-    """The type of the column `value` as of a commit, None if the table has no such column."""
+    """Return the type of the column `value` as of a commit; None if the table has no such column."""
     if commit is None or _COLUMN not in commit:
         return None
     return to_arrow_type(StructType.fromJson(commit[_COLUMN]), timezone="UTC")
 
 
 def columns_in(commit: dict[str, Any] | None) -> pa.Schema:
-    """The columns of the table's rows as of a commit, `topic` among them."""
+    """Return the columns of the table's rows as of a commit, including `topic`."""
     column = column_in(commit)
     return ARCHIVE_SCHEMA if column is None else pa.schema([*ARCHIVE_SCHEMA, *body_columns(column)])

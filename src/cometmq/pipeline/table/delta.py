@@ -1,9 +1,10 @@
 """The archive as a Delta table, by delta-rs: no JVM, no jars.
 
 A batch is one version of the table: its files, a transaction identifier (`txn`, application `cometmq`,
-version = batch) and in the commit's info all that the batch says. The identifier outlives checkpoints and
-the clean-up of the log; the info does not, so the position is read from the copy of the batch that the
-identifier names."""
+version = batch), and the whole commit in the commit's info. The identifier survives checkpoints and the
+clean-up of the log, the info does not. The position is therefore read from the copy of the batch that the
+identifier names.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +34,7 @@ _BY = ["topic", "dt", "hour"]
 
 
 class DeltaArchive(LakeTable):
-    """A Delta table, partitioned by topic, dt and hour as the Parquet archive is."""
+    """A Delta table, partitioned by topic, dt and hour like the Parquet archive."""
 
     kind = "delta"
     topic_in_files = False
@@ -59,7 +60,7 @@ class DeltaArchive(LakeTable):
             try:
                 schema = _schema(ARCHIVE_SCHEMA)
                 DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
-            except DeltaError:  # another job made it meanwhile, or nobody can
+            except DeltaError:  # another job created the table meanwhile, or it cannot be created
                 self._open()
 
     def last_commit(self) -> dict[str, Any] | None:
@@ -67,7 +68,7 @@ class DeltaArchive(LakeTable):
         batch = self._table.transaction_version(APPLICATION)
         if batch is None:
             return None
-        # The copy may be that of an older table here, or missing: the log is asked first while it knows.
+        # The copy may belong to an older table of this path, or be missing, so the log is read first.
         for info in self._table.history(1):
             if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
                 return dict(said)
@@ -94,7 +95,7 @@ class DeltaArchive(LakeTable):
                 "append",
                 table.schema(),
                 _BY,
-                # Without retries: they would put the batch on top of whatever came between.
+                # Retries are disabled because they would add the batch after another transaction.
                 commit_properties=CommitProperties(
                     custom_metadata={PROPERTY: json.dumps(commit)},
                     max_commit_retries=0,
@@ -113,7 +114,7 @@ class DeltaArchive(LakeTable):
             [f"partition.{name}" for name in _BY] + ["path"]
         )
         found = rows.rename_columns([*_BY, "path"]).to_pylist()
-        # In the log paths are URIs.
+        # The log contains paths as URIs.
         return [file | {"path": unquote(file["path"])} for file in found], pa.schema(table.schema())
 
 
@@ -138,7 +139,7 @@ def _added(file: dict[str, Any]) -> AddAction:
 
 
 def _table(path: str, version: int | None = None) -> DeltaTable:
-    """Any Delta table; an s3:// URI has keys and endpoint as archives' URIs have them."""
+    """Return a Delta table. An s3:// URI has keys and endpoint in the form of archives' URIs."""
     if not path.startswith("s3://"):
         return DeltaTable(path, version=version)
     options = _storage(path, open_filesystem(path)[0])
@@ -146,9 +147,11 @@ def _table(path: str, version: int | None = None) -> DeltaTable:
 
 
 def newest(path: str) -> tuple[int, int, pa.Schema]:
-    """Version, number of files and columns of any Delta table, which no archive job need have written. Raises
-    ConfigError where there is none, or one with features that delta-rs does not read through Arrow, such as
-    deletion vectors."""
+    """Return the version, the number of files and the columns of any Delta table.
+
+    Raises ConfigError if there is no table, or if it has features that delta-rs cannot read through Arrow,
+    such as deletion vectors.
+    """
     try:
         table = _table(path)
         return table.version(), len(table.file_uris()), table.to_pyarrow_dataset().schema
@@ -158,7 +161,7 @@ def newest(path: str) -> tuple[int, int, pa.Schema]:
 
 
 def rows_of_files(path: str, version: int, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
-    """The rows of these files of a version, counted from 0."""
+    """Yield the rows of the files with these numbers (from 0) of a version."""
     dataset = _table(path, version).to_pyarrow_dataset()
     files = sorted(dataset.get_fragments(), key=lambda file: file.path)
     for number in numbers:

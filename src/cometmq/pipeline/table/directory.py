@@ -1,23 +1,22 @@
-"""The archive's directory: Parquet files that every reader understands, and a log of commits that makes it
-exact.
+"""The archive's directory: standard Parquet files, and a log of commits that defines the table exactly.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      the table
-    output/_cometmq/archive.json                                  what this directory is
-    output/_cometmq/commits/00000000000000000000.json             one line of JSON a batch, in order
-    output/_cometmq/checkpoints/00000000000000000099.parquet      what the commits up to this one come to
-    output/_cometmq/published                                     up to which batch all files are in the table
+    output/_cometmq/archive.json                                  the kind of this directory
+    output/_cometmq/commits/00000000000000000000.json             one line of JSON per batch, in order
+    output/_cometmq/checkpoints/00000000000000000099.parquet      the sum of the commits up to this one
+    output/_cometmq/published                                     the last batch with all files in the table
     output/_cometmq/staging/<run>/…                               files of batches that are not committed yet
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
-Names that begin with `_` are invisible to Spark, Hive and pyarrow when they read the directory. A
-batch becomes part of the table in one step, the creation of its commit file; then its files are renamed from
-staging into the table, and `published` says so. If the job fails or dies in between, its staging directory is
-left in place and the next run finishes the renames, so each file is in the table exactly once. Files
-without a commit are never renamed, and deleted by the next run.
+Spark, Hive and pyarrow ignore names that begin with `_` when they read the directory. A batch becomes part of
+the table in one step, the creation of its commit file. Then its files are renamed from staging into the
+table, and `published` records that. If the job fails or dies in between, its staging directory remains and
+the next run completes the renames, so each file is in the table exactly once. Files without a commit are
+never renamed, and the next run deletes them.
 
-Object stores cannot rename. There tasks write files under their final names at once, the commit file is put
-unless there is one (objects.py), and nothing is published: readers go by the log alone. Files without a
-commit are deleted by a compaction, when they are old enough to belong to no running job.
+Object stores cannot rename. There, tasks write files under their final names, the commit file is created by a
+conditional put (objects.py), and nothing is published: readers use only the log. A compaction deletes files
+without a commit when they are too old to belong to a running job.
 """
 
 from __future__ import annotations
@@ -54,43 +53,42 @@ _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
 _OF_ONE_BATCH = {"batch", "run", "by", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
 UNNAMED_FOR = timedelta(days=1)
-"""How long files without a commit stay: the longest time that a batch may take."""
+"""Retention of files without a commit: the maximum duration of a batch."""
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""Answers of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
+"""Errors of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
 
 
 class ArchiveTable:
-    """One archive directory; `output` is a path, or a URI that pyarrow knows (file, hdfs, s3, gs …)."""
+    """An archive directory. `output` is a path, or a URI that pyarrow supports (file, hdfs, s3, gs …)."""
 
     kind, topic_in_files = "parquet", False
 
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
-        # Workers may have another working directory: they are given the absolute path.
+        # Workers may have another working directory, so the path is absolute.
         self.uri = output if "://" in output else self.root
         self.output = shown(self.uri)
         self.run_id = uuid.uuid4().hex[:12]
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
-        self._committing = False  # a commit file may exist whose files are not all published
+        self._committing = False  # whether a commit file may exist whose files are not all published
         self.checkpoints = Checkpoints()
 
     @property
     def direct(self) -> bool:
-        """Whether files are written under their final names: on object stores."""
+        """Whether files are written under their final names, as on object stores."""
         return self._put is not None
 
     def exists(self) -> bool:
-        """Whether there is an archive."""
+        """Return whether the directory holds an archive."""
         return self._exists(self._at(_HOME, "archive.json"))
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or check the directory, finish what a failed or killed run left, and return the last commit
-        (None: no batch yet).
+        """Create or check the directory, complete the work of a failed run, and return the last commit.
 
-        Raises ArchiveError if another job has the directory, or if a committed file is nowhere to be found;
-        the lock is then released.
+        The result is None if there is no batch yet. Raises ArchiveError if another job is using the
+        directory, or if a committed file is missing; the lock is then released.
         """
         try:
             return self._prepared()
@@ -106,7 +104,7 @@ class ArchiveTable:
         self._check_kind()
         last = self.last_commit()
         if not self.direct:
-            # Once published, files are their owner's, who may drop old days.
+            # Published files belong to the archive's owner, who may delete old days.
             if last is not None and self._published() < last["batch"]:
                 self.publish(last)
             self._delete_stale_staging()
@@ -114,8 +112,12 @@ class ArchiveTable:
         return last
 
     def _lock(self) -> None:
-        """Let one job work at a time on a local disk; the kernel drops the lock however the process ends.
-        Where the disk has no locks, the second job fails when it commits, as on stores that are not local."""
+        """Acquire the lock that excludes other jobs on a local disk.
+
+        The kernel releases it when the process ends.
+
+        On a disk without locks, the second job fails at its commit, as on remote stores.
+        """
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return
         self._lock_file = os.open(self._at(_HOME, "lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -137,7 +139,7 @@ class ArchiveTable:
             os.pwrite(self._lock_file, this_process().encode(), 0)
 
     def abandon(self) -> None:
-        """Release the lock and leave all files as they are, as a killed process does."""
+        """Release the lock and keep all files unchanged, like a killed process."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -149,7 +151,7 @@ class ArchiveTable:
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
                 raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
-            # Of two jobs that begin an archive at once, one makes the file.
+            # Of two jobs that create an archive at the same time, only one succeeds in creating the file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
         if found != FORMAT:
@@ -161,7 +163,7 @@ class ArchiveTable:
             self._try_put(path)
 
     def _try_put(self, path: str) -> None:
-        """Some stores take a conditional put and ignore the condition. So put a file over itself."""
+        """Test the conditional put by putting a file over itself: some stores ignore the condition."""
         assert self._put is not None
         with self.filesystem.open_input_stream(path) as stream:
             content = stream.read()
@@ -174,18 +176,23 @@ class ArchiveTable:
             raise ArchiveError(self.output, problem)
 
     def last_commit(self) -> dict[str, Any] | None:
-        """The newest commit, or None."""
+        """Return the newest commit; None if there is none."""
         number = table_log.last_number(self.filesystem, self.root)
         return None if number is None else read_commit(self.filesystem, self.root, number)
 
     def log(self) -> Log:
-        """What is in the table for readers now. Files that a commit's job has yet to rename are not."""
+        """Return the current log for readers.
+
+        Files that a job has committed but not renamed yet are not included.
+        """
         upto = None if self.direct else self._published()
         return read_log(self.filesystem, self.root, upto if upto != -1 else None)
 
     def staging(self, batch: int) -> str:
-        """A new directory for the files of this batch, relative to the output directory. Empty where files
-        get their final names at once."""
+        """Create a directory for the batch's files and return its path relative to the output directory.
+
+        The result is empty if files are written under their final names.
+        """
         if self.direct:
             return ""
         relative = f"{_HOME}/staging/{self.run_id}/{batch}"
@@ -193,10 +200,10 @@ class ArchiveTable:
         return relative
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job committed its number first.
+        """Make a batch part of the table. Raises ArchiveError if another job has committed its number.
 
-        On object stores a compaction and an archive job may run at the same time: the second to commit takes
-        the next number and puts it into `commit`.
+        On object stores, a compaction and an archive job may run concurrently: the second to commit uses the
+        next number and writes it into `commit`.
         """
         for file in _files(commit):
             where = file.get("staged", file["path"])
@@ -212,7 +219,7 @@ class ArchiveTable:
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give the commit the number behind one that has nothing to do with it, or raise ArchiveError."""
+        """Give the commit the next number if the other commit does not conflict; else raise ArchiveError."""
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])
         merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
@@ -224,9 +231,11 @@ class ArchiveTable:
             commit.update(carried(other))
 
     def publish(self, commit: dict[str, Any]) -> None:
-        """Move a commit's files from staging to their places; what lies there already is left. In each
-        directory the files that it removes are deleted before: a reader who knows nothing of the log may miss
-        rows for a moment, but sees none twice."""
+        """Move a commit's files from staging to their final paths; existing files are kept.
+
+        In each directory, the files that the commit removes are deleted first: a reader without the log may
+        miss rows for a moment, but never reads rows twice.
+        """
         batch = commit["batch"]
         steps = [(os.path.dirname(path), path, "") for path in commit.get("removes", ())]
         steps += [(os.path.dirname(file["path"]), file["path"], file["staged"]) for file in _files(commit)]
@@ -235,12 +244,13 @@ class ArchiveTable:
                 self.move(staged, path, batch)
             else:
                 self._delete_file(self._at(path))
-        # Written over what was there: half a number is a lower one, and files are looked for once more.
+        # The file is overwritten in place. A partly written number is lower, so some files are only checked
+        # again.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(batch).encode())
 
     def move(self, staged: str, path: str, batch: int) -> None:
-        """Move a file of a batch into the table, if that was not done before."""
+        """Move a file of a batch into the table unless that was done before."""
         source, target = self._at(staged), self._at(path)
         self.filesystem.create_dir(os.path.dirname(target), recursive=True)
         try:
@@ -256,7 +266,7 @@ class ArchiveTable:
                 ) from None
 
     def _published(self) -> int:
-        """The last batch of which all files were moved, -1 if that is not known."""
+        """Return the last batch whose files were all moved; -1 if unknown."""
         try:
             with self.filesystem.open_input_stream(self._at(_HOME, "published")) as stream:
                 return int(stream.read())
@@ -264,15 +274,14 @@ class ArchiveTable:
             return -1
 
     def _delete_stale_staging(self) -> None:
-        """Remove what dead runs staged: with the lock all others are dead, without it those of yesterday."""
+        """Remove the directories of dead runs: all others, or without the lock those older than a day."""
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in listing(self.filesystem, self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
                 self._delete(info.path)
 
     def close(self) -> None:
-        """Remove this run's staging directory, unless files of a commit may be in it, and release the
-        lock."""
+        """Remove this run's staging directory, unless it may hold files of a commit, and release the lock."""
         try:
             if not self._committing and not self.direct:
                 self._delete(self._at(_HOME, "staging", self.run_id))
@@ -288,18 +297,21 @@ class ArchiveTable:
             self.filesystem.delete_file(path)
 
     def vacuum(self, retention: timedelta, unnamed: timedelta = UNNAMED_FOR) -> int:
-        """Delete files of an object store that were removed from the table so long ago, and those that no
-        commit names if they are older than both times: their jobs have failed or died. How many."""
+        """Delete files of an object store that are no longer needed, and return their number.
+
+        These are files that were removed from the table more than `retention` ago, and files without a commit
+        that are older than both times, because their jobs failed or died.
+        """
         if not self.direct:
             return 0
         found = written_files(self.filesystem, self.root)
-        # Read after the files were listed, so that it names those that were committed meanwhile.
+        # The log is read after the files were listed, so that it includes files committed meanwhile.
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # Commits have their job's time, files the store's.
+        # Commits have the time of their job's clock, files that of the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),
@@ -314,8 +326,11 @@ class ArchiveTable:
         return len(old)
 
     def _create(self, path: str, content: bytes) -> bool:
-        """Create a whole file, durably, or none; False if there is another one of that name. On a local disk
-        and on object stores one of several jobs makes it, elsewhere as far as the file system knows."""
+        """Create a file durably and as a whole. Return False if a file of that name exists.
+
+        On a local disk and on object stores, only one of several jobs succeeds. On other file systems that
+        depends on the file system.
+        """
         if self._put is not None:
             return self._create_object(path, content)
         if isinstance(self.filesystem, fs.LocalFileSystem):
@@ -329,7 +344,7 @@ class ArchiveTable:
         return True
 
     def _create_object(self, path: str, content: bytes) -> bool:
-        """An answer may be lost and the request sent again: what counts is whose object it is now."""
+        """Create an object. If the response was lost and the put repeated, the object's content decides."""
         assert self._put is not None
         problem = None
         try:
@@ -351,12 +366,12 @@ class ArchiveTable:
 
 
 def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
-    """(file system, path on it) of a local path or a URI."""
+    """Return the file system, and the path on it, of a local path or a URI."""
     if "://" not in output:
         return fs.LocalFileSystem(), os.path.abspath(output)
     try:
         filesystem, path = fs.FileSystem.from_uri(output)
-    except pa.ArrowInvalid as error:  # which may repeat the key and the secret
+    except pa.ArrowInvalid as error:  # the error may contain the key and the secret
         problem = str(error).replace(output, shown(output))
         for secret in filter(None, (urlsplit(output).username, urlsplit(output).password)):
             problem = problem.replace(secret, "…")
@@ -365,7 +380,7 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
 
 
 def make_directory(filesystem: fs.FileSystem, path: str, output: str) -> None:
-    """Create a directory of an archive. Raises ConfigError where the output can be none."""
+    """Create a directory of an archive. Raises ConfigError if that is impossible."""
     try:
         filesystem.create_dir(path, recursive=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -373,7 +388,7 @@ def make_directory(filesystem: fs.FileSystem, path: str, output: str) -> None:
 
 
 def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
-    """When each file was written that a task of ours has written below its final name."""
+    """Return the files that tasks have written under final names, with their modification times."""
     tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
     return {
         info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
@@ -384,7 +399,10 @@ def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
 
 
 def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
-    """By the clock of the archive's store, which dates files: that of this machine may be days off."""
+    """Return the time by the clock of the archive's store, which dates files.
+
+    This machine's clock may differ.
+    """
     path = f"{root}/{_HOME}/clock"
     with filesystem.open_output_stream(path) as stream:
         stream.write(b"-")
@@ -392,40 +410,43 @@ def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
 
 
 def check_whole(log: Log, output: str) -> None:
-    """Raise ArchiveError if a commit is missing: its files cannot be told from those of no commit."""
+    """Raise ArchiveError if a commit is missing, because its files would look like uncommitted files."""
     if log.missing:
         problem = f"{commit_path(log.first_missing)} is missing: nobody knows which files are its own"
         raise ArchiveError(output, f"{problem}, none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """What a commit of no batch takes over from the one before it: what the archive job goes on with."""
+    """Return the fields that a commit without a batch copies from the previous commit for the archive job."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 
 def this_process() -> str:
-    """The name of this process for others who use the same directory."""
+    """Return a name of this process for other users of the directory."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def author(commit: Mapping[str, Any]) -> str:
-    """Return the job that made a commit, and when. Commits of older versions lack some of these fields."""
+    """Return the job that made a commit, and the time.
+
+    Commits of older versions lack some of these fields.
+    """
     by = f"{commit['by']}, " if "by" in commit else ""
     at = f" at {commit['time']}" if "time" in commit else ""
     return f"{by}run {commit.get('run', '?')}, batch {commit['batch']}{at}"
 
 
 def create_local(path: str, content: bytes) -> bool:
-    """Create a whole file, durably, or none; False if there is one of that name."""
+    """Create a local file durably and as a whole. Return False if a file of that name exists."""
     directory, _, name = path.rpartition("/")
-    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # no reader looks at it
+    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # readers ignore names with this prefix
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.link(temporary, path)  # fails if the name is taken, unlike a rename
+        os.link(temporary, path)  # fails if the name exists, unlike a rename
     except FileExistsError:
         return False
     finally:
@@ -435,8 +456,7 @@ def create_local(path: str, content: bytes) -> bool:
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
-    """Each with `path`, where it belongs below the output, and `staged`, where a task wrote it if that is
-    another place."""
+    """Return a commit's files with `path`, the final path, and, if staged, `staged`, the path in staging."""
     return [*commit["files"], *commit["quarantine"]]
 
 
@@ -444,14 +464,16 @@ _ESCAPED = set("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}
 
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What stands for null in a directory's name."""
+"""Directory name that stands for null."""
 LONGEST_VALUE = 255 - len("topic=")
-"""Bytes of a partition's value as a directory's name has room for it."""
+"""Maximum bytes of a partition's value in a directory's name."""
 
 
 def partition_value(text: str) -> str:
-    """A value in a directory's name, escaped as Hive and Spark do it (`%RETRY%g` becomes `%25RETRY%25g`).
-    What stands for null is a legal name of a topic: escaped too, it is read as it is."""
+    """Escape a value for a directory's name like Hive and Spark (`%RETRY%g` becomes `%25RETRY%25g`).
+
+    The name that stands for null is a valid topic name, so it is escaped, too.
+    """
     if text == NULL:
         return f"%{ord(text[0]):02X}{text[1:]}"
     return "".join(f"%{ord(char):02X}" if char in _ESCAPED else char for char in text)

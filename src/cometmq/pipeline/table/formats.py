@@ -1,4 +1,4 @@
-"""Which table formats an archive can have, and what the archive job asks of each."""
+"""The table formats of an archive, and the interface that the archive job uses."""
 
 from __future__ import annotations
 
@@ -17,36 +17,38 @@ _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 
 class Table(Protocol):
-    """Where an archive job commits its batches."""
+    """A table to which an archive job commits its batches."""
 
     filesystem: fs.FileSystem
     root: str
     output: str
-    """Where it is, for people."""
+    """The table's location, for display."""
     uri: str
     run_id: str
     kind: str
     """The format's name."""
     checkpoints: Checkpoints
     topic_in_files: bool
-    """Whether files hold the column `topic`, not only their path."""
+    """Whether files hold the column `topic`; otherwise only their path does."""
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or check the table; the last commit, None if there was none."""
+        """Create or check the table. Return the last commit, None if there is none."""
 
     def staging(self, batch: int) -> str:
-        """Where tasks write the files of this batch, relative to the output; "" is in their own places."""
+        """Return the directory for the files of this batch, relative to the output. "": their final paths."""
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table, in one step. Raises ArchiveError if another job was first."""
+        """Make a batch part of the table in one step. Raises ArchiveError if another job was first."""
 
     def close(self) -> None:
-        """End the use of the table."""
+        """Release the table."""
 
 
 def open_table(output: str, table_format: str, catalogue: str | None = None) -> Table:
-    """The archive at `output`. catalogue: of a new Iceberg table on an object store, a local file. Raises
-    ConfigError for a format that is not known or lacks its package."""
+    """Return the archive at `output`. `catalogue`: a local file for a new Iceberg table on an object store.
+
+    Raises ConfigError for an unknown format, or one whose package is not installed.
+    """
     if catalogue is not None and table_format != "iceberg":
         raise ConfigError("catalogue", catalogue, "nothing: only Iceberg tables have one")
     if table_format == "parquet":
@@ -55,7 +57,7 @@ def open_table(output: str, table_format: str, catalogue: str | None = None) -> 
 
 
 def open_lake(output: str) -> LakeTable | None:
-    """The archive at `output` if it has a format with transactions of its own, else None."""
+    """Return the archive at `output` if its format has transactions of its own, else None."""
     kind = kind_of(*open_filesystem(output))
     return _lake(output, kind) if kind in _PACKAGES else None
 

@@ -1,9 +1,9 @@
-"""Where consumer groups stand, kept beside an archive: a restore needs it to let them go on where they were.
+"""The offsets of consumer groups beside an archive. A restore needs them to let the groups continue.
 
-    output/_cometmq/groups/00000000000000000007.json      a picture, as of this batch: one line of JSON
+    output/_cometmq/groups/00000000000000000007.json      a snapshot as of this batch: one line of JSON
 
-No position is beyond what the archive holds of its queue: a group that was further has read all of it. The
-newest hundred pictures stay, and of older ones the last of each day, for a hundred days that have one.
+No offset exceeds the archived end of its queue: a group that was further has read all of it. The newest 100
+snapshots are kept, and the last one of each day for 100 earlier days that have one.
 """
 
 from __future__ import annotations
@@ -45,17 +45,17 @@ POSITIONS = pa.schema(
     ]
 )
 MOST_GROUPS = 1000
-"""Whose positions are kept."""
-_MOST_POSITIONS = 100_000  # of one picture: about 15 MB of JSON
-_MOST_READ = 1_000_000  # positions of all pictures together
+"""Maximum groups whose offsets are recorded."""
+_MOST_POSITIONS = 100_000  # maximum offsets of a snapshot: about 15 MB of JSON
+_MOST_READ = 1_000_000  # maximum offsets that are read, over all snapshots
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
-_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # behind the batch's number
+_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # follows the batch number
 _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
 def stored_groups(cluster: Cluster, queues: Iterable[MessageQueue]) -> list[str]:
-    """Groups that have stored offsets for the queues' topics on their brokers. Raises BrokerError."""
+    """Return the groups with stored offsets for the queues' topics on their brokers. Raises BrokerError."""
     names: set[str] = set()
     for queue in {(queue.broker_name, queue.topic): queue for queue in queues}.values():
         header = TopicRequestHeader(topic=queue.topic)
@@ -77,7 +77,7 @@ def _picture(kept: dict[str, Any]) -> pa.Table:
 
 
 class GroupLog:
-    """The groups' positions beside the archive in this directory."""
+    """The offsets of groups beside the archive in this directory."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._filesystem = filesystem
@@ -86,8 +86,10 @@ class GroupLog:
         self._days: dict[str, str] = {}
 
     def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> int:
-        """Write what changed since the last time; how many groups found no room. archived: up to where the
-        archive has each queue."""
+        """Write the changes since the last snapshot. Return the number of groups beyond the limits.
+
+        `archived`: the end of each queue in the archive.
+        """
         rows: list[dict[str, Any]] = []
         left_out = 0
         for group, offsets in groups.items():
@@ -108,8 +110,10 @@ class GroupLog:
         return left_out
 
     def read(self) -> pa.Table:
-        """What was kept, oldest first, with the columns POSITIONS: as many of the newest pictures as have a
-        million positions."""
+        """Return the recorded offsets, oldest first, with the columns POSITIONS.
+
+        The result has the newest snapshots, with a million offsets at most.
+        """
         pictures: list[pa.Table] = []
         for picture in self._pictures():
             if sum(one.num_rows for one in pictures) + picture.num_rows > _MOST_READ:
@@ -118,15 +122,15 @@ class GroupLog:
         return pa.concat_tables([POSITIONS.empty_table(), *pictures])
 
     def newest(self) -> pa.Table:
-        """The newest picture with positions, with the columns POSITIONS; no row if there is none."""
+        """Return the newest snapshot with offsets, with the columns POSITIONS; no row if there is none."""
         return next((one for one in self._pictures() if one.num_rows), POSITIONS.empty_table())
 
     def _pictures(self) -> Iterator[pa.Table]:
-        """Newest first."""
+        """Yield the snapshots, newest first."""
         for info in self._files():
             try:
                 kept = read_json(self._filesystem, info.path)
-                picture = None if kept is None else _picture(kept)  # None: it was thinned out meanwhile
+                picture = None if kept is None else _picture(kept)  # None: the file was deleted meanwhile
             except (ArchiveError, *WRONG_TYPES) as error:
                 log.warning("%s is damaged and passed over: %s", info.path, error)
             else:
@@ -140,8 +144,10 @@ class GroupLog:
         return sorted(found, key=lambda info: str(info.base_name), reverse=True)
 
     def _thin_out(self) -> None:
-        """Delete old pictures. Another job that does the same deletes the same ones: by number none of them
-        is among the newest, and none will be."""
+        """Delete old snapshots.
+
+        Concurrent jobs delete the same files: by their numbers, none of these is or will be among the newest.
+        """
         days: set[str] = set()
         known, self._days = self._days, {}
         for info in self._files()[_NEWEST:]:
@@ -154,8 +160,10 @@ class GroupLog:
                 days.add(day)
 
     def _day(self, path: str) -> str:
-        """The day of a picture by what it says itself, at its beginning: a copied file has the time of the
-        copy. Empty if it is damaged."""
+        """Return the day at the beginning of a snapshot's content; empty if it is damaged.
+
+        The file's own time is not used, because a copied file has the time of the copy.
+        """
         with self._filesystem.open_input_stream(path) as stream:
             found = _TIME.search(stream.read(_HEAD))
         return found[1].decode() if found else ""

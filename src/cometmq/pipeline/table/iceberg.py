@@ -1,14 +1,14 @@
-"""The archive as an Iceberg table, by pyiceberg, in an SQL catalogue that is a file beside it: no JVM, no
-jars.
+"""The archive as an Iceberg table, by pyiceberg, in an SQL catalogue in a file beside it: no JVM, no jars.
 
     SqlCatalog("cometmq", uri="sqlite:////data/archive/_cometmq/catalog.db").load_table("cometmq.archive")
 
-The catalogue of a table on an object store is a file elsewhere, whose name `_cometmq/archive.json` keeps.
+The catalogue of a table on an object store is a file elsewhere, whose name `_cometmq/archive.json` records.
 
-A batch is one snapshot. Its properties name batch and run. All that the batch says is a property of the
-table, set by the same transaction: snapshots expire, and a list of offsets in each of them would be written
-again with every commit. The table is partitioned by `topic` and by the hour of `store_timestamp` (a hidden
-transform), so a filter on these finds its files; there are no columns dt and hour."""
+A batch is one snapshot, whose properties name the batch and the run. The whole commit is a property of the
+table, set by the same transaction: snapshots expire, and offsets in the properties of each snapshot would be
+rewritten with every commit. The table is partitioned by `topic` and by the hour of `store_timestamp` (a
+hidden transform), so a filter on these columns selects files; there are no columns dt and hour.
+"""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 CATALOGUE = "cometmq"
 TABLE = ("cometmq", "archive")
 _PROPERTIES = {
-    # Each commit writes the table's metadata anew, with what it says.
+    # Each commit rewrites the table's metadata.
     "write.metadata.delete-after-commit.enabled": "true",
-    # Files have no statistics of these, and pyiceberg would warn of it each time.
+    # Files have no statistics of these columns, and pyiceberg would log a warning each time.
     **{
         f"write.metadata.metrics.column.{name}": "none"
         for name in ("body", "properties.key", "properties.value", "body_rest", "body_error")
@@ -55,18 +55,20 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
-_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # the pauses double: 3 s in all
+_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # the pauses double: 3 s in total
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,
 )  # fmt: skip
-"""Errors of a job that makes the table while another one does."""
+"""Errors of a job that creates the table while another job does so."""
 _ONCE = {"commit.retry.num-retries": "0"}
 
 
 class IcebergArchive(LakeTable):
-    """An Iceberg table whose files, metadata and catalogue are below one local directory; of one on an object
-    store the catalogue is a file of this machine, which the archive names."""
+    """An Iceberg table whose files, metadata and catalogue are below one local directory.
+
+    The catalogue of a table on an object store is a file of this machine, which the archive names.
+    """
 
     kind = "iceberg"
     topic_in_files = True
@@ -85,7 +87,7 @@ class IcebergArchive(LakeTable):
             raise ConfigError("catalogue", catalogue, "nothing: on a disk it lies in the table's directory")
 
     def _named(self, catalogue: str | None) -> str:
-        """The path of the catalogue's file, by what was given and what the archive says."""
+        """Return the path of the catalogue's file, from the argument and the archive."""
         said = (read_json(self.filesystem, self._at("_cometmq", "archive.json")) or {}).get("catalogue")
         path = os.path.abspath(catalogue) if catalogue else said
         if path is None or not os.path.isdir(os.path.dirname(path)):
@@ -118,8 +120,10 @@ class IcebergArchive(LakeTable):
             raise self._unreadable(error) from error
 
     def _create(self) -> None:
-        """Make the table. Another job that makes it at the same time takes part of the work away: each
-        attempt goes on from what is there."""
+        """Create the table.
+
+        Each attempt continues from the current state, because another job may create it, too.
+        """
         for attempt in range(_CREATE_ATTEMPTS):
             try:
                 self._create_once()
@@ -166,7 +170,7 @@ class IcebergArchive(LakeTable):
 
     def _transact(self, commit: dict[str, Any]) -> None:
         table = self._table
-        # In this copy of the table only: a repetition would put the batch on top of whatever came between.
+        # Only this copy of the table is changed: a retry would add the batch after another transaction.
         table.metadata.properties.update(_ONCE)
         summary = {"cometmq.batch": str(commit["batch"]), "cometmq.run": commit["run"]}
         paths = [f"{self._location}/{file['path']}" for file in commit["files"]]
@@ -177,7 +181,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # a snapshot all the same: it is what two jobs cannot both make
+                else:  # an empty snapshot excludes a concurrent job as well
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

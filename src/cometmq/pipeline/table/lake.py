@@ -1,19 +1,19 @@
-"""Archives that are tables of a format with transactions of its own: what Delta and Iceberg have in common.
+"""Archives as tables of a format with transactions of its own: the shared part of Delta and Iceberg.
 
-Tasks write Parquet files under new names straight into the table's directories. One transaction of the table
-adds a batch's files and says with them which batch this is and where the archive goes on. So a batch is in
-the table with its position, or neither is. Files of a batch that was never committed are in no snapshot;
-`vacuum` deletes them.
+Tasks write Parquet files under new names directly into the table's directories. One transaction of the table
+adds a batch's files together with the batch's number and the next offsets. So a batch and its position are
+both in the table, or neither is. Files of a batch that was never committed are in no snapshot; `vacuum`
+deletes them.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
-    output/_cometmq/archive.json                                  what this directory is
-    output/_cometmq/commits/00000000000000000000.json             what each committed batch said
-    output/_cometmq/checkpoints/00000000000000000099.parquet      what the commits up to this one come to
+    output/_cometmq/archive.json                                  the kind of this directory
+    output/_cometmq/commits/00000000000000000000.json             the content of each committed batch
+    output/_cometmq/checkpoints/00000000000000000099.parquet      the sum of the commits up to this one
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
-The files below `commits` are copies, written behind the transaction: the formats forget what old transactions
-said when their logs are cleaned up. A copy that a killed run did not write is written by the next one. They
-are summed up and read as the log of the Parquet form is (log.py).
+The files below `commits` are copies, written after the transaction, because the formats lose the information
+of old transactions when their logs are cleaned up. A copy that a killed run did not write is written by the
+next run. Copies are summed up and read like the log of the Parquet form (log.py).
 """
 
 from __future__ import annotations
@@ -45,30 +45,30 @@ from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 PROPERTY = "cometmq.commit"
-"""Under this name a transaction keeps what its batch says, as JSON."""
+"""Name under which a transaction keeps the content of its batch as JSON."""
 
 _HOME = "_cometmq"
 _ATTEMPTS = 5
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
-    """The columns of a table whose rows have these columns, with those that its directories name."""
+    """Return the columns of a table: those of its rows, and those of its directory names."""
     return pa.schema([*columns, ("dt", pa.date32()), ("hour", pa.int32())])
 
 
 class Overtaken(Exception):
-    """Another transaction changed the table first. Which one it was is seen in the table as it is now."""
+    """Another transaction has changed the table first. The current table shows which one."""
 
 
 class LakeTable(ABC):
-    """One archive as a table of such a format; `output` is the path of a directory."""
+    """An archive as a table of such a format. `output` is the path of a directory."""
 
     kind: str
     topic_in_files: bool
     schemes: tuple[str, ...] = ()
-    """Of the URIs at which such a table can be."""
+    """Schemes of URIs that the format supports."""
     misread: str
-    """Characters of paths that the format's library takes for something else."""
+    """Characters of paths that the format's library misinterprets."""
 
     def __init__(self, output: str) -> None:
         if output.startswith("file://"):
@@ -77,7 +77,7 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may hold a secret
+            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may contain a secret
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)
@@ -85,18 +85,19 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
-        self.facts: dict[str, str] = {}  # what archive.json says beside the format
+        self.facts: dict[str, str] = {}  # content of archive.json besides the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
 
-        Raises ArchiveError if the directory holds something else, a position that cannot be found, or copies
-        of batches that the table does not have: then it was lost or put back, and a new one would begin at
-        the first message again."""
+        Raises ArchiveError if the directory holds other data, if the position cannot be determined, or if
+        there are copies of batches that the table lacks: the table was then lost or restored, and a new one
+        would begin at the first message again.
+        """
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        known = self._copied()  # listed before the table is read: a copy comes behind its transaction
+        known = self._copied()  # listed before the table is read, because a copy follows its transaction
         if known < 0:
             self._create()
         last = self.last_commit() if known < 0 or self._exists() else None
@@ -114,11 +115,11 @@ class LakeTable(ABC):
         return last
 
     def staging(self, _batch: int) -> str:
-        """Where tasks write, relative to the output: "" stands for the files' own places."""
+        """Return the directory for tasks, relative to the output. "": the files' final paths."""
         return ""
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job committed its number first."""
+        """Make a batch part of the table. Raises ArchiveError if another job has committed its number."""
         for file in (*commit["files"], *commit["quarantine"]):
             if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
                 raise ArchiveError(self.output, f"{file['path']} is gone before its batch was committed")
@@ -127,7 +128,7 @@ class LakeTable(ABC):
             last = self.last_commit()
             stands = -1 if last is None else last["batch"]
             if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
-                break  # an attempt that only its answer called a failure
+                break  # the previous attempt succeeded, and only its response was an error
             if stands != commit["batch"] - 1:
                 other = "none is there" if last is None else author(last)
                 problem = (
@@ -146,10 +147,12 @@ class LakeTable(ABC):
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
 
     def vacuum(self, age: timedelta) -> int:
-        """Delete data files so old that no batch ever committed and no snapshot names: their jobs have failed
-        or died. How many. Files that others wrote are left to the format's own clean-up."""
+        """Delete old data files that no batch committed and no snapshot names. Return their number.
+
+        The jobs of such files failed or died. Files of other writers are left to the format's own clean-up.
+        """
         found = written_files(self.filesystem, self.root)
-        self.last_commit()  # after the files were listed, so that what was committed meanwhile is known
+        self.last_commit()  # read after the files were listed, to include files committed meanwhile
         named = self.referenced()
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
@@ -162,34 +165,39 @@ class LakeTable(ABC):
         return len(old)
 
     def close(self) -> None:
-        """Release what the table holds open."""
+        """Release open resources of the table."""
         return
 
     @abstractmethod
     def last_commit(self) -> dict[str, Any] | None:
-        """Read the table as it is now; the newest commit of an archive job, or None."""
+        """Reload the table. Return the newest commit of an archive job, or None."""
 
     @abstractmethod
     def _exists(self) -> bool:
-        """Whether the table is there."""
+        """Return whether the table exists."""
 
     @abstractmethod
     def _create(self) -> None:
-        """Make the table, with a message's own columns, if it is not there."""
+        """Create the table with a message's own columns if it does not exist."""
 
     @abstractmethod
     def _transact(self, commit: dict[str, Any]) -> None:
-        """Add the files and keep the commit, if the table is still what `last_commit` saw last. Raises
-        Overtaken if it is not."""
+        """Add the files and record the commit if the table has not changed since `last_commit`.
+
+        Raises Overtaken if it has changed.
+        """
 
     @abstractmethod
     def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
-        """The files of the newest snapshot, each with its `path` below the output and, unless it is in the
-        rows, its `topic`, `dt` and `hour`; and the table's columns."""
+        """Return the files of the newest snapshot, and the table's columns.
+
+        A file has its `path` below the output and, unless the rows contain them, its `topic`, `dt` and
+        `hour`.
+        """
 
     @abstractmethod
     def referenced(self) -> set[str]:
-        """Names, without directories, of the files of all snapshots that the table knows of."""
+        """Return the names, without directories, of the files of all snapshots of the table."""
 
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
@@ -208,7 +216,7 @@ class LakeTable(ABC):
             raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
-        """The newest batch that has a copy, or is in a sum of copies; -1 if there is none."""
+        """Return the newest batch that has a copy or is part of a sum of copies; -1 if there is none."""
         last = last_number(self.filesystem, self.root)
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 
@@ -228,7 +236,9 @@ class LakeTable(ABC):
 
 
 def kind_of(filesystem: fs.FileSystem, root: str) -> str | None:
-    """What format the archive in this directory has: delta, iceberg, or parquet's number. None: no
-    archive."""
+    """Return the format of the archive in this directory: delta, iceberg, or the number of a Parquet format.
+
+    The result is None if there is no archive.
+    """
     kind = read_json(filesystem, f"{root}/{_HOME}/archive.json")
     return None if kind is None else str(kind.get("format"))

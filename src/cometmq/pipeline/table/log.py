@@ -1,12 +1,12 @@
-"""The archive's log as readers need it: which files are the table, and which offsets are in them.
+"""The archive's log for readers: the files of the table, and the offsets in them.
 
-The log is the commit files, in order of their numbers. A commit adds `files` and `ranges`, and one of a
-compaction also `removes` files. The live files are those added and not removed. A checkpoint holds what all
-commits up to its number come to, so that a log of 100,000 commits is opened with about a hundred reads. The
-commits of a day stay when a checkpoint covers them; older ones are deleted. A checkpoint that cannot be
-read is passed over for the one before it, whose commits are still there.
+The log consists of the commit files in order of their numbers. A commit adds `files` and `ranges`, and the
+commit of a compaction also `removes` files. The live files are those added and not removed. A checkpoint
+holds the sum of all commits up to its number, so that about a hundred reads open a log of 100,000 commits.
+Commits that a checkpoint covers are kept for a day and then deleted. If a checkpoint cannot be read, the
+previous one is used, whose later commits still exist.
 
-Ranges that follow each other become one when they are old, so that the log grows with queues and holes.
+Old adjacent ranges are merged, so that the log grows with the number of queues and gaps.
 """
 
 from __future__ import annotations
@@ -35,26 +35,28 @@ log = logs.logger(__name__)
 COMMITS = "_cometmq/commits"
 CHECKPOINTS = "_cometmq/checkpoints"
 CHECKPOINT_EVERY = 100
-"""Commits from one checkpoint to the next."""
+"""Number of commits between two checkpoints."""
 KEEP = timedelta(days=1)
-"""How long a commit file stays that a checkpoint covers: a job that believes itself the only one must find
-the number of its next commit taken."""
+"""Retention of a commit file that a checkpoint covers.
+
+A job that wrongly assumes to be the only one must find the number of its next commit in use.
+"""
 REMEMBERED = timedelta(days=30)
-"""How long a checkpoint names removed files; the longest retention of these."""
+"""Time for which a checkpoint lists removed files; the maximum retention of these files."""
 DETAILED = 10_000
-"""So many of the newest ranges stay as they were committed."""
+"""Number of the newest ranges that are kept as they were committed."""
 
 WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
-"""What JSON of other types than ours becomes when a table is made of it."""
+"""Errors that JSON of unexpected types causes when it is converted to a table."""
 
-_LISTS = ("files", "quarantine")  # that each commit has
+_LISTS = ("files", "quarantine")  # lists that each commit has
 _IS_COMMIT = re.compile(r"([0-9]{20})\.json")
 _IS_CHECKPOINT = re.compile(r"([0-9]{20})\.parquet")
 _MAX_INT64 = (1 << 63) - 1
 _SUM, _NO_SUM = b"cometmq.sha256", b"0" * 64
 _QUEUE = ("topic", "broker_name", "queue_id")
 _TRIES = 5
-_READS = 16  # at once
+_READS = 16  # maximum concurrent reads
 
 _RANGES = pa.schema(
     [
@@ -85,16 +87,16 @@ _REMOVED = pa.schema([("path", pa.string()), ("time", pa.timestamp("ms", "UTC"))
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What the commits up to number `last` come to (None: there is none)."""
+    """The sum of the commits up to number `last` (None: there is no commit)."""
 
     last: int | None
     ranges: pa.Table
-    files: pa.Table  # live ones; `batch` is the newest of the batches whose messages are in the file
-    quarantine: pa.Table  # the same for files of bad records, which have no topic
-    removed: pa.Table  # files that a compaction has replaced, and when
-    missing: int = 0  # how many commits should be there and are not
+    files: pa.Table  # live files; `batch` is the newest batch with messages in the file
+    quarantine: pa.Table  # files of bad records, which have no topic
+    removed: pa.Table  # files that a compaction has replaced, with the time
+    missing: int = 0  # number of missing commits
     first_missing: int = -1
-    checkpoint: int = -1  # the one that was read
+    checkpoint: int = -1  # number of the checkpoint that was read
 
 
 def empty_log() -> Log:
@@ -102,15 +104,17 @@ def empty_log() -> Log:
 
 
 def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> Log:
-    """The log as it is now, or as it was after commit `upto`, which no checkpoint may cover. Raises
-    ArchiveError for a commit that cannot be read; one that is missing is told in the log's lines."""
+    """Return the current log, or the log after commit `upto`, which no checkpoint may cover.
+
+    Raises ArchiveError for an unreadable commit. Missing commits are counted in the log's `missing`.
+    """
     for _ in range(_TRIES):
         newest = last_checkpoint(filesystem, root)
         try:
             found = _read_from(filesystem, root, newest, upto)
         except FileNotFoundError:
             continue
-        # Commits are deleted behind a new checkpoint only, so this one's were all there.
+        # Commits are deleted only after a new checkpoint, so none of this checkpoint's was missing.
         if newest == last_checkpoint(filesystem, root):
             if found.missing:
                 what = "%s: %d commits are missing, the first is %d: their files are not seen"
@@ -127,7 +131,7 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         for number in _numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT)
         if number > checkpoint and (upto is None or number <= upto)
     )
-    # A stray name may have any number: only the gaps are looked at.
+    # A stray file name may have any number, so only the gaps are examined.
     last = numbers[-1] if numbers else checkpoint
     missing = last - checkpoint - len(numbers)
     gaps = (number for number, found in enumerate(numbers, checkpoint + 1) if number != found)
@@ -153,7 +157,7 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
 
 
 def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
-    """The newest checkpoint that can be read; the empty log if there is none."""
+    """Return the newest readable checkpoint; the empty log if there is none."""
     for number in sorted(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), reverse=True):
         try:
             return _read_checkpoint(filesystem, f"{root}/{checkpoint_path(number)}", number)
@@ -166,7 +170,7 @@ def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
 
 
 def read_commit(filesystem: fs.FileSystem, root: str, number: int) -> dict[str, Any]:
-    """The content of one commit file. Raises ArchiveError if that is none."""
+    """Return the content of one commit file. Raises ArchiveError for invalid content."""
     with filesystem.open_input_stream(f"{root}/{commit_path(number)}") as stream:
         content = stream.read()
     try:
@@ -188,12 +192,12 @@ def _damaged(root: str, number: int) -> ArchiveError:
 
 
 def last_checkpoint(filesystem: fs.FileSystem, root: str) -> int:
-    """The number of the newest checkpoint, -1 if there is none."""
+    """Return the number of the newest checkpoint; -1 if there is none."""
     return max(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), default=-1)
 
 
 def last_number(filesystem: fs.FileSystem, root: str) -> int | None:
-    """The number of the newest commit."""
+    """Return the number of the newest commit."""
     return max(_numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT), default=None)
 
 
@@ -206,20 +210,20 @@ def checkpoint_path(number: int) -> str:
 
 
 def _numbers(filesystem: fs.FileSystem, directory: str, form: re.Pattern[str]) -> list[int]:
-    """A killed job may have left files of other names there: they are not read."""
+    """Return the numbers of the files. Other names, such as files of a killed job, are ignored."""
     names = (info.base_name for info in listing(filesystem, directory))
     return [int(found[1]) for name in names if (found := form.fullmatch(name))]
 
 
 def listing(filesystem: fs.FileSystem, path: str, *, recursive: bool = False) -> list[fs.FileInfo]:
-    """What is in a directory; nothing if there is no such directory."""
+    """Return the entries of a directory; none if the directory does not exist."""
     selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
     infos: list[fs.FileInfo] = filesystem.get_file_info(selector)
     return infos
 
 
 def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
-    """The log with these commits behind it."""
+    """Return the log with these commits appended."""
     if not commits:
         return before
     ranges = [
@@ -249,9 +253,11 @@ def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
 
 
 def _folded(ranges: pa.Table) -> pa.Table:
-    """All but the newest ranges with those made one that follow each other in a queue: as of the newest of
-    their batches, with the sums of what they counted, and without `seconds`, which were those of one batch.
-    What was lost stays apart, and so does the beginning of a queue's next life."""
+    """Merge adjacent ranges of a queue, except for the newest ones.
+
+    A merged range has the newest of the batches and the sums of the counts, but not `seconds`, which belonged
+    to one batch. Lost ranges are kept separate, and so is the beginning of a queue's next life.
+    """
     if ranges.num_rows <= DETAILED:
         return ranges
     newest = np.sort(ranges["batch"].to_numpy())[-DETAILED]
@@ -284,8 +290,11 @@ def _folded(ranges: pa.Table) -> pa.Table:
 
 
 def checkpoint_content(now: Log, time: datetime) -> bytes:
-    """A Parquet file with one row, whose columns are lists of the log's rows. Its metadata has the SHA-256 of
-    the file, taken with zeros in its place: a flipped bit would be other files, which nobody would miss."""
+    """Return a Parquet file with one row, whose columns are lists of the log's rows.
+
+    The metadata contains the SHA-256 of the file, computed with zeros in its place: a flipped bit would
+    change the list of files without any other sign.
+    """
     remembered = pc.greater(now.removed["time"], pa.scalar(time - REMEMBERED, pa.timestamp("ms", "UTC")))
     tables = {
         "ranges": now.ranges,
@@ -318,7 +327,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     with filesystem.open_input_stream(path) as stream:
         content = stream.read()
     file = pq.ParquetFile(pa.BufferReader(content))
-    given = (file.metadata.metadata or {}).get(_SUM)  # None: written before there were sums
+    given = (file.metadata.metadata or {}).get(_SUM)  # None: written before checksums were introduced
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):
@@ -338,21 +347,24 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
 
 
 class Checkpoints:
-    """Writes a checkpoint every CHECKPOINT_EVERY commits. One that cannot be written is no failure of the
-    commit before it: `problem` says why, and it is tried again as many commits later and by the next run."""
+    """A writer of a checkpoint every CHECKPOINT_EVERY commits.
+
+    A failed checkpoint does not fail its commit: `problem` has the reason, and the checkpoint is retried
+    after as many further commits and by the next run.
+    """
 
     def __init__(self) -> None:
         self.problem: str | None = None
         self._last = -1
 
     def begin(self, filesystem: fs.FileSystem, root: str) -> None:
-        """Take up the checkpoints that there are."""
+        """Determine the existing checkpoints."""
         self._last = last_checkpoint(filesystem, root)
 
     def after(
         self, number: int, filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]
     ) -> None:
-        """Commit `number` was made. create: makes a whole file, or none."""
+        """Write a checkpoint if one is due after commit `number`. `create` creates a whole file or none."""
         if number < self._last + CHECKPOINT_EVERY:
             return
         self._last, self.problem = number, None
@@ -365,7 +377,7 @@ class Checkpoints:
 
 
 def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]) -> None:
-    """Write a checkpoint, and delete what nobody reads any more."""
+    """Write a checkpoint, and delete the files that it makes unnecessary."""
     now = read_log(filesystem, root)
     if now.missing:
         raise ArchiveError(root, f"{commit_path(now.first_missing)} is missing")
@@ -378,9 +390,11 @@ def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes],
 
 
 def _covered(filesystem: fs.FileSystem, root: str, before: int) -> list[str]:
-    """Paths that may be deleted after a checkpoint was written: commits of more than a day ago that the one
-    `before` it covers too, from which the log was just read, and checkpoints before that. What counts is the
-    clock of who holds the files."""
+    """Return the paths that may be deleted after a checkpoint was written.
+
+    These are commits older than a day that the previous checkpoint `before`, from which the log was just
+    read, also covers, and earlier checkpoints. The age is by the clock of the file store.
+    """
     written = {
         int(found[1]): info.mtime
         for info in listing(filesystem, f"{root}/{CHECKPOINTS}")

@@ -1,8 +1,9 @@
-"""The part of a compaction that runs in Spark's workers: many small files of one hour to one near the target.
+"""The part of a compaction that runs in Spark's workers: merge many small files of one hour.
 
-Rows come out in order of queue and offset. A file has a stretch of rows for each queue that its task read,
-so the stretches of all files are sorted, and their rows copied one stretch after the other. Memory is
-bounded: of the row groups that were decoded only some are kept, the others are decoded again.
+Merged files are about as large as the target, with rows in order of queue and offset. A file has a range of
+rows for each queue that its task read. The ranges of all files are sorted, and their rows are copied one
+range after the other. Memory is limited: only some of the decoded row groups are cached, the others are
+decoded again.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.partition_writer import PartitionWriter, runs
 from cometmq.pipeline.table.task import full_disk_named
 
-_KEPT_BYTES = 256 * 1024 * 1024  # of decoded row groups
+_KEPT_BYTES = 256 * 1024 * 1024  # bytes of decoded row groups in the cache
 _BATCH_ROWS = 10_000
 _ORDER = ["broker_name", "queue_id", "queue_offset"]
 
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Files of one topic, day and hour that become one. uri and staging: as ArchiveTable has them."""
+    """Files of one topic, day and hour to merge. `uri` and `staging` are those of ArchiveTable."""
 
     uri: str
     staging: str
@@ -38,7 +39,7 @@ class Merge:
 
 
 class Stretch(NamedTuple):
-    """Rows of one queue that follow each other in a row group of a file."""
+    """Consecutive rows of one queue in a row group of a file."""
 
     broker_name: str
     queue_id: int
@@ -50,8 +51,11 @@ class Stretch(NamedTuple):
 
 
 def merge(unit: Merge) -> list[dict[str, Any]]:
-    """Write the files' rows anew; what a commit says of the new ones. Nothing, and none is written, if their
-    columns have different types. Raises ArchiveError for a full disk."""
+    """Write the rows of the files to new files. Return the new files' entries for a commit.
+
+    The result is empty, and no file is written, if the columns have different types. Raises ArchiveError for
+    a full disk.
+    """
     with full_disk_named(unit.uri):
         return _merge(unit)
 
@@ -69,7 +73,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
                 codec = file.metadata.row_group(0).column(0).compression
             stretches += _stretches(path, file)
     try:
-        schema = pa.unify_schemas(schemas, promote_options="permissive")  # bodies may have got more fields
+        schema = pa.unify_schemas(schemas, promote_options="permissive")  # bodies may have new fields
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []
     writer = PartitionWriter(
@@ -90,7 +94,7 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
         order = file.read_row_group(group, columns=_ORDER).combine_chunks()
         brokers = order["broker_name"].combine_chunks().dictionary_encode()
         queues, offsets = order["queue_id"].to_numpy(), order["queue_offset"].to_numpy()
-        # A queue that began anew has lower offsets again.
+        # A queue that was deleted and created again has lower offsets again.
         lives = np.cumsum(np.diff(offsets, prepend=offsets[:1]) < 0)
         for start, stop in runs(brokers.indices.to_numpy(), queues, lives):
             broker_name = brokers.dictionary[int(brokers.indices[start].as_py())].as_py()
@@ -100,8 +104,11 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 
 
 class _RowGroups:
-    """Reads row groups. Those that are needed again are kept as far as there is room: stretches go through
-    all files for each queue anew, so whoever drops the one used longest ago drops the one needed next."""
+    """A reader of row groups with a cache of limited size for those that are needed again.
+
+    Ranges pass through all files for each queue, so evicting the least recently used row group would evict
+    the one that is needed next.
+    """
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, schema: pa.Schema, stretches: Sequence[Stretch]
@@ -112,7 +119,7 @@ class _RowGroups:
         self._bytes = 0
 
     def rows(self, stretch: Stretch) -> pa.Table:
-        """A stretch's rows, which hold no more memory than they take."""
+        """Return the rows of a range, copied so that they hold no other memory."""
         key = (stretch.path, stretch.group)
         table = self._kept.get(key)
         if table is None:

@@ -1,7 +1,7 @@
-"""The one operation of object stores that pyarrow's file systems lack: create an object unless there is one.
+"""The operation of object stores that pyarrow's file systems lack: create an object unless it exists.
 
-It is what makes a commit exclusive where nothing can be locked or renamed. S3 has it as PutObject with
-`If-None-Match: *` (since August 2024), Google's store as a precondition on the generation.
+The operation makes a commit exclusive where files cannot be locked or renamed. S3 supports it as PutObject
+with `If-None-Match: *` (since August 2024), Google's store as a precondition on the generation.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pyarrow import fs
 from cometmq.errors import ConfigError
 
 ConditionalPut = Callable[[str, bytes], bool]
-"""Called with a path as pyarrow has it (`bucket/key`) and the content: whether it was created. Raises OSError
-if that is not known."""
+"""A function that creates an object from a path (`bucket/key`) and content.
+
+It returns whether the object was created, and raises OSError if that is unknown.
+"""
 
 
 def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | None:
-    """For the object store of this URI; None for file systems, which rename instead.
+    """Return the function for the object store of this URI; None for file systems, which rename instead.
 
-    obstore is given what pyarrow takes from the URI. What is not in the URI both read from the environment.
+    obstore receives the settings that pyarrow reads from the URI. Both read the others from the environment.
     """
     stores = {"s3": _s3_store, "gcs": _google_store}
     if filesystem.type_name not in stores:
@@ -43,7 +45,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
         except AlreadyExistsError:
             return False
         except (BaseError, PermissionError, FileNotFoundError) as error:
-            # The rest of obstore's text is a dump of the request, over many lines.
+            # The rest of obstore's text is a dump of the request of many lines.
             raise OSError(str(error).partition("\n")[0]) from None
         return True
 
@@ -51,7 +53,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
 
 
 def s3_settings(uri: str, filesystem: fs.S3FileSystem) -> dict[str, str]:
-    """What the URI says, by the names of Rust's object_store, which obstore and deltalake are made of."""
+    """Return the URI's settings under the names of Rust's object_store, which obstore and deltalake use."""
     parts = urlsplit(uri)
     given = dict(parse_qsl(parts.query))
     endpoint = given.get("endpoint_override")
@@ -95,17 +97,20 @@ _OPTIONS = re.compile(r"(://[^,?#]*)[?#][^,]*")
 
 
 def without_user(uri: str) -> str:
-    """A path, URI or list of them without key and secret. Secrets may hold a `/`: the key begins behind `://`
-    and the last `@` in front of the next URI ends the secret."""
+    """Return a path, a URI or a list of these without key and secret.
+
+    Secrets may contain a `/`: the key begins after `://`, and the last `@` before the next URI ends the
+    secret.
+    """
     return _USER.sub("", uri)
 
 
 def shown(uri: str) -> str:
-    """A path or URI, or a list of them, as people may see it: without key, secret and options."""
+    """Return a path, a URI or a list of these for display: without key, secret and options."""
     return _OPTIONS.sub(r"\1", without_user(uri))
 
 
 def joined(uri: str, name: str) -> str:
-    """`name` below a path or URI: behind the path and in front of a URI's options."""
+    """Return a path or URI with `name` appended to the path, before a URI's options."""
     path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{options}"

@@ -1,8 +1,8 @@
-"""Record batches to Parquet files by topic, day and hour of store time (UTC): what an archive task writes.
+"""Record batches to Parquet files by topic, day and hour of store time (UTC): the output of an archive task.
 
-Runs in Spark's Python workers. Rows keep the order in which they come (queue, offset). A row group is written
-when about 64 MiB are buffered for its file, a file is closed at about 256 MiB; memory is bounded by closing
-the largest buffers first.
+This module runs in Spark's Python workers. Rows keep their order (queue, offset). A row group is written when
+about 64 MiB are buffered for its file, and a file is closed at about 256 MiB. Memory is limited by closing
+the files with the largest buffers first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cometmq.pipeline.table.small_files import sync_local
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
-BUFFER_BYTES = 96 * 1024 * 1024  # over all open files of a task
+BUFFER_BYTES = 96 * 1024 * 1024  # bytes over all open files of a task
 MAX_OPEN_FILES = 64
 
 _HOUR_US = 3_600_000_000
@@ -46,7 +46,7 @@ class Partition(NamedTuple):
 
 
 class StagedFile:
-    """A Parquet file of an archive's `directory`, written in `staging` if there is one."""
+    """A Parquet file of an archive's `directory`, written in `staging` if that is not empty."""
 
     def __init__(
         self, filesystem: fs.FileSystem, root: str, staging: str, directory: str, kind: str,
@@ -63,17 +63,17 @@ class StagedFile:
         self._rows = 0
 
     def write(self, table: pa.Table) -> int:
-        """Write the rows as one group; the bytes of the file so far."""
+        """Write the rows as one row group. Return the bytes of the file so far."""
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._rows += table.num_rows
         return int(self._stream.tell())
 
     def close(self) -> dict[str, Any]:
-        """Finish the file; what a commit says of it."""
+        """Finish the file. Return its entry for a commit."""
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores do it when the file is closed
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores persist a file when it is closed
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}
@@ -90,10 +90,10 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """Writes batches with the columns `topic` (which goes to the path only, unless `topic_in_files`),
-    `store_timestamp` and others.
+    """A writer of batches with the columns `topic`, `store_timestamp` and others.
 
-    `files` describes the finished files after `close`, as StagedFile does, with their topic, dt and hour.
+    `topic` is only part of the path, unless `topic_in_files` is set. After `close`, `files` describes the
+    finished files like StagedFile, with their topic, dt and hour.
     """
 
     def __init__(
@@ -165,13 +165,13 @@ class PartitionWriter:
         self.files.append(file.file.close() | facts)
 
     def close(self) -> None:
-        """Finish all files. Not called after an error: what no commit names is thrown away."""
+        """Finish all files. Not called after an error, because files without a commit are deleted."""
         for file in list(self._open.values()):
             self._close(file)
 
 
 def leaves(path: str, kind: pa.DataType) -> list[str]:
-    """What Parquet calls the columns that a nested column is made of."""
+    """Return Parquet's names of the columns that form a nested column."""
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
     if pa.types.is_list(kind):
@@ -182,7 +182,7 @@ def leaves(path: str, kind: pa.DataType) -> list[str]:
 
 
 def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
-    """(partition, first row, row behind the last) of each stretch of rows that belong to one file."""
+    """Yield (partition, first row, last row + 1) of each range of rows that belong to one file."""
     if not batch.num_rows:
         return
     hours = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
@@ -193,7 +193,7 @@ def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]
 
 
 def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """(first, behind the last) of each stretch of rows over which all columns are constant."""
+    """Yield (first row, last row + 1) of each range of rows in which all columns are constant."""
     count = len(columns[0])
     change = np.zeros(count, bool)
     for column in columns:

@@ -13,7 +13,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
-    """The object in a file, None if there is no file. Raises ArchiveError for other content."""
+    """Return the object in a file; None if there is no file. Raises ArchiveError for other content."""
     try:
         with filesystem.open_input_stream(path) as stream:
             content = stream.read()
@@ -29,13 +29,13 @@ def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) -> None:
-    """Write one line of JSON in place of what the file held. A reader sees the old content or the new."""
+    """Replace the content of a file by one line of JSON. A reader sees the old content or the new."""
     replace_file(filesystem, path, json.dumps(content).encode() + b"\n")
 
 
 def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """Write a file in place of what there was. A reader sees the old content or the new."""
-    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file when it is whole
+    """Replace a file. A reader sees the old content or the new."""
+    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file when it is complete
     where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
     if local:
         filesystem.create_dir(os.path.dirname(path), recursive=True)

@@ -1,6 +1,6 @@
-"""The part of the archive job that runs in Spark's workers: pull, decode and write Parquet, all in one task.
+"""The part of the archive job that runs in Spark's workers: pull, decode and write Parquet, in one task.
 
-The bytes never pass through the JVM: only a description of what was written goes back to the driver. Sending
+The bytes never pass through the JVM: the driver receives only a description of the written files. Sending
 them through Spark's own Parquet writer costs 3 to 5 times as much (docs/pipeline.md).
 """
 
@@ -45,14 +45,14 @@ _QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _BAD_FIELDS = ("queue_offset", "physical_offset", "stage", "problem", "raw")
-_QUARANTINE_BYTES = 16 * 1024 * 1024  # of records that wait to be written
+_QUARANTINE_BYTES = 16 * 1024 * 1024  # bytes of records that wait to be written
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_ROW_BYTES = 1024  # what a row takes beside them, generously
+_ROW_BYTES = 1024  # upper estimate of a row's bytes besides the record
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """The work of one task. staging: as ArchiveTable.staging says; addresses: by broker name."""
+    """The work of one task. `staging`: the result of ArchiveTable.staging; `addresses`: by broker name."""
 
     batch: int
     ranges: list[QueueRange]
@@ -69,7 +69,10 @@ class ArchiveTask:
 
 @dataclass(slots=True)
 class QueueCount:
-    """What a task found in one queue. Times in ms, None without records; bytes as stored by the broker."""
+    """The counts of a task for one queue.
+
+    Times are in ms, None without records; bytes are those in the store.
+    """
 
     records: int = 0
     bad: int = 0
@@ -91,7 +94,7 @@ class QueueCount:
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task wrote, and how much of each queue it read."""
+    """The files that a task wrote, and its counts by queue."""
 
     files: list[dict[str, Any]]
     quarantine: list[dict[str, Any]]
@@ -99,14 +102,14 @@ class TaskResult:
 
 
 def run_task(task: ArchiveTask) -> TaskResult:
-    """Do the work of one task. Raises ArchiveError for a full disk, so that Spark does not try again."""
+    """Do the work of one task. Raises ArchiveError for a full disk, so that Spark does not retry."""
     with full_disk_named(task.output):
         return _run(task)
 
 
 @contextmanager
 def full_disk_named(output: str) -> Iterator[None]:
-    """Raise ArchiveError where there is no room, so that Spark does not try again."""
+    """Raise ArchiveError for a full disk, so that Spark does not retry."""
     try:
         yield
     except OSError as error:
@@ -139,7 +142,7 @@ def _run(task: ArchiveTask) -> TaskResult:
 
 
 def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> None:
-    """Add a batch to the counts of its queues. Raises KeyError for a queue that was not asked for."""
+    """Add a batch to the counts of its queues. Raises KeyError for a queue that was not requested."""
     if not batch.num_rows:
         return
     broker_name = batch.column("broker_name")[0].as_py()
@@ -161,8 +164,10 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """Writes bad records to one staged file, which the first of them makes. All records of a topic may be
-    bad, so only some are held in memory."""
+    """A writer of bad records to one staged file, which is created for the first of them.
+
+    All records of a topic may be bad, so only some are held in memory.
+    """
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
         self._place = (filesystem, root, staging)
@@ -186,7 +191,7 @@ class Quarantine:
         self._rows, self._held = [], 0
 
     def close(self) -> list[dict[str, Any]]:
-        """Finish the file; what a commit says of it."""
+        """Finish the file. Return its entry for a commit."""
         if self._rows:
             self._write()
         return [] if self._file is None else [self._file.close()]
