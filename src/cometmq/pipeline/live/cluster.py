@@ -1,7 +1,7 @@
 """Requests to a cluster for planning: its queues, their contents, and the offset that a time means.
 
-Calls block and retry. An exception in a planning method ends a streaming query immediately, so temporary
-failures within the timeout (a restarting broker, a broken connection) are awaited here.
+Calls block and retry temporary failures until the timeout (a restarting broker, a broken connection), because
+an exception in a planning method ends a streaming query immediately.
 """
 
 from __future__ import annotations
@@ -98,8 +98,7 @@ class Cluster:
     def queues(self, topics: Topics) -> list[MessageQueue]:
         """Return the readable queues, sorted.
 
-        Raises NoRouteError for a topic that is unknown to the name servers, and ConfigError for a topic that
-        does not have a message at each offset.
+        Raises NoRouteError, and ConfigError for topics with offset gaps.
         """
         names = self.names(topics, wait=True)
         found = {queue for name in names for queue in self.route(name).read_queues}
@@ -107,10 +106,7 @@ class Cluster:
         return sorted(topics.queues or found)
 
     def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """Return the names of the topics.
-
-        With `wait`, list those of a pattern now and wait for name servers.
-        """
+        """Return the topics. With `wait`, list those of a pattern now and wait for name servers."""
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -119,10 +115,7 @@ class Cluster:
         return tuple(name for name in self._listed[1] if pattern.fullmatch(name))
 
     def _check_kinds(self, names: Iterable[str]) -> None:
-        """Raise ConfigError for a 5.x topic that is compacted or static, or holds light topics.
-
-        The kind of a topic is unknown while its broker is unreachable.
-        """
+        """Raise ConfigError for a 5.x topic that is compacted or static, or has light topics."""
         first: list[MessageQueue] = []
         for name in set(names) - self._ordinary:
             route = self._routes.get(name) or self.route(name)
@@ -139,10 +132,7 @@ class Cluster:
                     self._ordinary.add(queue.topic)
 
     def topic_names(self, *, wait: bool = True) -> list[str]:
-        """Return the topics of users, without system topics.
-
-        With `wait`, wait for name servers until the timeout.
-        """
+        """Return the topics of users. With `wait`, wait for name servers until the timeout."""
         frame = self._ask_namesrv(Frame.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), wait=wait)
         return sorted(name for name in TopicList.decode(frame.body).topic_list if not is_system_topic(name))
 
@@ -151,11 +141,9 @@ class Cluster:
         return self._within_timeout(lambda: self._route(topic), give_up=_unknown_topic)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
-        """Return the writable queues of a topic by a new lookup.
+        """Return the queues of a topic that are writable now, or that its first message would create.
 
         With `wait`, wait for name servers until the timeout.
-
-        For a topic that does not exist, return the queues that its first message would create.
         """
         try:
             return (self.route(topic) if wait else self._route(topic)).write_queues
@@ -171,9 +159,8 @@ class Cluster:
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
         """Return the sorted names of the brokers that hold messages of the topics but are not readable now.
 
-        The broker of a `known` queue (read before) is unreadable unless it is registered: a registered broker
-        no longer has the topic. A broker of the route is unreadable if the topic has no read permission
-        there. `held`: the queues that are readable now.
+        `known` queues were read before, and `held` queues are readable now. The broker of a known queue is
+        unreadable unless it is registered, a broker of the route if the topic has no read permission there.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -229,10 +216,9 @@ class Cluster:
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return the address to read the queue from, by a new route.
+        """Return the address to read the queue from: the given broker id's, else another one.
 
-        The address is that of the given broker id, or another one if that is unreachable. Raises NoRouteError
-        or ConnectError if no address is reachable.
+        Raises NoRouteError or ConnectError if no address is reachable.
         """
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
@@ -254,7 +240,6 @@ class Cluster:
         return _registered(queue, next(iter(addresses), None), self._namesrv)
 
     def _in_turn(self, broker_name: str, broker_id: int) -> list[str]:
-        """Return a broker's addresses in the order of RouteTable.read_targets."""
         now = time.monotonic()
         self._refused = {address: until for address, until in self._refused.items() if until > now}
         self._routes.unreachable = set(self._refused)
@@ -273,9 +258,7 @@ class Cluster:
     def bounds(
         self, queues: Sequence[MessageQueue], *, missing_ok: bool = False
     ) -> dict[MessageQueue, Bounds]:
-        """Return the offsets that each queue holds.
-
-        The two requests per queue of all queues are sent concurrently.
+        """Return the offsets that each queue holds, by two concurrent requests per queue.
 
         With `missing_ok`, each request is sent once, and queues whose broker fails are omitted.
         """
@@ -350,10 +333,9 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """Return the marks of the records at these offsets.
+        """Return the marks of the records at these offsets. Raises BrokerError if a broker refuses.
 
-        Missing and damaged records, and those of unreachable brokers, are omitted. Raises BrokerError if a
-        broker refuses.
+        Missing and damaged records, and those of unreachable brokers, are omitted.
         """
         found = self._pull_each(
             sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
@@ -361,10 +343,7 @@ class Cluster:
         return {queue: mark for queue, mark in found if mark is not None}
 
     def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
-        """Return the mean stored size in bytes of sampled records in each queue's range.
-
-        Queues of unreachable brokers are omitted.
-        """
+        """Return the mean stored size in bytes of sampled records by queue, without unreachable brokers."""
         found: dict[MessageQueue, list[int]] = {}
         places = spread(start, ends, _SAMPLES)
         for queue, size in self._pull_each(places, lambda _q, _o, reply: len(reply.body), away_ok=True):
@@ -379,11 +358,7 @@ class Cluster:
         *,
         away_ok: bool = False,
     ) -> list[tuple[MessageQueue, T]]:
-        """Pull the record at each offset concurrently and return the results of `read` for them.
-
-        A BrokerError that `read` raises is retried like a refusal. With `away_ok`, unreachable brokers are
-        skipped.
-        """
+        """Return the results of `read` for the record at each offset, and retry its BrokerErrors."""
         by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
         for place in wanted:
             by_broker.setdefault(place[0].broker_name, []).append(place)
@@ -406,10 +381,7 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return the result of marks.resume after reading the last record of each queue that has grown.
-
-        With `idle`, queues that have not grown are checked, too.
-        """
+        """Return marks.resume for the queues that have grown and, with `idle`, for those that have not."""
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -418,10 +390,7 @@ class Cluster:
         return resume(read, kept, self.marks(looked_at), held, fail=fail, offset_at=self.offset_at)
 
     def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
-        """Return the first record at or after each offset of one broker's queues.
-
-        Raises BrokerError for a refusal, which does not show what the queue holds.
-        """
+        """Return the first record at or after each offset of one broker's queues. Raises BrokerError."""
         address = self._known_or_fresh(wanted[0][0])
         frames = [pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
@@ -434,10 +403,7 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return the offset that a position means in each queue.
-
-        Raises ConfigError for a queue that is not read, and for a group that has stored no offset.
-        """
+        """Return the offset that a position means in each queue. Raises ConfigError if there is none."""
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))
         if strange:
@@ -484,7 +450,6 @@ class Cluster:
         return self._within_timeout(once)
 
     def offset_at(self, queue: MessageQueue, bounds: Bounds, timestamp_ms: int) -> int:
-        """Return the result of `offsets_at` for one queue."""
         return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
     def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
@@ -508,8 +473,8 @@ class Cluster:
     def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
         """Return the next existing offset, and the store time of the first message at or after `offset`.
 
-        The time is None if that message was deleted. Raises BrokerError until the broker holds the offset,
-        and RecordError for a damaged message, whose time is unreliable.
+        The time is None if the message was deleted. Raises BrokerError until the broker holds the offset, and
+        RecordError for a damaged message.
         """
         if reply.body:
             at, mark = mark_of(reply.body)
@@ -520,9 +485,9 @@ class Cluster:
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
-        """Store a consumer group's offsets on the masters of the brokers. Return the brokers' refusals.
+        """Store a consumer group's offsets on reachable masters. Return the refusals.
 
-        Unreachable brokers are skipped. RocketMQ 5.x refuses offsets of a group that it does not know.
+        RocketMQ 5.x refuses offsets of a group that it does not know.
         """
         refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
@@ -597,10 +562,7 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """Return the result of `look`. If a queue is shorter than `read`, wait and call `look` again.
-
-    A broker that has just started may still be building its queues from its log.
-    """
+    """Return the result of `look`, of a second call if a restarted broker may be building its queues."""
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)
@@ -609,7 +571,6 @@ def look_twice(
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> list[list[MessageQueue]]:
-    """Group the queues by broker, in order of the brokers' names."""
     groups: dict[str, list[MessageQueue]] = {}
     for queue in queues:
         groups.setdefault(queue.broker_name, []).append(queue)
@@ -634,5 +595,4 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
 
 
 def _unknown_topic(error: CometError) -> bool:
-    """Return whether a name server reported that the topic does not exist. Waiting would not help."""
     return isinstance(error, NoRouteError) and error.hint == NO_ROUTE_HINT
