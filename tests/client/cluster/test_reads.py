@@ -194,6 +194,27 @@ async def test_a_consumer_starts_and_reads_at_a_replica_whose_master_is_not_list
     assert seen == numbers(3)
 
 
+@pytest.mark.parametrize("kind", ["assign", "subscribe", "push", "stream"])
+async def test_a_consumer_that_starts_with_an_old_route_reads_the_replica_of_a_master_that_was_killed(
+    pair: Pair, kind: str
+) -> None:
+    pair.replica.store_numbers(3)
+    pair.replica.offsets["T", 0] = 1
+    seen: Seen = []
+    async with ClientInstance(pair.namesrv.addr, ClientOptions(api_timeout_s=0.5)) as client:
+        await client.find_addr(QUEUE)
+        await pair.stop_master()
+        del pair.namesrv.routes["T"].broker_datas[0].broker_addrs[0]
+        task = asyncio.create_task(KINDS[kind](client, seen))
+        try:
+            await until(lambda: len(seen) == 2)
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+    assert seen == numbers(3)[1:]
+
+
 @pytest.mark.parametrize(
     ("state", "kind"),
     [

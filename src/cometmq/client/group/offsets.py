@@ -15,7 +15,7 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.cluster.workers import call_on_loop, for_each
 from cometmq.client.group.options import ConsumeFromWhere, OffsetStorage
-from cometmq.errors import CometError, Transient
+from cometmq.errors import CometError, ConnectError, Transient
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 
@@ -185,9 +185,18 @@ class RemoteOffsets:
     """Distinguish "no offset" from 0, except in a retry topic, which belongs to the group."""
 
     async def read(self, queue: MessageQueue) -> int | None:
-        addr = await self._client.find_addr(queue)
         exact = self._strictly and not queue.topic.startswith(RETRY_PREFIX)
-        return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
+        addr = await self._client.find_addr(queue)
+        try:
+            return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
+        except ConnectError:
+            # The route may still list a master that has ended. While the name server lists it, its replica's
+            # copy of the offsets is not used: it may be older.
+            await self._client.refresh_routes([queue.topic])
+            other = await self._client.find_addr(queue)
+            if other == addr:
+                raise
+            return await self._client.brokers.consumer_offset(other, self._group, queue, exact=exact)
 
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:
         failures: dict[MessageQueue, Exception] = {}
