@@ -1,9 +1,9 @@
-"""Bulk work on Spark: units, each of them one task of one Spark job.
+"""Bulk work on Spark: units of work, each of which is one task of one Spark job.
 
-Every job of the pipeline runs its work here. The driver cuts the work into units, `run_units` hands each to a
-task, and the driver decides over the results (archive.py does so for each batch). A task pulls, decodes and
-writes by itself: only units and results pass through Spark. What Spark Connect lacks is not used (RDDs,
-accumulators), so a job runs the same on this machine, on a cluster and through Spark Connect.
+Every job of the pipeline runs its work here. The driver divides the work into units, `run_units` runs each in
+a task, and the driver evaluates the results (archive.py does so for each batch). A task pulls, decodes and
+writes by itself: only units and results pass through Spark. Features that Spark Connect lacks (RDDs,
+accumulators) are not used, so a job runs the same on this machine, on a cluster and through Spark Connect.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from cometmq.errors import CometError
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
-_CANCEL_S = 10.0  # workers are killed two seconds after their task was
-_MANY = 1_000_000  # more than slots
+_CANCEL_S = 10.0  # seconds; workers are killed two seconds after their task
+_MANY = 1_000_000  # more than the slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
@@ -46,18 +46,16 @@ def run_units(
     on_progress: Callable[[int], None] | None = None,
     stop: threading.Event | None = None,
 ) -> list[R]:
-    """Call `work(unit)` in one Spark task for each of `units`; the results, in the order of the units.
+    """Call `work(unit)` in one Spark task for each of `units`. Return the results in the order of the units.
 
-    Units and results are pickled. Every task gets all units, so a unit names what is large instead of holding
-    it: a few kB at most. name: of the job, as Spark's pages and errors show it. on_progress is called
-    with the number of finished tasks, whenever it has changed.
+    Units and results are pickled. Every task receives all units, so a unit should have at most a few kB and
+    refer to large data by name. Spark repeats a task whose worker died or whose `work` raised an error, up to
+    spark.task.maxFailures times, so `work` must be repeatable. A CometError is returned instead, because a
+    retry would not help. When all tasks have ended, the first such error in the order of the units is raised.
 
-    Spark runs a task again when its worker died or `work` raised, up to spark.task.maxFailures times, so
-    `work` can be repeated. A CometError is a result instead: trying again would not help. When all tasks have
-    ended, the first one in the order of the units is raised as it is.
-
-    The tasks are cancelled when `stop` is set or the calling thread is interrupted. Raises JobStopped after
-    `stop`, JobFailed when Spark gave up a task or the whole job.
+    `name` is the job's name in Spark's pages and errors. `on_progress` is called with the number of finished
+    tasks when it has changed. The tasks are cancelled when `stop` is set or the calling thread is
+    interrupted. Raises JobStopped after `stop`, and JobFailed when Spark abandons a task or the job.
     """
     if not units:
         return []
@@ -69,7 +67,10 @@ def run_units(
 
 
 def outcomes_in(rows: Sequence[Row]) -> list[Any]:
-    """What tasks pickled into their column `outcome`. Raises the first CometError among it."""
+    """Return the objects that tasks pickled into their column `outcome`.
+
+    Raises the first CometError of them.
+    """
     outcomes: list[Any] = [pickle.loads(row.outcome) for row in rows]
     for outcome in outcomes:
         if isinstance(outcome, CometError):
@@ -88,7 +89,7 @@ def run_action(
 ) -> R:
     """Call `action`, which runs Spark jobs of this session in the calling thread, and return its result.
 
-    on_look is called some times a second meanwhile; on_progress, `stop` and the errors are those of
+    `on_look` is called several times per second meanwhile. `on_progress`, `stop` and the errors are those of
     `run_units`.
     """
     stop = stop or threading.Event()
@@ -102,10 +103,13 @@ def run_action(
 
 
 def slots(spark: SparkSession) -> int:
-    """How many tasks run at once, as far as the session knows now. A new cluster's grow while it starts."""
+    """Return the number of tasks that can run concurrently now.
+
+    The number grows while a new cluster starts.
+    """
     if isinstance(spark, SparkSession):
         return spark.sparkContext.defaultParallelism
-    # Spark Connect does not say, but it cuts a range into as many parts.
+    # Spark Connect does not report the number, but it divides a range into that many parts.
     parts = spark.range(_MANY).selectExpr("spark_partition_id() AS part")
     return int(parts.selectExpr("max(part) + 1 AS parts").collect()[0].parts)
 
@@ -113,7 +117,7 @@ def slots(spark: SparkSession) -> int:
 def _in_tasks(
     work: Callable[[U], R], units: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """For `mapInArrow`: from the numbers of units to their outcomes, which are results or CometErrors."""
+    """Map the numbers of units to their outcomes, which are results or CometErrors, for `mapInArrow`."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
@@ -128,13 +132,13 @@ def _in_tasks(
 
 
 class _Job(Protocol):
-    """What classic sessions and Spark Connect do differently."""
+    """The operations that differ between classic sessions and Spark Connect."""
 
     def known(self) -> AbstractContextManager[None]:
-        """While the body of the calling thread runs the job, it is told from others. Then the thread ends."""
+        """Identify the job while the body runs it in the calling thread. The thread ends afterwards."""
 
     def done(self) -> int:
-        """How many tasks have finished."""
+        """Return the number of finished tasks."""
 
     def cancel(self) -> None: ...
 
@@ -164,7 +168,7 @@ class _ClassicJob(_Job):
 
 
 class _ConnectJob(_Job):
-    """A tag of operations in a Spark Connect session, whose server reports progress now and then."""
+    """A tag of operations in a Spark Connect session, whose server reports progress periodically."""
 
     def __init__(self, spark: SparkSession, mark: str) -> None:
         self._spark, self._tag, self._done = spark, mark, 0
@@ -174,11 +178,11 @@ class _ConnectJob(_Job):
         thread = threading.get_ident()
 
         def heard(*, stages: Any, **_: Any) -> None:
-            # Called for all operations of the session, in the thread that waits for each.
+            # The handler is called for all operations of the session, in the thread that waits for each.
             if threading.get_ident() == thread:
                 self._done = sum(stage.num_completed_tasks for stage in stages)
 
-        handler: Any = heard  # of a type that cannot be imported without gRPC
+        handler: Any = heard  # its type cannot be imported without gRPC
         self._spark.addTag(self._tag)
         self._spark.registerProgressHandler(handler)
         try:
@@ -195,7 +199,7 @@ class _ConnectJob(_Job):
 
 def _job_of(spark: SparkSession, name: str) -> _Job:
     mark = f"cometmq-{uuid.uuid4().hex}"
-    # The session of Spark Connect is a class of its own, although PySpark's types say otherwise.
+    # The session of Spark Connect is a separate class, although PySpark's types differ.
     if isinstance(spark, SparkSession):
         return _ClassicJob(spark.sparkContext, name, mark)
     return _ConnectJob(spark, mark)
@@ -209,9 +213,11 @@ def _watched(
     on_look: Callable[[], None],
     stop: threading.Event,
 ) -> R:
-    """The action's result. A thread waits for it, another one looks at the job and cancels it. This one can
-    be interrupted, and stays out of Py4J: at Ctrl-C PySpark's own handler calls Py4J in the main thread, and
-    a call that was under way there would get the answer to the other one."""
+    """Return the action's result. One thread waits for it, another one polls the job and cancels it.
+
+    The calling thread can be interrupted and does not use Py4J: at Ctrl-C PySpark's own handler calls Py4J in
+    the main thread, and a concurrent call there would receive the response to the other one.
+    """
     ended: Future[R] = Future()
     interrupted, over = threading.Event(), threading.Event()
     done, failures = [0], list[Exception]()
@@ -226,12 +232,12 @@ def _watched(
     def watch() -> None:
         last = False
         while not last:
-            last = over.wait(_POLL_S)  # then one more look, for what was done since the one before
+            last = over.wait(_POLL_S)  # then poll once more, for tasks that finished since the last poll
             try:
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()
                 elif not last:
-                    job.cancel()  # again until it is over: Spark may not know the job yet
+                    job.cancel()  # repeat until the end: Spark may not have registered the job yet
             except Exception as error:
                 failures.append(error)
 
@@ -241,7 +247,7 @@ def _watched(
     seen = 0
     try:
         while not ended.done():
-            wait([ended], _POLL_S)  # not join: interrupted, it takes a thread that goes on for ended
+            wait([ended], _POLL_S)  # not join: an interrupted join treats a running thread as ended
             if failures and not ended.done():
                 raise failures[0]
             if done[0] != seen:
@@ -262,7 +268,7 @@ def _watched(
 
 
 def cause(error: Exception) -> str:
-    """The one line of Spark's many that says what happened: a task's own exception, if it raised one."""
+    """Return the line of Spark's error that names the cause: a task's own exception, if it raised one."""
     text = str(error)
     raised = _RAISED.findall(text)
     found = raised[-1] if raised else _FAILURE.search(text) or _CALLED.search(text)

@@ -1,4 +1,4 @@
-"""What can go wrong in the pipeline beyond what a broker or the network answers."""
+"""Errors of the pipeline, besides the responses of brokers and network errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from cometmq.message import MessageQueue
 
 
 class PipelineError(CometError):
-    """Root of the pipeline's own errors."""
+    """Base class of the pipeline's own errors."""
 
 
 class DataLossError(PipelineError):
-    """Records that were to be read are gone from the broker: retention deleted them, or the topic was made
-    anew. `failOnDataLoss=false` reads on without them; `setting` is how the caller spells that."""
+    """Records to read no longer exist on the broker: retention deleted them, or the topic was replaced.
+
+    `failOnDataLoss=false` continues without them; `setting` is the caller's spelling of that option.
+    """
 
     setting = "failOnDataLoss=false"
 
@@ -34,8 +36,10 @@ class DataLossError(PipelineError):
 
 
 class UnreadableError(PipelineError):
-    """Messages lie in queues that their brokers do not let be read (live/unreadable.py). problem: names the
-    queues and counts the messages."""
+    """Messages lie in queues that their brokers do not permit to read (live/unreadable.py).
+
+    `problem` names the queues and the number of messages.
+    """
 
     problem: str
 
@@ -44,7 +48,7 @@ class UnreadableError(PipelineError):
 
 
 class BadRecordError(PipelineError):
-    """A record of the range cannot be decoded, and the reader was told to fail on those."""
+    """A record of the range cannot be decoded, and the options make that an error."""
 
     queue: MessageQueue
     queue_offset: int | None
@@ -59,8 +63,10 @@ class BadRecordError(PipelineError):
 
 
 class BadStoreRecordError(PipelineError):
-    """A record in a store directory, or a stretch of its log, cannot be read, and the reader was told to
-    fail on those. position: in the log."""
+    """A record in a store directory, or a part of its log, is unreadable, and the options make that an error.
+
+    `position` is the position in the log.
+    """
 
     path: str
     position: int
@@ -75,7 +81,7 @@ class BadStoreRecordError(PipelineError):
 
 
 class LogLossError(PipelineError):
-    """Log positions `start` to `stop` of a store directory cannot be read, because their file is gone."""
+    """Log positions `start` to `stop` of a store directory are unreadable, because their file is missing."""
 
     path: str
     start: int
@@ -90,8 +96,10 @@ class LogLossError(PipelineError):
 
 
 class ReplicaBehindError(PipelineError, Transient):
-    """A broker's master is away and the replica that stands in for it does not hold the records. It may not
-    have got them yet, so nothing is taken for lost."""
+    """A broker's master is unreachable, and its replica does not hold the records.
+
+    The replica may not have received them yet, so they do not count as lost.
+    """
 
     queue: MessageQueue
     offset: int
@@ -107,7 +115,7 @@ class ReplicaBehindError(PipelineError, Transient):
 
 
 class SinkRowError(PipelineError):
-    """A row that cannot become a message."""
+    """A row that cannot be converted to a message."""
 
     row: int
     field: str
@@ -118,7 +126,7 @@ class SinkRowError(PipelineError):
 
 
 class JobStopped(PipelineError):
-    """A Spark job was cancelled because its caller asked for it."""
+    """A Spark job was cancelled at the request of its caller."""
 
     name: str
 
@@ -127,7 +135,7 @@ class JobStopped(PipelineError):
 
 
 class JobFailed(PipelineError):
-    """Spark gave up a job: a task failed as often as it may, or the session is gone."""
+    """Spark abandoned a job: a task exhausted its attempts, or the session has ended."""
 
     name: str
     problem: str
@@ -137,8 +145,10 @@ class JobFailed(PipelineError):
 
 
 class ArchiveError(PipelineError):
-    """The archive directory is not what this job expects, or a batch must not become part of it. setting:
-    which limit was met, if any."""
+    """The archive directory is unsuitable for the job, or a batch cannot be committed.
+
+    `setting` names the exceeded limit, if any.
+    """
 
     path: str
     problem: str
@@ -149,7 +159,7 @@ class ArchiveError(PipelineError):
 
 
 class PipelineFileError(PipelineError):
-    """A file that describes a pipeline cannot be used. problems: (line, what is wrong there)."""
+    """A pipeline file is invalid. `problems`: (line, description)."""
 
     path: str
     problems: Sequence[tuple[int, str]]
@@ -159,7 +169,7 @@ class PipelineFileError(PipelineError):
 
 
 class ReplayError(PipelineError):
-    """A replay cannot begin or go on: of `what`, a state directory or a source queue, something is wrong."""
+    """A replay cannot begin or continue because of `what`, a state directory or a source queue."""
 
     what: str
     problem: str

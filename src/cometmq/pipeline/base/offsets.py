@@ -1,7 +1,7 @@
-"""Positions in queues, as Spark's checkpoint, users' options and manifests hold them.
+"""Positions in queues, in the form of Spark's checkpoints, users' options and manifests.
 
-As JSON an offset map is `{"topic": {"broker-name": {"queue": next_offset}}}`. Spark compares positions as
-TEXT, so the text of one map must always be the same: keys are written in order (queues by number).
+In JSON an offset map is `{"topic": {"broker-name": {"queue": next_offset}}}`. Spark compares positions as
+TEXT, so a map must always have the same text: keys are written in order (queues by number).
 """
 
 from __future__ import annotations
@@ -16,29 +16,31 @@ from cometmq.message import MessageQueue
 
 LATEST = -1
 EARLIEST = -2
-MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # what fits into a request
+MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # limits of the request's fields
 
 _SECONDS = range(10**9, 10**10)
-"""As ms, times of 1970; as seconds, times of the years 2001 to 2286."""
-_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far ahead of this clock a start and an end may be
+"""Range of likely seconds: as ms they are times of 1970, as seconds times of 2001 to 2286."""
+_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # ms by which a start and an end may be ahead of this clock
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
 
 START_KEY = "@start"
-"""In the end position of a query's FIRST batch: where that batch begins. `@` cannot occur in a topic's name.
-(Also where a queue was replaced and reading goes on elsewhere, marks.py.)
+"""Key for the begin of a query's FIRST batch in its end position. `@` cannot occur in a topic's name.
 
-Spark's log holds the end of each batch but not the start of the first one. After a crash in batch 0 it asks
-the source again where to begin, and "latest" is another place by then: records in between would be lost. With
-the start inside the logged end, the batch stays the same whenever it is planned again."""
+The key is also used where a queue was replaced and reading continues elsewhere (marks.py).
+
+Spark's log contains the end of each batch but not the start of the first one. After a crash in batch 0 it
+requests the start from the source again, and "latest" is then another position: the records in between would
+be lost. With the start inside the logged end, the batch stays the same whenever it is planned again.
+"""
 
 MARKS_KEY = "@last"
-"""Beside the positions of a stream: the mark of the record before each of them (marks.py)."""
+"""Key for the marks of a stream's position: the mark of the record before each offset (marks.py)."""
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
-    """The nested form with sorted keys."""
+    """Return the nested form with sorted keys."""
     tree: Tree = {}
     for queue in sorted(offsets):
         brokers = tree.setdefault(queue.topic, {})
@@ -47,7 +49,7 @@ def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
 
 
 def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
-    """The flat form. Raises ConfigError for anything that is not topic → broker name → queue → integer."""
+    """Return the flat form. Raises ConfigError unless the form is topic → broker name → queue → integer."""
     return dict(_walk(tree, option))
 
 
@@ -77,7 +79,7 @@ def _bad_shape(option: str, tree: Any) -> ConfigError:
 
 
 def parse_offsets(text: str, option: str) -> Offsets:
-    """An option's JSON text; offsets may be -1 (latest) and -2 (earliest)."""
+    """Parse an option's JSON text. Offsets may be -1 (latest) and -2 (earliest)."""
     expected = 'earliest, latest, or {"topic": {"broker-name": {"queue number": offset}}}'
     offsets = _parsed(text, option, expected)
     if min(offsets.values(), default=0) < EARLIEST:
@@ -86,7 +88,7 @@ def parse_offsets(text: str, option: str) -> Offsets:
 
 
 def parse_times(text: str, option: str) -> Offsets:
-    """An option's JSON text with a store time, in ms since 1970, for each queue."""
+    """Parse an option's JSON text with a store time, in ms since 1970, for each queue."""
     times = _parsed(text, option, '{"topic": {"broker-name": {"queue number": milliseconds}}}')
     if min(times.values(), default=0) < 0:
         raise ConfigError(option, text, "times of 0 ms or more")
@@ -96,8 +98,10 @@ def parse_times(text: str, option: str) -> Offsets:
 
 
 def check_time(option: str, time_ms: int, *, end: bool) -> None:
-    """Raise ConfigError for a time that is in seconds or in the future. An end may be up to a day ahead, such
-    as that of today."""
+    """Raise ConfigError for a time that is in seconds or in the future.
+
+    An end may be up to a day ahead, such as the end of today.
+    """
     if time_ms in _SECONDS:
         raise ConfigError(option, str(time_ms), f"ms since 1970; if these are seconds: {time_ms * 1000}")
     if time_ms > time.time() * 1000 + (_END_MS if end else _CLOCKS_MS):
@@ -116,11 +120,11 @@ def _parsed(text: str, option: str, expected: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """The end position of a batch that does not begin where the one before it ended: a query's first one."""
+    """Return the end of a batch that does not begin at the previous batch's end (a first batch)."""
     return {START_KEY: to_tree(start), **to_tree(end)}
 
 
 def batch_range(start: Tree, end: Tree) -> tuple[Offsets, Offsets]:
-    """(first, end) of the batch that Spark asks for with these two positions."""
+    """Return the (first, end) offsets of the batch for which Spark passes these two positions."""
     logged = end.get(START_KEY)
     return from_tree(start if logged is None else logged), from_tree(end)

@@ -1,7 +1,8 @@
-"""Options of the `cometmq` format: read from Spark's case-insensitive text map into checked values.
+"""Options of the `cometmq` format: Spark's case-insensitive text map as checked values.
 
-The names are familiar from Kafka's source; those of RocketMQ's old connector are other spellings of them. An
-unknown option is an error that names the nearest known one: a typing error must not silently read everything.
+The names follow Kafka's source; those of RocketMQ's old connector are accepted as alternative spellings. An
+unknown option is an error that suggests the nearest known one, because a typing error must not silently read
+everything.
 """
 
 from __future__ import annotations
@@ -37,20 +38,29 @@ from cometmq.protocol.sql import compile_sql
 from cometmq.settings import BOOLEANS
 
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
-"""A message whose body is larger when it is decompressed is a bad record. Producers take bodies of 4 MiB
-(before compression) unless they are told otherwise; of 64 MiB a worker with 512 MB can hold the copies."""
+"""Default for the maximum bytes of a decompressed body. A message with a larger body is a bad record.
+
+Producers accept bodies of 4 MiB (before compression) by default. A worker with 512 MB can hold the copies of
+a body of 64 MiB.
+"""
 MOST_BYTES = 512 * 1024 * 1024
-"""Of one batch: a JVM of 1 GiB takes that, and 1.5 GiB end it (docs/reference/spark.md, Size of a batch).
-Arrow has 31 bits for stored bytes, plain bytes and one message more."""
+"""Maximum bytes of a batch, which a JVM of 1 GiB can process; 1.5 GiB end the JVM.
+
+See docs/reference/spark.md, Size of a batch. Arrow has 31 bits for the sum of stored bytes, plain bytes and
+one message.
+"""
 
 
-_TRIGGER_DELAY_S = 15 * 60.0  # as in Kafka's source
+_TRIGGER_DELAY_S = 15 * 60.0  # seconds, as in Kafka's source
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where to begin or end: a word or a time for all queues; or offsets, times, or what a group has stored,
-    for some and a word for the rest."""
+    """The begin or end of a read.
+
+    A position is a word or a time for all queues; or offsets, times, or a group's stored offsets for some
+    queues, and a word for the others.
+    """
 
     word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
@@ -61,20 +71,20 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """What to read: names, a pattern over the names that the name server lists, or single queues."""
+    """The topics to read: names, a pattern for the names that the name server lists, or single queues."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     queues: tuple[MessageQueue, ...] = ()
 
     def includes(self, queue: MessageQueue) -> bool:
-        """Whether a queue that was read before is still meant."""
+        """Return whether the selection includes a queue that was read before."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, queue.topic) is not None
         return queue in self.queues or queue.topic in self.names
 
     def names_topic(self, topic: str) -> bool:
-        """Whether messages of this topic may be read."""
+        """Return whether messages of this topic may be read."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.names or any(queue.topic == topic for queue in self.queues)
@@ -82,16 +92,16 @@ class Topics:
 
 @dataclass(frozen=True, slots=True)
 class PullOptions:
-    """How a task talks to the brokers."""
+    """The options of a task's requests to brokers."""
 
-    consumer_group: str = TOOLS_CONSUMER_GROUP  # every broker has it: a reading job leaves nothing behind
+    consumer_group: str = TOOLS_CONSUMER_GROUP  # exists on every broker, so a reading job creates no group
     tags: str = "*"
-    sql: str | None = None  # instead of tags
-    pull_batch_size: int = 1024  # records asked for in one pull; Apache's brokers give 32 unless configured
+    sql: str | None = None  # a filter instead of tags
+    pull_batch_size: int = 1024  # maximum records per pull; Apache's brokers return 32 by default
     pulls_in_flight: int = 8
-    timeout_ms: int = 30_000  # without an answer; also how long a busy or restarting broker is waited for
-    batch_records: int = 10_000  # of one Arrow batch
-    batch_bytes: int = 16 * 1024 * 1024  # stored bytes, and again as many of plain bodies
+    timeout_ms: int = 30_000  # for responses, and for waiting for a busy or restarting broker
+    batch_records: int = 10_000  # maximum records per Arrow batch
+    batch_bytes: int = 16 * 1024 * 1024  # maximum stored bytes per Arrow batch, and as many plain bytes
     max_plain_bytes: int = MAX_PLAIN_BYTES
     check_crc: bool = True
     decompress: bool = True
@@ -101,13 +111,13 @@ class PullOptions:
 
     @property
     def by_tags(self) -> bool:
-        """Whether only messages with some tags are wanted."""
+        """Whether only messages with certain tags are read."""
         return self.sql is None and self.tags.strip() not in ("", "*")
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """The options of a read, checked."""
+    """The checked options of a read."""
 
     namesrv: tuple[str, ...]
     topics: Topics
@@ -120,20 +130,20 @@ class ReadOptions:
     max_trigger_delay_s: float
     min_partitions: int | None
     max_records_per_partition: int | None
-    commit_group: str | None  # where `commit` publishes progress; None: nowhere
+    commit_group: str | None  # group for which `commit` publishes progress; None: none
 
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """The options of a read of store directories, checked."""
+    """The checked options of a read of store directories."""
 
     paths: tuple[str, ...]
     topics: Topics | None = None  # None: all
     starting_ms: int | None = None
     ending_ms: int | None = None
-    slice_bytes: int = 64 * 1024 * 1024  # of a log file, for one task
+    slice_bytes: int = 64 * 1024 * 1024  # bytes of a log file per task
     batch_records: int = 10_000
-    batch_bytes: int = 2 * 1024 * 1024  # stored bytes that are read and decoded at once
+    batch_bytes: int = 2 * 1024 * 1024  # maximum stored bytes that are read and decoded together
     max_plain_bytes: int = MAX_PLAIN_BYTES
     check_crc: bool = True
     decompress: bool = True
@@ -143,7 +153,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write, checked."""
+    """The checked options of a write."""
 
     namesrv: tuple[str, ...]
     topic: str | None
@@ -196,17 +206,17 @@ _ADDRESS = re.compile(r"^\[?[^;,\s]+\]?:\d{1,5}$")
 
 
 def check_package(setting: str, value: str, package: str, extra: str) -> None:
-    """Raises ConfigError if a value needs a package that is not installed."""
+    """Raise ConfigError if a value requires a package that is not installed."""
     try:
         found = find_spec(package)
-    except ModuleNotFoundError:  # not even what it is a part of
+    except ModuleNotFoundError:  # the parent package is not installed either
         found = None
     if found is None:
         raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")
 
 
 def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
-    """`host:port` items separated by `;` (RocketMQ's way) or `,`."""
+    """Parse `host:port` items separated by `;` (as in RocketMQ) or `,`."""
     items = tuple(item.strip() for item in re.split(r"[;,]", text) if item.strip())
     if not items or not all(_ADDRESS.match(item) and int(item.rpartition(":")[2]) < 65536 for item in items):
         raise ConfigError(option, text, "host:port, several separated by ';'")
@@ -214,12 +224,12 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
 
 
 def _shown(name: str, value: str) -> str:
-    """The value of an option in an error, unless it may be a secret."""
+    """Return the value of an option for an error, unless it may be a secret."""
     return "******" if "secret" in name or "token" in name else value
 
 
 class _Reader:
-    """Typed access to Spark's options, with all spellings of a name."""
+    """A reader of Spark's options with typed access to all spellings of a name."""
 
     def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
         names = {name.lower(): name for name in known}
@@ -260,7 +270,7 @@ class _Reader:
         return default if value is None else value
 
     def time_ms(self, name: str) -> int | None:
-        """A time in ms since 1970. Raises ConfigError for one in seconds or in the future."""
+        """Return a time in ms since 1970. Raises ConfigError for a time in seconds or in the future."""
         value = self.integer(name, None, least=0)
         if value is not None:
             check_time(name, value, end=name.startswith("ending"))
@@ -275,7 +285,7 @@ class _Reader:
         return text.strip().lower() == "true"
 
     def seconds(self, name: str, default: float) -> float:
-        """A time as Spark writes it: a number with a unit, ms without one."""
+        """Return a duration in Spark's notation in seconds: a number with a unit, or in ms without one."""
         text = self.text(name)
         if text is None:
             return default
@@ -294,7 +304,7 @@ class _Reader:
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
-    """Options of a reader. Raises ConfigError(key, value, expected)."""
+    """Parse the options of a reader. Raises ConfigError(key, value, expected)."""
     given = _Reader(options, _READ)
     if streaming:
         for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
@@ -342,7 +352,7 @@ def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
 
 
 def store_options(options: Mapping[str, str]) -> StoreOptions:
-    """Options of a reader of store directories. Raises ConfigError(key, value, expected)."""
+    """Parse the options of a reader of store directories. Raises ConfigError(key, value, expected)."""
     given = _Reader(options, _STORE)
     default = StoreOptions(())
     named = given.text("subscribe") is not None or given.text("subscribePattern") is not None
@@ -365,7 +375,7 @@ def store_options(options: Mapping[str, str]) -> StoreOptions:
 
 
 def _paths(given: _Reader) -> tuple[str, ...]:
-    """Of `load("a,b")`, or of `load(["a", "b"])`, which Spark writes as a list in JSON."""
+    """Return the paths of `load("a,b")`, or of `load(["a", "b"])`, which Spark passes as a list in JSON."""
     text, listed = given.text("path", ""), given.text("paths")
     try:
         paths = [] if listed is None else json.loads(listed)
@@ -387,7 +397,7 @@ def _fails_on_bad_record(given: _Reader) -> bool:
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
-    """Options of a sink. Raises ConfigError(key, value, expected)."""
+    """Parse the options of a sink. Raises ConfigError(key, value, expected)."""
     given = _Reader(options, _WRITE)
     topic = given.text("subscribe")
     return WriteOptions(
@@ -405,7 +415,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def _access(given: _Reader) -> Access:
-    """The account and TLS that the options name, else the environment. Raises ConfigError."""
+    """Return the account and TLS of the options, else of the environment. Raises ConfigError."""
     environment = Access.of_environment()
     keys = [given.text(name) for name in ("accessKey", "secretKey", "securityToken")]
     tls = given.text("tls")
@@ -471,7 +481,7 @@ def _sql(given: _Reader) -> str | None:
 
 
 def _place(path: str | None) -> str | None:
-    """A local path made absolute: workers may have another working directory."""
+    """Return an absolute local path, because workers may have another working directory."""
     if path is not None and not path.strip():
         raise ConfigError("badRecordsPath", path, "a directory: a path, or a URI such as hdfs:// or s3://")
     return path if path is None or "://" in path else os.path.abspath(path)
@@ -501,7 +511,7 @@ def _position(given: _Reader, side: str, default: int) -> Position:
 
 
 def _check_order(starting: Position, ending: Position) -> None:
-    """Raise ConfigError for an end that is given as the start is and lies before it."""
+    """Raise ConfigError for an end before the start, if both have the same form."""
     if (starting.timestamp_ms or 0) > (2**63 if ending.timestamp_ms is None else ending.timestamp_ms):
         expected = f"a time not before startingTimestamp, {starting.timestamp_ms}"
         raise ConfigError("endingTimestamp", str(ending.timestamp_ms), expected)
@@ -528,7 +538,7 @@ def _from_group(given: _Reader, position: Position, said: list[str]) -> Position
 
 
 def parse_position(text: str, option: str, default: int) -> Position:
-    """earliest, latest, or offsets in JSON; for queues without one, `default` says where."""
+    """Parse earliest, latest, or offsets in JSON. `default` is the position of queues without an offset."""
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
         return Position(words[text.strip().lower()])

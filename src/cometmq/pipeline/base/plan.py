@@ -1,6 +1,6 @@
-"""What to read, decided without I/O: where ranges begin and end, how limits are shared, what each task reads.
+"""Planning of reads without I/O: begins and ends of ranges, limits of batches, and ranges of tasks.
 
-All ends are exclusive. Offsets of a queue are dense, so a range may be cut anywhere.
+All ends are exclusive. Offsets of a queue are contiguous, so a range may be divided anywhere.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.base.offsets import Offsets
 
-_LEAST_TASK_RECORDS = 20_000  # about what is read in the 0.1 s that a Python task costs anyway
+_LEAST_TASK_RECORDS = 20_000  # about the records read in the 0.1 s that a Python task costs anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a queue holds now: offsets `minimum` <= o < `maximum`.
+    """The current offsets of a queue: from `minimum` to `maximum` - 1.
 
-    replica: a replica says so. Its master may hold more, so what is missing here is not lost.
+    `replica`: the bounds come from a replica. The master may hold more, so missing offsets are not lost.
     """
 
     minimum: int
@@ -31,7 +31,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """Offsets `start` <= o < `end` of one queue; `lost` were planned before but are gone from the broker."""
+    """The offsets from `start` to `end` - 1 of a queue; `lost` planned offsets are no longer there."""
 
     queue: MessageQueue
     start: int
@@ -44,11 +44,10 @@ class QueueRange:
 
 
 def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int], limit: int) -> Offsets:
-    """Ends that take about `limit` records, shared in proportion to each queue's backlog (a queue without a
-    start has none).
+    """Return ends for about `limit` records, divided in proportion to the backlog of each queue.
 
-    A share below one record is rounded up so that a small queue beside big ones is never starved; hence the
-    sum may exceed `limit` by less than the number of such queues.
+    A queue without a start has no backlog. A share below one record is rounded up, so that small queues
+    beside large ones progress; the sum may therefore exceed `limit` by less than the number of such queues.
     """
     backlog = {queue: max(0, end - start.get(queue, end)) for queue, end in latest.items()}
     total = sum(backlog.values())
@@ -63,7 +62,7 @@ def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, 
 
 
 def waiting_in(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> Offsets:
-    """How many records each range has; queues without a start or without records are left out."""
+    """Return the number of records of each range, without queues that have no start or no records."""
     return {queue: end - start[queue] for queue, end in ends.items() if end > start.get(queue, end)}
 
 
@@ -73,8 +72,10 @@ def limit_bytes(
     sizes: Mapping[MessageQueue, float],
     limit: int,
 ) -> Offsets:
-    """Ends not behind `ends` that take about `limit` bytes, by the mean sizes of the queues' records, and at
-    least one record. A queue without a size has the mean of the others."""
+    """Return ends not above `ends` for about `limit` bytes, by the mean record sizes of the queues.
+
+    At least one record is read. A queue without a size has the mean of the others.
+    """
     waiting = waiting_in(start, ends)
     known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())
     total = sum(waiting[queue] * sizes[queue] for queue in waiting.keys() & sizes.keys())
@@ -87,7 +88,7 @@ def limit_bytes(
 def spread(
     start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], count: int
 ) -> list[tuple[MessageQueue, int]]:
-    """About `count` (queue, offset) in the ranges, in proportion to their lengths, at least one in each."""
+    """Return about `count` (queue, offset) in the ranges, by their lengths, at least one in each."""
     waiting = waiting_in(start, ends)
     total = sum(waiting.values())
     found = []
@@ -104,12 +105,12 @@ def queue_ranges(
     *,
     fail_on_data_loss: bool,
 ) -> list[QueueRange]:
-    """The non-empty ranges to read, sorted by queue, after a look at what the brokers still hold.
+    """Return the non-empty ranges to read, sorted by queue, limited to what the brokers still hold.
 
-    A queue without a start is new: it begins at its minimum. A queue that `bounds` does not know is taken as
-    planned (its broker may be away for a moment; the task that reads it will find out). Raises DataLossError
-    when records of the range are gone, unless `fail_on_data_loss` is False: then the range shrinks and counts
-    them in `lost`.
+    A queue without a start is new and begins at its minimum. A queue that is missing in `bounds` is read as
+    planned (its broker may be unreachable temporarily; the task that reads it will check). Raises
+    DataLossError if records of the range no longer exist, unless `fail_on_data_loss` is False: then the range
+    is reduced and counts them in `lost`.
     """
     ranges = []
     for queue in sorted(end):
@@ -134,7 +135,7 @@ def queue_ranges(
 
 
 def shrunk(read: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> list[MessageQueue]:
-    """The queues that are shorter than what was read from them."""
+    """Return the queues that are shorter than the offsets read from them."""
     return [q for q, held in bounds.items() if held.maximum < read.get(q, 0) and not held.replica]
 
 
@@ -144,15 +145,15 @@ def _lost(fail: bool, queue: MessageQueue, start: int, end: int, held: Bounds, p
 
 
 def default_tasks(records: int, slots: int) -> int:
-    """How many tasks to cut `records` into: two for each slot, fewer where one is not worth its start."""
+    """Return the number of tasks for `records`: two per slot, fewer if a task is not worth its start."""
     return max(1, min(2 * max(1, slots), math.ceil(records / _LEAST_TASK_RECORDS)))
 
 
 def pack(ranges: Sequence[QueueRange], tasks: int, max_records: int | None = None) -> list[list[QueueRange]]:
-    """Cut and group ranges into about `tasks` lists of equal weight, none over `max_records` records.
+    """Divide and group ranges into about `tasks` lists of equal weight, of at most `max_records` records.
 
     Fewer, larger lists are better: a Python task costs 60-100 ms of its slot before it reads anything. Within
-    a list the ranges are sorted and touching ones are one again.
+    a list the ranges are sorted, and adjacent ranges are merged.
     """
     total = sum(item.count for item in ranges)
     if not total:

@@ -1,8 +1,8 @@
-"""A report of a job: one HTML file with facts, tables and plots, which opens anywhere and loads nothing.
+"""A report of a job: one self-contained HTML file with facts, tables and plots.
 
-Plots are SVG images drawn by matplotlib. They stand in the file as data, and a page has no script at all:
-names from messages can do no harm in it, a policy in its head forbids browsers to load anything, and it stays
-small. (plotly's plots can be zoomed, but each file would hold 4.5 MB of JavaScript.)
+Plots are SVG images drawn by matplotlib and embedded in the file as data. A page has no script, and its
+policy forbids browsers to load anything, so names from messages can do no harm; and it stays small. (plotly's
+plots can be zoomed, but each file would hold 4.5 MB of JavaScript.)
 
     report = Report("Archive of orders")
     report.fact("messages", 150_000)
@@ -33,13 +33,13 @@ from cometmq.text import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROWS_MAX = 500  # of a table
+ROWS_MAX = 500  # rows per table
 BARS_MAX = 40
 LINES_MAX = 12
-POINTS_MAX = 2000  # of a line
+POINTS_MAX = 2000  # points per line
 _NAME = 40  # characters of a name in a plot
 _CELL = 200  # characters of a cell
-_TIMES_MS = (10**12, 253_402_300_800_000)  # September 2001 to the end of 9999; spans are shorter
+_TIMES_MS = (10**12, 253_402_300_800_000)  # September 2001 to the end of 9999; durations are shorter
 _RC: Any = {"svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.size": 9.0}
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}"
@@ -69,8 +69,10 @@ Value = str | int | float | bool | datetime | None
 
 
 class Report:
-    """Collects the parts of a page in the order in which they are given. What is too much is left out, and
-    the page says so."""
+    """A page whose parts appear in the order in which they are added.
+
+    Parts beyond a limit are omitted, and the page says so.
+    """
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -78,11 +80,14 @@ class Report:
         self._parts: list[str] = []
 
     def fact(self, name: str, value: Value) -> None:
-        """A line of the table at the top."""
+        """Add a line to the table at the top."""
         self._facts.append((name, value))
 
     def summary(self, summary: msgspec.Struct) -> None:
-        """A job's summary: single values as facts, lists of structs as tables. Fields keep their names."""
+        """Add a job's summary: single values as facts, lists of structs as tables.
+
+        Fields keep their names.
+        """
         if (complete := getattr(summary, "complete", None)) is not None:
             self.fact("complete", complete)
         for name in summary.__struct_fields__:
@@ -99,14 +104,17 @@ class Report:
                 self.fact(words, _timed(name, value))
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
-        """The first `ROWS_MAX` rows; columns whose first value is a number are aligned as numbers."""
+        """Add a table of the first `ROWS_MAX` rows.
+
+        Columns whose first value is a number are aligned as numbers.
+        """
         given = iter(rows)
         shown = [list(row) for row in islice(given, ROWS_MAX)]
         note = f"only the first {ROWS_MAX:,} rows" if next(given, None) is not None else ""
         self._add(title, _table(columns, shown) if shown else '<p class="note">none</p>', note)
 
     def bars(self, title: str, values: Mapping[str, float], unit: str = "") -> None:
-        """A bar for each name, in the order given, `BARS_MAX` at most."""
+        """Add a plot with a bar for each name, in the given order, at most `BARS_MAX`."""
         shown = list(islice(values.items(), BARS_MAX))
         note = f"only {BARS_MAX} of {len(values):,}" if len(values) > BARS_MAX else ""
         if not shown:
@@ -130,8 +138,11 @@ class Report:
         *,
         times: bool = False,
     ) -> None:
-        """A line of (x, y) for each name; x are seconds since a beginning, or with `times` since 1970 (shown
-        in UTC). At most `LINES_MAX` lines, and `POINTS_MAX` points of each, evenly taken."""
+        """Add a plot with a line of (x, y) for each name.
+
+        x are seconds since a beginning, or with `times` since 1970 (shown in UTC). A plot has at most
+        `LINES_MAX` lines with at most `POINTS_MAX` points each, evenly selected.
+        """
         shown = [(name, _thinned(points)) for name, points in islice(lines.items(), LINES_MAX) if points]
         note = f"only {LINES_MAX} of {len(lines):,}" if len(lines) > LINES_MAX else ""
         if not shown:
@@ -153,7 +164,6 @@ class Report:
         return self._add(title, _image(title, draw, 3.0), note)
 
     def html(self) -> str:
-        """The page."""
         facts = _table(["", ""], [[name, value] for name, value in self._facts], head=False)
         return _PAGE.format(
             title=_text(self.title),
@@ -164,7 +174,7 @@ class Report:
         )
 
     def write(self, path: str) -> None:
-        """Write the page, whole or not at all. Raises OSError."""
+        """Write the page as a whole. Raises OSError."""
         descriptor, made = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path) or ".")
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -182,14 +192,14 @@ class Report:
 
 
 def _timed(name: str, value: Value) -> Value:
-    """A field's value; times in ms since 1970, by the field's name and size, as dates (UTC)."""
+    """Return a field's value; times in ms since 1970, by the field's name and size, as dates (UTC)."""
     if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
         return datetime.fromtimestamp(value / 1000, UTC)
     return value
 
 
 def _text(value: Value) -> str:
-    """As it stands in the page: numbers with separators, names without what is not printable."""
+    """Return the value as text of the page: numbers with separators, names without unprintable characters."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -222,12 +232,13 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 
 def _image(title: str, draw: Callable[[Axes], None], height: float) -> str:
-    """An SVG image of 9 inches by `height`, as data."""
+    """Return an SVG image of 9 inches by `height`, as data."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     with rc_context(_RC), warnings.catch_warnings():
-        # Names may need glyphs that matplotlib's font lacks. It only measures them, the browser draws them.
+        # Names may need glyphs that matplotlib's font lacks. matplotlib only measures them; the browser draws
+        # them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(9, height), layout="constrained")
         draw(figure.add_subplot())

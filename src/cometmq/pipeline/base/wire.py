@@ -1,7 +1,8 @@
-"""One blocking connection to a name server or broker, with any number of requests in flight.
+"""A blocking connection to a name server or broker, with any number of requests in flight.
 
-Spark's Python workers are single-threaded and synchronous: an event loop would only stand between the socket
-and the decoder. The bytes are protocol/'s. After any error the connection is closed and of no further use.
+Spark's Python workers are single-threaded and synchronous, so an event loop would only add cost between the
+socket and the decoder. The package protocol encodes and decodes the bytes. After any error, the connection is
+closed and unusable.
 """
 
 from __future__ import annotations
@@ -21,24 +22,29 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 
 CONNECT_TIMEOUT_S = 3.0
-_READ_SIZE = 4 << 20  # some answers of the largest kind
+_READ_SIZE = 4 << 20  # bytes; several responses of the largest kind
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What the way to the servers needs: the account that signs, and a file of TLS settings (or True). It
-    goes from the driver to the workers, and never shows a secret."""
+    """The account that signs requests, and a file of TLS settings (or True).
+
+    An Access is sent from the driver to the workers, and never displays a secret.
+    """
 
     credentials: Credentials | None = None
     tls: str | bool = False
 
     @staticmethod
     def of_environment() -> Access:
-        """COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN, COMETMQ_TLS. Raises ConfigError."""
+        """Read COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN, COMETMQ_TLS.
+
+        Raises ConfigError.
+        """
         return Access(environment_credentials(), environment_tls())
 
     def client_options(self) -> ClientOptions:
-        """The same for a client; the environment of whoever makes it does not count."""
+        """Return the same settings for a client. The client's environment is ignored."""
         keys = self.credentials
         return ClientOptions(
             access_key=keys.access_key if keys else "",
@@ -66,7 +72,7 @@ class Wire:
         self._opaque = itertools.count(1)
         self._buffer = bytearray(_READ_SIZE)
         self._begin = self._end = 0
-        self._codes: dict[int, int] = {}  # opaque -> code of what is in flight
+        self._codes: dict[int, int] = {}  # opaque number -> code of requests in flight
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -78,7 +84,10 @@ class Wire:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, frames: Sequence[Frame]) -> list[int]:
-        """Send requests in one write; their opaque numbers, by which `receive` names the answers."""
+        """Send requests in one write.
+
+        Return their opaque numbers, which identify the responses of `receive`.
+        """
         numbers = []
         parts = []
         for frame in frames:
@@ -97,7 +106,7 @@ class Wire:
         return numbers
 
     def receive(self) -> Frame:
-        """The next answer to anything sent. Its body is valid until the next `receive`."""
+        """Return the next response to any request. Its body is valid until the next `receive`."""
         deadline = time.monotonic() + self.timeout_s
         while True:
             frame = self._answer(self._payload(deadline))
@@ -105,7 +114,10 @@ class Wire:
                 return frame
 
     def receive_some(self) -> list[Frame]:
-        """At least one answer, and all that have arrived whole. Bodies are valid until the next call."""
+        """Return all responses that have arrived completely, at least one.
+
+        Bodies are valid until the next call.
+        """
         frames = [self.receive()]
         while self._whole_frame():
             frame = self._answer(self._payload(0.0))
@@ -114,7 +126,7 @@ class Wire:
         return frames
 
     def _answer(self, payload: memoryview) -> Frame | None:
-        """The frame, None for a server's own request (consumer change notices are not for us)."""
+        """Return the frame; None for a server's own request, such as a notice of consumer changes."""
         try:
             frame = decode_frame(payload)
         except FrameError:
@@ -127,7 +139,10 @@ class Wire:
         return held >= 4 and held - 4 >= int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
 
     def call_many(self, frames: Sequence[Frame]) -> list[Frame]:
-        """Requests all at once and their answers in the same order. Only while nothing else is in flight."""
+        """Send requests together and return their responses in order.
+
+        Requires that no other request is in flight.
+        """
         answers: dict[int, Frame] = {}
         numbers = self.send(frames)
         while len(answers) < len(numbers):
@@ -137,7 +152,7 @@ class Wire:
         return [answers[number] for number in numbers]
 
     def _payload(self, deadline: float) -> memoryview:
-        """The next frame without its length word."""
+        """Return the next frame without its length word."""
         self._fill(4, deadline)
         size = int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
         if not 4 <= size <= MAX_FRAME_LENGTH:
@@ -149,7 +164,7 @@ class Wire:
         return memoryview(self._buffer)[start : self._begin]
 
     def _fill(self, count: int, deadline: float) -> None:
-        """Have at least `count` bytes in the buffer."""
+        """Read until the buffer holds at least `count` bytes."""
         if self._end - self._begin >= count:
             return
         if self._begin == self._end:
@@ -179,7 +194,7 @@ class Wire:
             self._end += received
 
     def usable(self) -> bool:
-        """Whether an idle connection still stands: nothing to read on it, not even its end."""
+        """Return whether an idle connection is still open, without unread data."""
         try:
             self._socket.settimeout(0)
             self._socket.recv(1)
@@ -208,14 +223,17 @@ def _secured(plain: socket.socket, access: Access, host: str) -> ssl.SSLSocket:
 
 
 class IdleWires(dict[tuple[str, float], Wire]):
-    """Connections with nothing in flight, by address and time-out."""
+    """Connections without requests in flight, by address and timeout."""
 
     def __init__(self, access: Access = PLAIN) -> None:
         super().__init__()
         self._access = access
 
     def connect(self, address: str, timeout_s: float) -> Wire:
-        """The idle connection, taken out of here, if it still stands, else a new one. Raises ConnectError."""
+        """Return the idle connection and remove it from here if it is still open, else a new one.
+
+        Raises ConnectError.
+        """
         wire = self.pop((address, timeout_s), None)
         if wire is not None:
             if wire.usable():
@@ -227,7 +245,6 @@ class IdleWires(dict[tuple[str, float], Wire]):
         self[wire.address, wire.timeout_s] = wire
 
     def close(self) -> None:
-        """Close all of them."""
         for wire in self.values():
             wire.close()
         self.clear()
