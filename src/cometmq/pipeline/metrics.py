@@ -1,12 +1,11 @@
-"""What running jobs do, for Prometheus: on a port of this machine, or in a file for its textfile collector.
+"""Metrics of running jobs for Prometheus: on a port of this machine, or in a file for its textfile collector.
 
     with PipelineMetrics("9404") as metrics:  # or "/var/lib/node_exporter/cometmq.prom"
         spark.streams.addListener(metrics.listener)
         archive(spark, ..., on_progress=metrics.archived)
 
-Streams report by a StreamingQueryListener, which runs in this process, with Spark Connect too. How far a
-query is in its queues, and what it has not read yet, is in the positions that the source reports with each
-batch.
+Streams report through a StreamingQueryListener, which runs in this process, with Spark Connect, too. The
+source reports its positions with each batch, which show a query's progress and lag.
 """
 
 from __future__ import annotations
@@ -36,33 +35,34 @@ from cometmq.text import printable
 log = logs.logger(__name__)
 
 QUERIES_MAX = 100
-"""Names of queries that run and are told from each other; all further ones are `others`."""
+"""Maximum running queries with metrics of their own; further ones are combined as `others`."""
 ENDED_MAX = 20
-"""Queries that have ended and whose last numbers can still be read; those of older ones are removed."""
+"""Maximum ended queries whose last metrics remain readable; those of older ones are removed."""
 PHASES_MAX = 30
-"""Parts of a batch that are told from each other. Spark has about ten."""
+"""Maximum phases of a batch with metrics of their own. Spark has about ten."""
 LABEL_CHARS = 255
 QUEUES_MAX = 2000
-"""Queues with numbers of their own, of all queries together; `cometmq_pipeline_lag` counts all."""
+"""Maximum queues with metrics of their own, over all queries. `cometmq_pipeline_lag` counts all queues."""
 _Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
-_IDS_MAX = 10 * QUERIES_MAX  # queries whose end was never reported, among them
+_IDS_MAX = 10 * QUERIES_MAX  # includes queries whose end was never reported
 _QUERY = ("query",)
 _QUEUE = ("query", "topic", "broker", "queue")
 
 
 class PipelineMetrics:
-    """The numbers of the jobs of this process. where: a port on 127.0.0.1, 0 for any free one, or a file.
+    """The metrics of this process's jobs. `where`: a port on 127.0.0.1 (0: any free one), or a file.
 
-    Raises ConfigError where the port is taken or the file cannot be written."""
+    Raises ConfigError if the port is in use or the file cannot be written.
+    """
 
     def __init__(self, where: str) -> None:
         self.registry = CollectorRegistry()
         self.port: int | None = None
         self._path: str | None = None
-        self._lock = threading.Lock()  # the listener and the job report from threads of their own
-        self._names: dict[str, str] = {}  # id of a query that runs -> its label
-        self._ended: dict[str, None] = {}  # labels of those that have ended, the oldest first
+        self._lock = threading.Lock()  # the listener and the job report from different threads
+        self._names: dict[str, str] = {}  # id of a running query -> its label
+        self._ended: dict[str, None] = {}  # labels of ended queries, the oldest first
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by label of a query
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
@@ -82,7 +82,7 @@ class PipelineMetrics:
             ) from None
 
     def _metrics(self) -> None:
-        """The numbers there are."""
+        """Create the metrics."""
 
         def counter(name: str, words: str) -> Counter:
             return Counter(f"cometmq_pipeline_{name}", words, _QUERY, registry=self.registry)
@@ -146,12 +146,12 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """One number of a query, remembered so that it can be removed. labels: the query's first."""
+        """Return a metric of a query and record it for its removal. The first label is the query's."""
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)
 
     def _forget(self, label: str) -> None:
-        """Remove all numbers of a query."""
+        """Remove all metrics of a query."""
         del self._ended[label]
         for metric, labels in self._children.pop(label, set()):
             metric.remove(*labels)
@@ -160,7 +160,7 @@ class PipelineMetrics:
         self._queues_left_out.set(len(self._left_out))
 
     def progressed(self, progress: StreamingQueryProgress) -> None:
-        """A batch of a query is done."""
+        """Record a finished batch of a query."""
         with self._lock:
             label = self._names.get(str(progress.id), _OTHERS)
             self._of(self._rows, label).inc(max(progress.numInputRows, 0))
@@ -179,7 +179,7 @@ class PipelineMetrics:
             self._written()
 
     def archived(self, at: ArchiveProgress) -> None:
-        """Progress of the archive job (its `on_progress`)."""
+        """Record the progress of the archive job (its `on_progress`)."""
         with self._lock:
             records, size = self._archived.pop(at.run, (0, 0))
             self._of(self._rows, "archive").inc(max(at.records - records, 0))
@@ -192,7 +192,7 @@ class PipelineMetrics:
             self._written()
 
     def _positions(self, label: str, read: Offsets, held: Offsets) -> int:
-        """Set the numbers of each queue; the lag of all."""
+        """Set the metrics of each queue. Return the total lag."""
         lag = 0
         for queue, offset in read.items():
             behind = max(held.get(queue, offset) - offset, 0)
@@ -215,12 +215,12 @@ class PipelineMetrics:
             return
         try:
             write_to_textfile(self._path, self.registry)
-        except OSError as error:  # the next batch tries again: numbers must not end a job
+        except OSError as error:  # the next batch retries: metrics must not end a job
             log.warning("the numbers cannot be written to %s: %s", self._path, error.strerror)
 
 
 class _Listener(StreamingQueryListener):
-    """Hands Spark's events on. Spark calls it in a thread of its own."""
+    """A listener that forwards Spark's events. Spark calls it in a separate thread."""
 
     def __init__(self, metrics: PipelineMetrics) -> None:
         self._metrics = metrics
@@ -236,7 +236,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(text: str | None) -> Offsets:
-    """Positions of our source; nothing for those of other sources."""
+    """Return the positions of the `cometmq` source; nothing for other sources."""
     try:
         tree = json.loads(text or "{}")
         return from_tree(tree) if isinstance(tree, dict) else {}

@@ -1,11 +1,11 @@
 """The records of a log file, slice by slice, each exactly once.
 
-A file begins with a record, and every record gives its own length: this chain says where records begin
-(docs/reference/storage.md, Record). A look into the middle of a file cannot say it, because the body of a
-message may hold whole records, with the right positions in them. So a slice begins where the file begins, or
-where a consume queue of the store names a record; brokers write those files, and producers cannot. The
-reader of the slice before follows the chain up to that place: if it led past it, that is an error. In a raft
-member's log the head of an entry stands in front of each record; positions here are those of the entries.
+A file begins with a record, and every record contains its own length: this chain determines where records
+begin (docs/reference/storage.md, Record). The middle of a file cannot show it, because the body of a message
+may contain whole records with correct positions. A slice therefore begins at the begin of a file, or at a
+record that a consume queue of the store names; brokers write those files, producers cannot. The reader of the
+previous slice follows the chain up to that position: a chain that skips it is an error. In a raft member's
+log, the head of an entry precedes each record; positions here are those of the entries.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 from cometmq.store.inspect import OsDisk
 
-_SHORT_LOOK = 64 << 10  # bytes that are read at first behind damage, and to find the border of a slice
+_SHORT_LOOK = 64 << 10  # bytes that are read first after damage, and to find the border of a slice
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
-_REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # of a record behind its body
-_UNIT = struct.Struct(">qiq")  # of a consume queue: log position, size, tags code
+_REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # maximum bytes of a record after its body
+_UNIT = struct.Struct(">qiq")  # entry of a consume queue: log position, size, tags code
 _size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
 
@@ -74,28 +74,27 @@ def opened(path: str) -> Iterator[int]:
 
 
 def numbered_files(directory: str) -> list[tuple[int, str]]:
-    """(first byte, path) of the files that are named by their first byte, in order. Raises OSError."""
+    """Return (first byte, path) of the files named after their first byte, in order. Raises OSError."""
     names = sorted(name for name in os.listdir(directory) if _FILE_NAME.fullmatch(name))
     return [(int(name), os.path.join(directory, name)) for name in names]
 
 
 class Block(NamedTuple):
-    """Records that follow each other; there is at least one. Their parts add up and they name their own
-    places. Their bodies are not checked."""
+    """At least one consecutive record, with consistent lengths and positions. Bodies are not checked."""
 
     data: bytes
-    position: int  # of the first byte of the data in the log
+    position: int  # log position of the first byte of the data
     rows: Rows
 
     @property
     def end(self) -> int:
-        """The log position behind the last record."""
+        """The log position after the last record."""
         rows = self.rows
         return self.position + int(rows.properties_start[-1] + rows.properties_length[-1])
 
 
 class Damage(NamedTuple):
-    """Log positions between which no record could be found."""
+    """Log positions between which no record was found."""
 
     start: int
     stop: int
@@ -104,8 +103,11 @@ class Damage(NamedTuple):
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of a commit log: the log positions from `base` up to `end`. `queues` is the directory of the
-    store's consume queues, None without one. framing: what stands in front of its records."""
+    """A file of a commit log, with the log positions from `base` to `end`.
+
+    `queues` is the directory of the store's consume queues, None without one. `framing` describes the bytes
+    before each record.
+    """
 
     path: str
     base: int
@@ -114,12 +116,15 @@ class LogFile:
     framing: Framing = PLAIN
 
     def open(self) -> LogReader:
-        """Raises OSError, also for a link, a pipe or a device."""
+        """Open the file. Raises OSError, also for a link, a pipe or a device."""
         return LogReader(self, DISK.open(self.path, write=False))
 
 
 class LogReader:
-    """An open log file. It is read and never mapped: the broker may cut or delete it meanwhile."""
+    """An open log file.
+
+    It is read and never mapped, because the broker may truncate or delete it meanwhile.
+    """
 
     def __init__(self, file: LogFile, fd: int) -> None:
         self.file = file
@@ -133,15 +138,17 @@ class LogReader:
         os.close(self._fd)
 
     def read(self, position: int, length: int) -> bytes:
-        """Bytes from a log position on; fewer where the file ends. Raises OSError."""
+        """Return the bytes from a log position on; fewer at the end of the file. Raises OSError."""
         try:
             return os.pread(self._fd, length, position - self.file.base)
         except OSError as failure:
             raise OSError(failure.errno, failure.strerror, self.file.path) from None
 
     def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
-        """All that begins from `start` (a record begins there) up to `stop`, in order. A blank record ends
-        the file. Raises OSError, and StoreCorrupt when `stop` lies within a record."""
+        """Yield the records that begin from `start` (a record's begin) to `stop`, and damage, in order.
+
+        A blank record ends the file. Raises OSError, and StoreCorrupt if `stop` lies within a record.
+        """
         gap = self._gap
         block_bytes = max(block_bytes, MIN_SIZE)
         at, wanted = start, block_bytes
@@ -155,7 +162,7 @@ class LogReader:
                 continue
             size, own = claim_of(data[gap:]) if len(data) >= gap + CLAIM_BYTES else (0, -1)
             if own == at + gap and wanted < size + gap <= min(stop - at, MOST_BYTES):
-                wanted = size + gap  # a record longer than a block
+                wanted = size + gap  # the record is longer than a block
                 continue
             if stop == self.file.end and self._is_blank(data, at):
                 return
@@ -165,8 +172,10 @@ class LogReader:
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
-        """The first place from `place` on where a record surely begins, if it ends in front of `stop`; else
-        `stop`. Where the store has consume queues, one of them must name the record."""
+        """Return the first position from `place` on where a record certainly begins and ends before `stop`.
+
+        If there is none, return `stop`. If the store has consume queues, one of them must name the record.
+        """
         for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK
             while begin < end:
@@ -177,14 +186,16 @@ class LogReader:
                         return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
-                    break  # (the file may be shorter than it was)
+                    break  # the file may be shorter than before
                 begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
                 length = min(2 * length, _LONG_LOOK)
         return stop
 
     def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
-        """The stretches without holes: files are reserved at their full length. All are asked for before one
-        is read, because space in memory counts as written, even after a read-ahead."""
+        """Return the ranges without holes, because files are reserved at their full length.
+
+        All ranges are determined before one is read: cached space counts as written, even after a read-ahead.
+        """
         found = []
         at, last = place - self.file.base, stop - self.file.base
         try:
@@ -194,7 +205,7 @@ class LogReader:
                 if begin < last:
                     found.append((begin + self.file.base, min(at + self.file.base, stop)))
         except OSError as failure:
-            if failure.errno != errno.ENXIO:  # that one says that there is nothing more
+            if failure.errno != errno.ENXIO:  # ENXIO means that no data follows
                 return [(place, stop)]
         return found
 
@@ -214,8 +225,8 @@ class LogReader:
             raise StoreCorrupt(problem, self.file.path)
 
     def _is_record(self, at: int, stop: int) -> bool:
-        # The place is compared first, then the queue is asked, then the body is read: a body may hold
-        # thousands of forged heads that claim any length.
+        # The position is compared first, then the queue is read, then the body: a body may contain thousands
+        # of forged heads with any length.
         head = self.read(at, _LONGEST_HEAD)
         if len(head) < CLAIM_BYTES or claim_of(head)[1] != at:
             return False
@@ -227,8 +238,7 @@ class LogReader:
         return record_facts(self.read(at, size), 0, at) is not None
 
     def _is_queued(self, head: bytes, at: int, size: int, queues: str) -> bool:
-        """Whether the queue that this head names has a unit for it (docs/reference/storage.md, Consume
-        queue)."""
+        """Return whether the queue of this head names it (docs/reference/storage.md, Consume queue)."""
         sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True)
         form = head_for(sys_flag)
         if len(head) < form.size or sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
@@ -246,7 +256,7 @@ class LogReader:
 
 
 def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
-    """(log position, size) of a queue's record; None if the queue does not say."""
+    """Return (log position, size) of a queue's record; None if the queue has no entry."""
     place = queue_offset * _UNIT.size
     try:
         files = [(base, path) for base, path in numbered_files(directory) if base <= place]
@@ -258,14 +268,14 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
                 return None
             unit = os.pread(fd, _UNIT.size, place - base)
     except OSError:
-        return None  # no such queue
+        return None  # the queue does not exist
     return _UNIT.unpack(unit)[:2] if len(unit) == _UNIT.size else None
 
 
 def _chain(data: bytes, position: int, framing: Framing) -> Rows:
-    """The records that follow each other from the beginning of the data on, up to one that is not sound.
+    """Return the consecutive valid records at the begin of the data.
 
-    The loop looks at lengths only, and numpy at all else: `record_starts` takes a third longer for that.
+    The loop reads only lengths, and numpy checks the rest: `record_starts` takes a third longer for that.
     """
     starts: list[int] = []
     gap = framing.gap
@@ -286,7 +296,7 @@ def _chain(data: bytes, position: int, framing: Framing) -> Rows:
 
 
 def _problem(data: bytes, position: int) -> str:
-    """Why no record begins at the beginning of the data."""
+    """Return the reason why no record begins at the begin of the data."""
     if len(data) < MIN_SIZE:
         return f"the file ends behind {len(data)} bytes"
     if not data[:BLANK_SIZE].strip(b"\0"):

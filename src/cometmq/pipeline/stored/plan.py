@@ -1,6 +1,6 @@
-"""Store directories to slices of log files, one for each Spark task.
+"""Division of store directories into slices of log files, one for each Spark task.
 
-The end of the log is fixed here, so all actions on one frame see the same rows, also when a broker writes on.
+The end of the log is fixed here, so all actions on one frame see the same rows, even while a broker writes.
 """
 
 from __future__ import annotations
@@ -30,18 +30,22 @@ from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log
 
 log = logs.logger(__name__)
 
-_CONF_MAX = 1 << 20  # bytes of a broker.conf that are read
-_LOOK = 4096  # bytes behind the last record that tell whether something stands there
+_CONF_MAX = 1 << 20  # maximum bytes of a broker.conf
+_LOOK = 4096  # bytes after the last record that show whether data follows
 
 _CLOCK_MARGIN_MS = 600_000
-"""Store times rise along a log, but a clock may be set back: slices are left out by their first times only
-where these are as far from the wanted ones. Rows are chosen by their own times."""
+"""Margin in ms for skipping slices by their first store times.
+
+Store times ascend along a log, but a clock may be set back. Rows are selected by their own times.
+"""
 
 
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """What one Spark task reads: the records of a file that begin from `start` up to `stop`. first_ms: the
-    store time of the first one, None where it cannot be read."""
+    """The work of one Spark task: the records of a file that begin from `start` to `stop`.
+
+    `first_ms` is the store time of the first record, None if it cannot be read.
+    """
 
     file: LogFile
     start: int
@@ -59,8 +63,10 @@ def plan_slices(options: StoreOptions) -> list[Slice]:
 
 
 def store_directories(paths: Sequence[str]) -> list[str]:
-    """The stores that the paths (patterns of the shell too) mean, each once. A store is a directory with a
-    `commitlog` or the log of a raft member in it, or a directory of log files. Raises ConfigError."""
+    """Return the stores that the paths (or shell patterns) match, each once. Raises ConfigError.
+
+    A store is a directory with a `commitlog` or a raft member's log, or a directory of log files.
+    """
     found: dict[str, str] = {}
     for path in paths:
         plain = path.removeprefix("file://").removeprefix("file:")
@@ -77,7 +83,7 @@ def store_directories(paths: Sequence[str]) -> list[str]:
 def _is_store(directory: str) -> bool:
     if os.path.isdir(os.path.join(directory, "commitlog")) or _has_member(directory):
         return True
-    # A raft member's log alone does not say what is committed.
+    # A raft member's log alone does not show which entries are committed.
     return os.path.isdir(directory) and bool(numbered_files(directory)) and not _has_entries(directory)
 
 
@@ -126,7 +132,7 @@ def _files(directory: str) -> list[LogFile]:
         try:
             length = os.stat(path).st_size
         except FileNotFoundError:
-            continue  # retention of a running broker: the log begins later now
+            continue  # the retention of a running broker has deleted the file
         if length > MAX_FILE_BYTES:
             raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
         if length and base < member.committed:
@@ -136,9 +142,9 @@ def _files(directory: str) -> list[LogFile]:
 
 
 def _slices(directory: str, options: StoreOptions) -> list[Slice]:
-    """The log of a store in slices, in order, up to its end now."""
+    """Return the slices of a store's log, in order, up to its current end."""
     name = broker_name(directory)
-    found: list[Slice] = []  # the newest first
+    found: list[Slice] = []  # newest first
     for file in reversed(_files(directory)):
         try:
             reader = file.open()
@@ -146,7 +152,7 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
             continue
         with reader:
             borders = _borders(reader, options.slice_bytes)
-            # Behind the last record there may be files that a broker has reserved for later.
+            # Files that a broker has reserved may follow the last record.
             end = file.end if found or file.framing.gap else _end(reader, borders[-1], options)
             if end > file.base:
                 for start, stop in reversed([*pairwise([*borders, end])]):
@@ -162,8 +168,7 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
 
 
 def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
-    """Where slices of a file begin: at its beginning, and about every `slice_bytes` at a record that a
-    consume queue names."""
+    """Return the begins of a file's slices: its begin, and about every `slice_bytes` a queued record."""
     file = reader.file
     borders = [file.base]
     if file.queues is None or not reader.read(file.base, BLANK_SIZE).strip(b"\0"):
@@ -177,20 +182,20 @@ def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
 
 
 def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
-    """The position behind the last whole record of a file from `start` on; `start` if there is none."""
+    """Return the position after the last whole record of a file from `start` on; `start` if there is none."""
     file, last, found = reader.file, None, None
     for found in reader.walk(start, file.end, options.batch_bytes):
         if isinstance(found, Block):
             last = found
     if not isinstance(found, Damage) or found.stop < file.end:
-        return file.end  # a blank record closes it
+        return file.end  # a blank record ends the file
     end = start
     if last is not None:
         ends = last.rows.properties_start + last.rows.properties_length
-        if options.check_crc:  # after a loss of power the newest bodies may not be on the disk
+        if options.check_crc:  # after a power failure, the newest bodies may be missing
             ends = ends[: 1 + max(np.flatnonzero(bodies_match(last.data, last.rows)), default=-1)]
         if len(ends) and last.rows.properties_length[len(ends) - 1] and not last.data[ends[-1] - 1]:
-            ends = ends[:-1]  # nor the end of the last properties: no client ends them with NUL
+            ends = ends[:-1]  # nor the last properties: no client ends them with NUL
         end = last.position + int(ends[-1] if len(ends) else 0)
     if reader.read(end, _LOOK).strip(b"\0"):
         log.warning("%s: what begins at log position %d is no whole record, and none follows", file.path, end)
@@ -205,7 +210,7 @@ def _first_ms(reader: LogReader, start: int) -> int | None:
 
 
 def _in_time(found: Sequence[Slice], options: StoreOptions) -> list[Slice]:
-    """The slices that may hold records of the wanted time."""
+    """Return the slices that may hold records of the requested time."""
     starts = [each.first_ms for each in found]
     least = -math.inf if options.starting_ms is None else options.starting_ms - _CLOCK_MARGIN_MS
     most = math.inf if options.ending_ms is None else options.ending_ms + _CLOCK_MARGIN_MS

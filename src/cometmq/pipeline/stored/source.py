@@ -35,14 +35,16 @@ class StoreReader(DataSourceReader):
         return plan_slices(self._options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark asks for None where nothing was planned.
+        # Spark passes None if nothing was planned.
         return read_slice(partition, self._arrow, self._options) if isinstance(partition, Slice) else iter(())
 
 
 def read_slice(part: Slice, schema: pa.Schema, options: StoreOptions) -> Iterator[pa.RecordBatch]:
-    """The wanted records of a slice in the order of the log, in batches of `schema`. As the options say,
-    damage and lost files raise BadStoreRecordError and LogLossError or give a warning. Raises StoreCorrupt,
-    OSError."""
+    """Return the requested records of a slice in log order, in batches of `schema`.
+
+    The options decide whether damage and lost files raise BadStoreRecordError and LogLossError or log a
+    warning. Raises StoreCorrupt, OSError.
+    """
     decoder = ColumnDecoder(
         schema,
         broker_name=part.broker_name,
@@ -82,7 +84,7 @@ def _batches(
 
 
 def _wanted(block: Block, options: StoreOptions) -> Rows:
-    """The records of the wanted times and topics; nothing else of them is looked at."""
+    """Return the records of the requested times and topics. Other fields are not examined."""
     rows = block.rows
     if options.starting_ms is not None:
         rows = rows.pick(rows.field("store_timestamp") >= options.starting_ms)
