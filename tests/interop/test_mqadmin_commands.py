@@ -246,6 +246,7 @@ def steady(text: str) -> list[str]:
     """Lines without blanks and times, sorted, since tables of Java have no order. Producers that clients of
     Java have for themselves come and go."""
     masked = re.sub(r"\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d(,\d+)?", "TIME", text)
+    masked = masked.replace("  (no effect here)", "")
     masked = re.sub(
         r"(lastUpdateTimestamp=|systemTimeMillis *: |Mills *: |rt=)\d+|(runtime *: ).*", r"\1\2N", masked
     )

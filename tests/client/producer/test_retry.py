@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES, SendAttempts
-from cometmq.errors import BrokerError, CometError, ConnectError, MessageIllegal, RequestTimeout, SendFailed
+from cometmq.errors import (
+    BrokerError,
+    CometError,
+    ConnectError,
+    MessageIllegal,
+    NoRouteError,
+    RequestTimeout,
+    SendFailed,
+)
 
 
 def attempts(tries: int = 3, per_try_s: float | None = None) -> SendAttempts:
@@ -52,3 +60,13 @@ def test_a_limit_per_try_holds_for_all_but_the_last() -> None:
     assert tries.timeout_s(now=0.0) == 1.0
     tries.failed("a", broker_error(1), now=1.0)
     assert tries.timeout_s(now=1.0) == 9.0
+
+
+def test_a_route_without_a_master_is_waited_for_only_after_a_refusal_for_a_moment() -> None:
+    tries = attempts()
+    lost = NoRouteError("T", hint="no master")
+    assert (tries.pause_s(lost, now=0.0), tries.route_pause_s) == (0.0, 0.0)
+    tries.failed("a", broker_error(14), now=0.0)
+    assert tries.pause_s(broker_error(14), now=0.0) > 0
+    tries.failed("a", lost, now=0.4)
+    assert (tries.pause_s(lost, now=0.4), tries.route_pause_s > 0) == (0.0, True)

@@ -440,6 +440,7 @@ class Producer(LookingClient):
             while True:
                 try:
                     if attempts.outcomes:
+                        await asyncio.sleep(attempts.route_pause_s)
                         route = await self._route_within(topic, attempts.timeout_s(loop.time()))
                         failed = chosen.broker_name
                         chosen = self._choose(route, failed)

@@ -43,6 +43,10 @@ class SendAttempts(msgspec.Struct):
     per_try_s: float | None = None
     outcomes: list[tuple[str, str]] = []
     """The broker name and the outcome of each try so far."""
+    route_pause_s: float = 0.0
+    """The seconds to wait before the route is read for the next try."""
+    in_handoff: bool = False
+    """Whether a broker has refused temporarily. A route without a master may then be a handoff, too."""
 
     def timeout_s(self, now: float) -> float:
         """Return the timeout of the next try: the remaining time, or `per_try_s` while more tries remain."""
@@ -68,10 +72,13 @@ class SendAttempts(msgspec.Struct):
         Without a pause all tries at a broker that refuses temporarily would fail within milliseconds. The
         pause takes at most a third of the remaining time.
         """
+        pause: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
+        pause = min(pause, max(0.0, self.deadline - now) / 3)
+        self.route_pause_s = pause if self.in_handoff and isinstance(error, NoRouteError) else 0.0
         if not isinstance(error, BrokerError) or error.code not in MOMENTARY_CODES:
             return 0.0
-        wanted: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
-        return min(wanted, max(0.0, self.deadline - now) / 3)
+        self.in_handoff = True
+        return pause
 
     def stored_badly(self, broker_name: str, now: float) -> bool:
         """Record a try that stored the message without SEND_OK, and return whether another try is allowed."""
