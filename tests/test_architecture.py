@@ -461,9 +461,23 @@ def test_every_module_has_its_tests_by_name_or_in_the_table() -> None:
     assert [test for test in TESTED_BY.values() if len(found(test)) != 1] == []
 
 
+def docstring_lines(node: ast.AST) -> int:
+    """Return the number of lines of a node's own docstring. A reference page makes no code longer."""
+    body = getattr(node, "body", [])
+    first = body[0] if isinstance(body, list) and body else None
+    if (
+        isinstance(first, ast.Expr)
+        and isinstance(first.value, ast.Constant)
+        and isinstance(first.value.value, str)
+    ):
+        return (first.end_lineno or first.lineno) - first.lineno + 1
+    return 0
+
+
 def test_modules_fit_on_a_few_screens() -> None:
     lines = {
         path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())
+        - sum(docstring_lines(node) for node in ast.walk(parse(path)))
         for base in ("src", "tests", "examples", "benchmarks")
         for path in (ROOT / base).rglob("*.py")
     }
@@ -478,7 +492,8 @@ def test_functions_fit_on_one_screen() -> None:
         for path in (ROOT / base).rglob("*.py")
         for node in ast.walk(parse(path))
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and (length := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES_MAX
+        and (length := (node.end_lineno or node.lineno) - node.lineno + 1 - docstring_lines(node))
+        > FUNCTION_LINES_MAX
     ]
 
     assert long == []

@@ -171,22 +171,54 @@ def archive(
     on_progress: Callable[[ArchiveProgress], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ArchiveSummary:
-    """Archive the messages of topics in a Parquet, Delta or Iceberg table, after the last archived offsets.
+    """Archive the messages of topics in a Parquet, Delta or Iceberg table.
 
-    Exactly one of `topics` and `pattern` (a regular expression) is required. docs/pipeline.md explains the
-    bodies' settings; None for `body_format` keeps bodies as bytes.
+    A run continues each queue after the offset that the archive's last commit records.
 
     Args:
-        mode: "available_now" archives present messages and returns; "continuous" runs until `stop`.
-        starting: "earliest", "latest" or JSON offsets for queues that the archive does not contain yet.
-        interval_s: Seconds between two checks for new messages in continuous mode.
-        fail_on_data_loss: Whether deleted messages and replaced queues end the run with DataLossError.
-        max_bad_records: Limit of undecodable records before ArchiveError is raised. None: no limit.
-        consumer_group: Group whose offsets follow the archive's progress. None: none.
-        catalogue: Local file for the catalogue of a new Iceberg table on an object store.
-        groups: Groups whose offsets are recorded beside the table; ["*"]: all groups of the topics.
+        spark: The Spark session that runs the tasks.
+        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
+        topics: Names of the topics. Exactly one of `topics` and `pattern` is required.
+        output: The archive's directory: a path or a URI. Required.
+        pattern: A regular expression for names of topics.
+        mode: `available_now` archives what the brokers hold at the start, in batches, and returns.
+            `continuous` runs until `stop` is set.
+        starting: `earliest`, `latest` or offsets as JSON: the first offset of queues that are not in the
+            archive yet.
+        interval_s: Interval between two checks for new messages in continuous mode, in seconds.
+        batch_records: Maximum number of records per batch.
+        compression: A Parquet codec that pyarrow supports.
+        compression_level: Level of the codec. None: the codec's default.
+        pulls_in_flight: Maximum number of concurrent pull requests per task.
+        pull_batch_size: Maximum number of messages per pull request.
+        timeout_ms: Timeout of requests to brokers and name servers, in ms.
+        check_crc: Whether the checksum of each body is verified.
+        decompress: Whether compressed bodies are stored decompressed.
+        max_plain_bytes: Maximum size of a decompressed body, in bytes.
+        fail_on_data_loss: Whether the run fails when messages were deleted before they were archived, or a
+            queue was replaced.
+        max_bad_records: Maximum number of undecodable records in this run. None: no limit.
+        consumer_group: A group whose offsets are set to the archive's progress after each commit, for lag
+            displays. None: none.
+        table_format: Format of a new archive. For an existing archive the same format is required.
+        catalogue: A local file for the SQL catalogue of a new Iceberg table on an object store.
+        body_format: Format in which bodies are parsed into columns (docs/pipeline.md, Bodies as columns).
+            None: bodies stay bytes.
+        body_schema: Schema of the bodies.
+        keep_body: Whether the column of the raw body is kept beside the parsed columns.
+        groups: Consumer groups whose offsets are recorded beside the table (`group_positions`). ["*"]: all
+            groups of the topics.
+        on_progress: Called with the progress whenever it has changed.
+        stop: Ends the run when it is set.
 
-    Raises ConfigError, DataLossError, ArchiveError, NoRouteError and network errors.
+    Returns:
+        The counts of this run by queue, and the problems.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        DataLossError: Messages were lost before they were archived, and `fail_on_data_loss` is set.
+        ArchiveError: The directory is in use or is not an archive, or `max_bad_records` was exceeded.
+        NoRouteError: A topic has no route. Other network errors are raised as they are.
     """
     _check_task(topics, pattern, output, mode)
     _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)

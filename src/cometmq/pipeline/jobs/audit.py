@@ -394,14 +394,42 @@ def audit(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> AuditSummary:
-    """Find lost, duplicate, misordered and late messages of a source (`messages`) in a span of store times.
+    """Find lost, duplicate, misordered and late messages of a source.
 
-    The messages are compared with each other, with the records of the trace topic in the source `traces`, and
-    with the groups' offsets in `positions`: an archive with groups, the lag job's table, or a DataFrame of
-    group, topic, broker_name, queue_id and offset. Windows of `window_s` seconds close `delay_s` seconds
-    after their end. A message is late if more than `late_s` seconds passed since it was born, and misordered
-    if an earlier one of its client was born more than `disorder_ms` ms later. The tables `topics`, `groups`
-    and `findings` in the directory `output` are replaced. Raises ConfigError, JobFailed, JobStopped.
+    The messages stored in the span are compared with each other, with clients' trace records and with the
+    offsets of groups.
+
+    Args:
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        topics: Names of the topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of topics. None: all topics of users; live topics require
+            names or a pattern.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are counted. None: no limit.
+        window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
+            producer's time.
+        delay_s: A window stays open until a message was read that was stored this many seconds after the
+            window's end, or until this many seconds after `end_ms`.
+        late_s: A message is late if more seconds passed since it was born.
+        disorder_ms: A message is misordered if an earlier offset of the same client was born more than this
+            many ms later.
+        traces: The source of the trace topic. None: no traces.
+        trace_topic: Name of the trace topic.
+        positions: The offsets of groups: an archive with groups, the lag job's table, or a DataFrame with
+            group, topic, broker_name, queue_id and offset. None: no offsets.
+        output: A directory for the tables `topics`, `groups` and `findings`, which replace those of an
+            earlier run. None: no tables.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
+
+    Returns:
+        The totals of closed windows and samples of the findings.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     at_least(1, window_s=window_s)
     at_least(0, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)

@@ -302,20 +302,40 @@ def redrive(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RedriveSummary:
-    """Send dead letters, selected as by `letters`, again: each once per run, and once over all runs.
+    """Send selected dead letters again.
 
-    Dead letters without a body in the source are not sent. An interrupted run is continued by a new run.
+    Each dead letter is sent once per run, even if Spark repeats a task, because the brokers' index identifies
+    the messages that the run has sent. A later run skips what earlier runs sent, so an interrupted run is
+    continued by calling `redrive` again. Dead letters without a body in the source are not sent.
 
     Args:
-        where: A Spark SQL condition; "true" selects all dead letters.
-        to_topic: Whether to send to the original topic, where all groups receive the messages.
-        again: Whether to include dead letters that earlier runs have sent.
-        max_resends: Dead letters that were resent this many times are refused.
-        rate: Maximum messages per second over all tasks. None: no limit.
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
+        groups: Names of the consumer groups. Empty: all groups.
+        where: A Spark SQL condition, as for `letters`. "true" selects all dead letters.
+        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
+        reason: A Spark SQL expression for the reason, as for `letters`.
+        traces: The source of a trace topic, as for `letters`.
+        to_topic: Whether messages are sent to the original topic, where all groups receive them, instead of
+            the group's retry topic.
+        again: Whether dead letters that were sent before are sent again.
+        max_resends: Dead letters that have been resent this many times are refused.
+        rate: Maximum messages per second, over all tasks. None: no limit.
         dry_run: Whether to count only, without sending.
-        output: Directory for the tables `redriven` and `quarantine`; required unless `dry_run` is set.
+        output: A directory, required unless `dry_run` is set. Each run adds its results to the table
+            `redriven`, and the refused and failed dead letters to the table `quarantine`.
+        on_progress: Called with the number of finished tasks and None when it has changed.
+        stop: Cancels the job when it is set.
 
-    Raises ConfigError, JobFailed, JobStopped.
+    Returns:
+        The number of dead letters by result.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     began = time.monotonic()
     if output is None and not dry_run:

@@ -73,17 +73,30 @@ def rebuild(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> RebuildSummary:
-    """Make the consume queues and the index of a store from its log. A killed job starts from the beginning.
+    """Make the consume queues and the index of a store from its log.
+
+    Each task reads one file of the log; then each task makes some of the queues. A job that was killed starts
+    from the beginning and produces the same files.
 
     Args:
+        spark: The Spark session that runs the tasks.
         root: The store's directory. All tasks must be able to read it.
-        output: A new directory, or one of an earlier run. All tasks must be able to write to it.
-        config: The store's settings. None: defaults.
+        output: The directory for the result: a new one, or one of an earlier run. All tasks must be able to
+            write to it.
+        config: The store's settings. None: defaults, as for `cometmq store rebuild`.
         commit_log_dir: The log's directory if it is outside of `root`.
         check: Whether to verify the result against the log, in one process.
         on_progress: Called with the number of finished tasks and their total.
+        stop: Cancels the job when it is set.
 
-    Raises ConfigError, StoreError if a broker uses the store or it has light queues, JobFailed, JobStopped.
+    Returns:
+        The counts of the result, and the findings of the verification.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        StoreError: A broker is using the store, or the store has light queues.
+        JobFailed: A Spark job failed.
+        JobStopped: `stop` was set.
     """
     began = time.monotonic()
     if "://" in output:

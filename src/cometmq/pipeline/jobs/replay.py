@@ -128,21 +128,44 @@ def replay(
     on_progress: Callable[[int, int | None], None] | None = None,
     stop: threading.Event | None = None,
 ) -> ReplaySummary:
-    """Send the messages of a source (`messages`) to topics of a cluster, each source queue in order.
+    """Send the messages of a source to topics of a cluster, each source queue in order.
+
+    Live topics that match the pattern and to which this replay sends are not read (`targets_read`).
 
     Args:
-        into: Target topic; "{topic}" is the source's name. `mapping` overrides it for single topics.
-        state: Directory of the progress, from which a later run continues; required unless `dry_run` is set.
-        order: "queue": to the queue of the same broker and number, else number modulo queues. "key": by
-            sharding key, else the first key.
-        rate: Maximum messages per second; `byte_rate` limits the bytes of bodies and properties. None: no
-            limit.
-        positions: Offsets of groups in the source, which are set in the targets once all is sent.
+        spark: The Spark session that runs the job.
+        source: An archive, store directories or live topics; `messages` describes the forms.
+        namesrv: Addresses of the target cluster's name servers, "host:port" separated by semicolons.
+        topics: Names of the source topics. Empty: all topics that match `pattern`.
+        pattern: A regular expression for names of source topics, instead of `topics`.
+        begin_ms: First store time, in ms since 1970. None: no limit.
+        end_ms: Store time, in ms since 1970, before which messages are sent. None: no limit.
+        into: Name of the target topic; "{topic}" stands for the name of the source topic.
+        mapping: Target topics of single source topics, which override `into`.
+        state: The directory that records the progress; required unless `dry_run` is set.
+        order: `queue`: a source queue goes to the target queue of the same broker and number, or else to the
+            queue of the number modulo the number of queues. `key`: each message goes to the queue of its
+            sharding key, or else of its first key.
+        rate: Maximum messages per second. None: no limit.
+        byte_rate: Maximum bytes of bodies and properties per second. None: no limit.
+        positions: The offsets of groups in the source: an archive with groups, the lag job's table, or a
+            DataFrame with group, topic, broker_name, queue_id and offset. When all messages are sent, the
+            groups' offsets in the targets are set to the same messages, once. None: no offsets are set.
         dry_run: Whether to count only, without sending.
+        timeout_ms: Timeout of requests to brokers, in ms.
+        on_progress: Called with the number of sent messages and their total when it has changed.
         stop: Ends the run after the current batches when it is set.
 
-    Raises ConfigError; ReplayError for a damaged or foreign state, a source queue that was replaced, or
-    another run; JobStopped while counting; NoRouteError and errors of sending.
+    Returns:
+        The counts of this run.
+
+    Raises:
+        ConfigError: An argument is invalid.
+        ReplayError: The state is damaged or belongs to another replay, a queue of the source holds messages
+            of two queues, or another run has taken over.
+        JobStopped: The run was stopped while it counted.
+        NoRouteError: A topic has no route. Errors of sending are raised as they are when a broker stays
+            unreachable.
     """
     started = time.monotonic()
     _check(into, order, state, dry_run, rate=rate, byte_rate=byte_rate)
