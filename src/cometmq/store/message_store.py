@@ -272,7 +272,8 @@ class MessageStore:
         self.appender.encode_pending()
         self._closed, self.appender.shut = True, "the store is closed"
         try:
-            if self.commit().error is None and self.writer.make_durable() and self.flags.writeable:
+            durable = self.commit().error is None and self.writer.make_durable() and self.flags.writeable
+            if durable and (self.ledger is None or self.ledger.synced == self.ledger.last):
                 self._save_ledger()
                 self._clean_ends.save(self.queues, self.checkpointing.covered().position, self.config)
                 self._abort.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from tests.broker.conftest import until
 from tests.ports import HOST, free_port
-from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member
+from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member, seen
 
 from cometmq.broker.replication import raft_state, raft_wire
 from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
@@ -30,6 +31,7 @@ from cometmq.raft import (
 )
 from cometmq.remoting import Tick
 from cometmq.store import MessageStore, SystemClock
+from cometmq.testing.faulty_disk import FaultyDisk
 
 NAMES = ("n0", "n1", "n2")
 START = MembersEntry(-1, -1, Members(frozenset(NAMES)))
@@ -177,4 +179,30 @@ async def test_a_leadership_won_again_while_the_first_was_prepared_is_taken_up(t
     alone.member.waits.wait_for(alone.store.log.end, answers.append)  # everything is committed
     assert answers == [ResponseCode.SUCCESS]
     await alone.member.stop()
+    alone.store.close()
+
+
+@pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])
+async def test_a_member_goes_on_when_the_index_of_entries_can_be_written_again(
+    tmp_path: Path, flush: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.broker.replication.raft_member.DISK_TEST_INTERVAL_S", 0.05)
+    disk = FaultyDisk(really_sync=False)
+    alone = Alone(member(tmp_path / "n0", disk, flush_disk_type=flush), "n0")
+    log, flusher = ledger(alone.store), alone.store.flusher
+    alone.member.turn()
+    await until(lambda: alone.member.leading)
+    flusher.request()
+    full = disk.fail("pwrite", error=errno.ENOSPC, match="dledger-n0/index", times=1 << 30)
+    add(alone.store, b"one")
+    flusher.request()
+    await until(lambda: not alone.member.leading)
+    await until(lambda: full.times < (1 << 30) - 3)  # it is tried again, and the member does not lead
+    assert not alone.member.leading
+    disk.heal()
+    await until(lambda: alone.member.leading)
+    flusher.request()
+    assert log.synced == log.committed == log.last
+    await alone.member.stop()
+    assert seen(alone.store) == [b"one"]
     alone.store.close()

@@ -457,7 +457,8 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
-            if not reasons.keys() - {Flag.DISK_FULL}:  # The store itself logs a full disk.
+            self._ledger.flushed(self._store.flusher.flushed)  # Writes what the index of entries lacks.
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # The store logs a full disk.
                 self._failed_at = None
                 self.node.disk_recovered()
 

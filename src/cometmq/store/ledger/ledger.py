@@ -108,7 +108,7 @@ class RaftLog:
         self.propose: Callable[[int], object] = lambda _count: None
         """Called before so many entries of the appender are written; raises RaftRefused if they may not."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
-        """Called when a tick could not be written."""
+        """Called when a tick, or the index of its entries, could not be written."""
         appender.shut = FOLLOWING
         for run in ends.waiting:
             dispatcher.dispatch_flushed(run.end, [run])
@@ -319,7 +319,10 @@ class RaftLog:
         self._written = self._tail.next
 
     def flushed(self, end: int) -> None:
-        """The log is on the device up to position `end`: the index may name its entries."""
+        """Write the index of the entries before position `end` of the log, which are on the device.
+
+        What cannot be written is written by a later call.
+        """
         tail = self._tail
         count = min(self._written - tail.first, len(tail.positions))
         while count and tail.positions[count - 1] + tail.sizes[count - 1] > end:
@@ -330,8 +333,7 @@ class RaftLog:
             self._index.write(tail.first, tail.positions[:count], tail.sizes[:count], tail.terms[:count])
         except OSError as failure:
             log.critical("the index of entries could not be written: %s", failure)
-            why = f"the index of entries could not be written: {failure.strerror}"
-            self._flags.raise_flag(Flag.NOT_WRITEABLE, why)
+            self.on_failure(failure)
             return
         tail.forget(count)
         self.synced = tail.first - 1
