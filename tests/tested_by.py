@@ -57,7 +57,7 @@ client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
 client/test_producer.py: client/cluster/client client/cluster/instance client/cluster/requests
     client/cluster/stacks client/producer/options client/producer/outgoing client/producer/request_reply
 client/test_pull.py: client/consumer/reading_ahead
-client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/giving
+client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/delivery
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/consumer/single_pulls client/group/group
     client/group/options

@@ -28,7 +28,7 @@ from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.replication.raft_tables import RaftTables
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
 from cometmq.client.cluster.routes import RouteTable
-from cometmq.client.consumer.hand_over import HandOver
+from cometmq.client.consumer.handoff import Handoff
 from cometmq.client.group.allocate import AllocateAveragely
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.protocol.record.framing import Framing
@@ -108,12 +108,12 @@ def done_when_pulled(was: Any, queue: ProcessQueue) -> int | None:
     return None if was(queue) is None else queue.next_offset
 
 
-def leave_without_waiting(was: Any, hand_over: HandOver, queues: Any) -> None:
+def leave_without_waiting(was: Any, handoff: Handoff, queues: Any) -> None:
     left = list(queues)
     for queue in left:
         queue.calls = 0
-        hand_over._group.offsets.update(queue.message_queue, queue.next_offset)  # noqa: SLF001
-    was(hand_over, left)
+        handoff._group.offsets.update(queue.message_queue, queue.next_offset)  # noqa: SLF001
+    was(handoff, left)
 
 
 def everybody_gets_it(was: Any, locks: QueueLocks, group: str, client: str, queues: Any, now_ms: int) -> Any:
@@ -239,7 +239,7 @@ BUGS: dict[str, Bug] = {
         around(ProcessQueue, "commit_offset", done_when_pulled), runs("one", "plain", "members", "reset")
     ),
     "commit on rebalance without drain": Bug(
-        around(HandOver, "leave", leave_without_waiting), runs("one", "retries", "members")
+        around(Handoff, "leave", leave_without_waiting), runs("one", "retries", "members")
     ),
     "two owners after a lost heartbeat": Bug(
         around(QueueLocks, "lock", everybody_gets_it), runs("one", "orderly", "members", "cut")

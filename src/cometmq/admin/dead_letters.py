@@ -20,7 +20,7 @@ from cometmq.admin.errors import DeadLettersHidden, IndexSilent, ResendStopped
 from cometmq.admin.messages import ReadRange, read
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX, by_key, place_in
+from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, place_in
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system
@@ -195,7 +195,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
             later = origin_id(copy) == origin and resend_times(copy) > times
             if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
                 found = copy
-        if len(copies) >= UNIQUE_HITS_MAX and found is None:
+        if len(copies) >= MAX_UNIQUE_HITS and found is None:
             raise IndexSilent(f"{len(copies)} or more messages of {target} have the id {message.msg_id}")
         if found is not None and not mark:
             break
@@ -206,7 +206,7 @@ async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> 
     """Return the newest messages of a topic that have a dead letter's id and were stored after it."""
     span = message.store_timestamp_ms - MAX_CLOCK_SKEW_MS, ALWAYS[1]
     try:
-        return await by_key(client, topic, message.msg_id, UNIQUE_HITS_MAX, unique=True, span=span)
+        return await by_key(client, topic, message.msg_id, MAX_UNIQUE_HITS, unique=True, span=span)
     except NameServersUnreachable:
         raise
     except NoRouteError:

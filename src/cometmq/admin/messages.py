@@ -11,7 +11,7 @@ from cometmq import logs
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import UNIQUE_HITS_MAX, broker_addrs, by_id, by_key
+from cometmq.client.cluster.lookups import MAX_UNIQUE_HITS, broker_addrs, by_id, by_key
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError, MessageNotFound, NoRouteError
@@ -72,7 +72,7 @@ async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
     """
     topic = TRANS_CHECK_MAX_TIME_TOPIC
     try:
-        found = await by_key(client, topic, msg_id, UNIQUE_HITS_MAX, unique=True)
+        found = await by_key(client, topic, msg_id, MAX_UNIQUE_HITS, unique=True)
         message = found[-1] if found else await by_id(client, msg_id, topic)
     except NameServersUnreachable:
         raise

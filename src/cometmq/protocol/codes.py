@@ -338,7 +338,7 @@ def version_name(number: int) -> str:
 RETRY_PREFIX = "%RETRY%"
 DLQ_PREFIX = "%DLQ%"
 HANDOFF_PREFIX = "%HANDOVER%"
-"""The prefix of groups that exist only for the locks of a queue handoff (client/consumer/hand_over.py)."""
+"""The prefix of groups that exist only for the locks of a queue handoff (client/consumer/handoff.py)."""
 TBW102 = "TBW102"
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

@@ -49,7 +49,7 @@ async def test_a_route_of_a_billion_queues_is_refused_by_name(
 async def test_a_group_of_too_many_members_is_named(
     namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(broker_api, "MEMBERS_MAX", 10)
+    monkeypatch.setattr(broker_api, "MAX_MEMBERS", 10)
     body = ConsumerList(consumer_id_list=[f"c{number}" for number in range(11)]).encode()
     broker.on(RequestCode.GET_CONSUMER_LIST_BY_GROUP, lambda frame: frame.response(0, body=body))
 

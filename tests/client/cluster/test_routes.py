@@ -14,7 +14,7 @@ from cometmq import (
     TransactionProducer,
     TransactionState,
 )
-from cometmq.client.cluster.routes import IDLE_MAX, RouteTable, template_route, topic_route
+from cometmq.client.cluster.routes import MAX_IDLE_ROUTES, RouteTable, template_route, topic_route
 from cometmq.errors import BodyError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, QueueData, TopicRouteData
@@ -152,7 +152,7 @@ def test_brokers_that_no_route_names_are_forgotten() -> None:
 
 def test_routes_that_nobody_uses_are_forgotten_but_some() -> None:
     routes = RouteTable()
-    topics = [f"T{number}" for number in range(IDLE_MAX + 5)]
+    topics = [f"T{number}" for number in range(MAX_IDLE_ROUTES + 5)]
     for topic in topics:
         routes.put(topic_route(topic, route_data(("a", 1, 1, 6), a={0: "a:1"})))
         routes.get(topic)
@@ -197,7 +197,7 @@ class Orders:
 async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
     broker: FakeBroker, namesrv: FakeNamesrv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cometmq.client.cluster.routes.IDLE_MAX", 1)
+    monkeypatch.setattr("cometmq.client.cluster.routes.MAX_IDLE_ROUTES", 1)
     monkeypatch.setattr("cometmq.client.cluster.instance._USED_WITHIN_S", 0.0)
     for topic in ("A", "B", "C"):
         namesrv.serve(topic, broker)

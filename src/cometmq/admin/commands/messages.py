@@ -24,7 +24,7 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import MessageView, SendView
-from cometmq.client.cluster.lookups import ALWAYS, UNIQUE_HITS_MAX
+from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
@@ -140,7 +140,7 @@ async def query_msg_by_key(
     "--showAll",
     "show_all",
     is_flag=True,
-    help=f"Print all matching messages, at most {UNIQUE_HITS_MAX}.",
+    help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.",
 )
 @CLUSTER
 async def query_msg_by_unique_key(
@@ -153,7 +153,7 @@ async def query_msg_by_unique_key(
     cluster: str | None,
 ) -> None:
     """Show a message by its unique key."""
-    hits = await admin.messages_by_unique_key(topic, msg_id.strip(), UNIQUE_HITS_MAX)
+    hits = await admin.messages_by_unique_key(topic, msg_id.strip(), MAX_UNIQUE_HITS)
     messages = await in_cluster(admin, cluster, hits)
     if not messages:
         raise click.ClickException(f"no message with id {msg_id} in topic {topic}")

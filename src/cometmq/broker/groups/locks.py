@@ -1,7 +1,7 @@
 """Queue locks: which client of a group may consume which queue.
 
 Orderly consumers need them. CometMQ's other consumers use them to hand queues off
-(client/consumer/hand_over.py).
+(client/consumer/handoff.py).
 """
 
 from __future__ import annotations

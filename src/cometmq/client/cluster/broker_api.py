@@ -76,7 +76,7 @@ from cometmq.text import printable
 
 __all__ = ["BrokerApi", "Calls"]
 
-MEMBERS_MAX = 100_000
+MAX_MEMBERS = 100_000
 """Members of a group. A rebalance of this many takes about 0.1 s."""
 _PULL_S = 10.0
 
@@ -315,9 +315,9 @@ class BrokerApi(Calls):
         header = GetConsumerListByGroupRequestHeader(consumer_group=group)
         answer = await self.call(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
         members = ConsumerList.decode(answer.body).consumer_id_list
-        if len(members) > MEMBERS_MAX:
+        if len(members) > MAX_MEMBERS:
             problem = (
-                f"group {printable(group)} has {len(members)} members, a client accepts {MEMBERS_MAX} at most"
+                f"group {printable(group)} has {len(members)} members, a client accepts {MAX_MEMBERS} at most"
             )
             raise BodyError("ConsumerList", problem, "consumerIdList")
         return list(members)

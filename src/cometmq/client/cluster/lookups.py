@@ -23,8 +23,8 @@ from cometmq.protocol.properties.values import UNIQ_KEY
 
 __all__ = [
     "ALWAYS",
+    "MAX_UNIQUE_HITS",
     "TOPICS_AT_ONCE",
-    "UNIQUE_HITS_MAX",
     "LookingClient",
     "broker_addrs",
     "by_id",
@@ -34,8 +34,8 @@ __all__ = [
 
 ALWAYS = (0, 2**63 - 1)  # milliseconds
 TOPICS_AT_ONCE = 16  # concurrent requests if all topics are searched
-BROKERS_AT_ONCE = 8  # concurrent requests if several brokers are searched for a key
-UNIQUE_HITS_MAX = 32  # copies of one message, as Apache's tools request
+MAX_CONCURRENT_BROKERS = 8  # concurrent requests if several brokers are searched for a key
+MAX_UNIQUE_HITS = 32  # copies of one message, as Apache's tools request
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:
@@ -114,7 +114,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
     missing: dict[str, CometError] = {}
     for at in range(0, len(wanted), TOPICS_AT_ONCE):
         some = wanted[at : at + TOPICS_AT_ONCE]
-        asked = (by_key(client, name, msg_id, UNIQUE_HITS_MAX, unique=True, missing=missing) for name in some)
+        asked = (by_key(client, name, msg_id, MAX_UNIQUE_HITS, unique=True, missing=missing) for name in some)
         for found in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(found, NoRouteError) and topic is None:
                 continue  # the brokers of the topic are gone, or it was just deleted
@@ -163,7 +163,7 @@ async def by_key(
             return []
 
     addrs = broker_addrs(await client.namesrv.route(topic))
-    answers = await for_each(addrs.items(), ask, BROKERS_AT_ONCE)
+    answers = await for_each(addrs.items(), ask, MAX_CONCURRENT_BROKERS)
     if missing is not None:
         missing |= failed
     if failed and (missing is None or len(failed) == len(addrs)):

@@ -44,11 +44,11 @@ class ReadTarget(NamedTuple):
     is_replica: bool
 
 
-QUEUES_MAX = 262_144
+MAX_QUEUES = 262_144
 """Maximum number of queues of a topic (about 40 MB): four times the maximum of one broker."""
-ADDRESSES_MAX = 10_000
+MAX_ADDRESSES = 10_000
 """Maximum number of addresses in one route. Each gets a connection and heartbeats."""
-IDLE_MAX = 256
+MAX_IDLE_ROUTES = 256
 """Maximum number of routes of unused topics.
 
 They are still refreshed, so that a program that sends rarely stays known to its brokers, while one that
@@ -113,13 +113,13 @@ def _check_counts(topic: str, data: TopicRouteData) -> None:
         "orderTopicConf": sum(count for _, count in _ordered(data.order_topic_conf or "")),
     }
     for field, count in counts.items():
-        if count > QUEUES_MAX:
-            problem = f"topic {printable(topic)} has {count} queues, a client accepts {QUEUES_MAX} at most"
+        if count > MAX_QUEUES:
+            problem = f"topic {printable(topic)} has {count} queues, a client accepts {MAX_QUEUES} at most"
             raise BodyError("TopicRouteData", problem, field)
     addresses = sum(len(broker.broker_addrs) for broker in data.broker_datas)
-    if addresses > ADDRESSES_MAX:
+    if addresses > MAX_ADDRESSES:
         problem = (
-            f"topic {printable(topic)} has {addresses} addresses, a client accepts {ADDRESSES_MAX} at most"
+            f"topic {printable(topic)} has {addresses} addresses, a client accepts {MAX_ADDRESSES} at most"
         )
         raise BodyError("TopicRouteData", problem, "brokerDatas")
 
@@ -165,11 +165,11 @@ class RouteTable:
     def forget_unused(self, kept: Collection[str]) -> list[str]:
         """Drop the routes that were not used since the last call, and return their topics.
 
-        The newest `IDLE_MAX` of them and the topics of `kept` stay.
+        The newest `MAX_IDLE_ROUTES` of them and the topics of `kept` stay.
         """
         unused = [topic for topic in self._routes if topic not in self._used and topic not in kept]
         self._used.clear()
-        dropped = unused[:-IDLE_MAX]
+        dropped = unused[:-MAX_IDLE_ROUTES]
         for topic in dropped:
             del self._routes[topic]
         self.forget_unrouted()

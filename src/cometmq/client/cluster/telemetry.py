@@ -39,7 +39,7 @@ S = TypeVar("S", bound=Enum)
 
 _HANDLED = {"SUCCESS", "COMMIT"}
 _TRACEPARENT = "00-" + 32 * "0" + "-" + 16 * "0" + "-01"
-_MOST_LINKS = 128
+_MAX_LINKS = 128
 """Maximum links of a span, the default of OpenTelemetry's SDK."""
 
 _budget = LogBudget()
@@ -200,7 +200,7 @@ class Telemetry:
     def _links(self, messages: Sequence[MessageExt]) -> list[Any]:
         contexts = [
             self._trace.get_current_span(self.context_of(message)).get_span_context()
-            for message in messages[:_MOST_LINKS]
+            for message in messages[:_MAX_LINKS]
         ]
         return [self._trace.Link(context) for context in contexts if context.is_valid]
 

@@ -27,7 +27,7 @@ _OVERDUE_LEVEL = 3
 
 
 class Acknowledger:
-    """The consume mode of a listener without message order (see consuming.Manner).
+    """The consume mode of a listener without message order (see consuming.ConsumeMode).
 
     made_room, consume_again and left are notified of queues that hold fewer messages, of batches that failed
     here, and of revoked queues whose last call has ended.

@@ -21,7 +21,7 @@ from cometmq.client.group.process_queue import Batch
 from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.text import printable
 
-__all__ = ["Consuming", "Manner"]
+__all__ = ["ConsumeMode", "Consuming"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -36,7 +36,7 @@ _FAILING = 3
 """Consecutive failures after which health() reports the listener."""
 
 
-class Manner(Protocol[C, S]):
+class ConsumeMode(Protocol[C, S]):
     """A consume mode: the contexts and results of listener calls.
 
     S: its statuses, C: the context of a call.
@@ -70,7 +70,7 @@ class Consuming(Generic[C, S]):
     _listener: BoundListener[C, S]
     concurrency: int
     """Maximum number of concurrent calls, see set_concurrency."""
-    _manner: Manner[C, S]
+    _mode: ConsumeMode[C, S]
     _enter: Callable[[], object] = lambda: None
     """Called by each worker at its start, to set context variables for all its calls."""
     _ready: deque[Batch] = field(default_factory=deque)
@@ -125,7 +125,7 @@ class Consuming(Generic[C, S]):
             log.warning("listener call for %s was cancelled; its messages are consumed again", queue)
             self.last_error = asyncio.CancelledError("the listener's call was cancelled")
             loop = asyncio.get_running_loop()
-            failing = self._acknowledge(worker.batch, self._manner.later, worker.context, loop)
+            failing = self._acknowledge(worker.batch, self._mode.later, worker.context, loop)
             task = loop.create_task(failing, name="cometmq-consume-cancelled")
             self._failing.add(task)
             task.add_done_callback(self._failing.discard)
@@ -179,7 +179,7 @@ class Consuming(Generic[C, S]):
             batch = ready.popleft()
             if ready and in_a_row == 0:
                 self._wake(1)  # wakes a worker for the other batches, in case the listener waits
-            context = self._manner.begin(batch)
+            context = self._mode.begin(batch)
             if context is None:
                 continue
             worker.batch, worker.context = batch, context
@@ -191,7 +191,7 @@ class Consuming(Generic[C, S]):
                 await asyncio.sleep(0)
 
     async def _consume(self, batch: Batch, context: C, loop: asyncio.AbstractEventLoop) -> None:
-        handled = self._manner.handled
+        handled = self._mode.handled
         batch.started_at = loop.time()
         if batch.refusal is None:
             begun = str(int(time.time() * 1000))
@@ -201,7 +201,7 @@ class Consuming(Generic[C, S]):
             self._failures_in_a_row = 0 if status in handled else self._failures_in_a_row + 1
         else:
             self.last_error = batch.refusal
-            status = self._manner.later
+            status = self._mode.later
             log.warning(
                 "offset %d of %s is not delivered to the listener: %s",
                 batch.first_offset, batch.queue.message_queue, batch.refusal,
@@ -211,7 +211,7 @@ class Consuming(Generic[C, S]):
     async def _acknowledge(
         self, batch: Batch, status: S, context: C, loop: asyncio.AbstractEventLoop
     ) -> None:
-        done, count, now = status in self._manner.handled, len(batch.messages), loop.time()
+        done, count, now = status in self._mode.handled, len(batch.messages), loop.time()
         if done:
             self.consumed += count
         else:
@@ -219,7 +219,7 @@ class Consuming(Generic[C, S]):
         batch.queue.stats.handled(count, now - batch.started_at, done=done)
         batch.queue.last_consume_at = now
         try:
-            await self._manner.acknowledge(batch, status, context)
+            await self._mode.acknowledge(batch, status, context)
         except Exception:
             # The batch stays unfinished: its offset is not committed and its messages are delivered again.
             log.exception("could not acknowledge messages of %s", batch.queue.message_queue)
@@ -228,7 +228,7 @@ class Consuming(Generic[C, S]):
         self.running += 1
         try:
             status = await self._listener(batch.messages, context)
-            if status not in self._manner.handled:
+            if status not in self._mode.handled:
                 self._last_failure = "it asked for later"
             return status
         except Exception as error:
@@ -242,6 +242,6 @@ class Consuming(Generic[C, S]):
                 error,
                 exc_info=error,
             )
-            return self._manner.later
+            return self._mode.later
         finally:
             self.running -= 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.client.cluster.workers import again_if_cancelled
-from cometmq.client.consumer.hand_over import HandOver
+from cometmq.client.consumer.handoff import Handoff
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.orderly_queue import OrderlyQueue
 from cometmq.client.consumer.queue_puller import QueuePuller
@@ -49,14 +49,14 @@ class Membership:
         self,
         group: ConsumerGroup,
         submit: Callable[[list[Batch]], None],
-        locking: Orderly | HandOver | None = None,
+        locking: Orderly | Handoff | None = None,
     ) -> None:
         self._group = group
         self._submit = submit
         self._locking = locking
         self._order = locking if isinstance(locking, Orderly) else None
         self.held: dict[MessageQueue, Held] = {}
-        self.rounds = Rebalance(group, self)
+        self.rebalance = Rebalance(group, self)
         self._suspended = False
         self._ended = False
         self._limits = group.options.flow_limits
@@ -81,11 +81,11 @@ class Membership:
     async def stop_pulling(self) -> None:
         """Stop rebalances and pulls. Held messages may still be acknowledged."""
         self._ended = True
-        self.rounds.cancel()
+        self.rebalance.cancel()
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, self.rounds.stop(), return_exceptions=True)
+        await asyncio.gather(*tasks, self.rebalance.stop(), return_exceptions=True)
 
     def drop_all(self) -> None:
         for held in self.held.values():
@@ -106,16 +106,16 @@ class Membership:
         return lost
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        if isinstance(self._locking, HandOver):
+        if isinstance(self._locking, Handoff):
             return await self._locking.take(queues, alone=alone)
         return queues if self._locking is None else await self._locking.take(queues)
 
-    async def settle(self) -> None:
+    async def finish_rebalance(self) -> None:
         if self._locking is not None:
-            await self._locking.settle(self.held)
+            await self._locking.finish_rebalance(self.held)
         self._share_limits()
 
-    async def take_up(self, queue: MessageQueue) -> bool:
+    async def assign(self, queue: MessageQueue) -> bool:
         """Start pulling a queue and return whether that was possible. Raises CometError without an offset."""
         group, order = self._group, self._order
         group.offsets.forget(queue)
@@ -143,13 +143,13 @@ class Membership:
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
-        self._take_anew(queue)
+        self._reassign(queue)
 
     def _pull_cancelled(self, queue: ProcessQueue) -> None:
-        if self._take_anew(queue):
-            self.rounds.wake()
+        if self._reassign(queue):
+            self.rebalance.wake()
 
-    def _take_anew(self, queue: ProcessQueue) -> bool:
+    def _reassign(self, queue: ProcessQueue) -> bool:
         """Assign a queue again. Return False if it was revoked or the consumer was stopped."""
         held = self.held.get(queue.message_queue)
         if held is None or held.queue is not queue or self._ended:
@@ -171,13 +171,13 @@ class Membership:
             if held is not None:
                 held.task.cancel()
                 self._drop(held.queue)
-        self.rounds.wake()
+        self.rebalance.wake()
 
-    async def release(self, queues: Iterable[MessageQueue]) -> None:
+    async def revoke(self, queues: Iterable[MessageQueue]) -> None:
         gone = [self.held.pop(queue) for queue in queues if queue in self.held]
         for held in gone:
             held.task.cancel()
-        if isinstance(self._locking, HandOver):
+        if isinstance(self._locking, Handoff):
             self._locking.leave(held.queue for held in gone)
         elif self._order is not None:
             for held in gone:
@@ -205,9 +205,9 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rounds.wake)  # in case nothing else wakes the rebalance
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # in case nothing else does
         else:
-            self.rounds.wake()
+            self.rebalance.wake()
         self._corrected[message_queue] = now
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
@@ -216,7 +216,7 @@ class Membership:
         Offsets of other members' queues are not stored, because that would undo their progress since the
         reset.
         """
-        async with self.rounds.between_rounds:
+        async with self.rebalance.lock:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}
             dropped = [self.held.pop(queue) for queue in ours]
             for held in dropped:
@@ -226,7 +226,7 @@ class Membership:
             for held in dropped:
                 self._group.offsets.forget(held.queue.message_queue)
                 self._drop(held.queue)
-        self.rounds.wake()
+        self.rebalance.wake()
 
     async def _store_now(self, table: Mapping[MessageQueue, int]) -> None:
         for queue, offset in table.items():

@@ -67,7 +67,7 @@ class Orderly:
         ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
 
-    async def settle(self, held: Collection[MessageQueue]) -> None:
+    async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         """Unlock queues that were locked but not assigned."""
         await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
@@ -76,9 +76,9 @@ class Orderly:
         queue.leaving = True
         self._leaving[queue.message_queue] = queue
         if not queue.called:
-            self._start(self._hand_over(queue))
+            self._start(self._release_queue(queue))
 
-    async def _hand_over(self, queue: OrderlyQueue) -> None:
+    async def _release_queue(self, queue: OrderlyQueue) -> None:
         try:
             if not queue.dropped:
                 queue.dropped = True
@@ -155,7 +155,7 @@ class Orderly:
                 queue.put_back()
             self._called.discard(queue.message_queue)
             if queue.leaving:
-                self._start(self._hand_over(queue))
+                self._start(self._release_queue(queue))
             self._made_room(queue)
             if again:
                 usual_s = self._group.options.suspend_current_queue_s

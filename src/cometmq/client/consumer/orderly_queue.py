@@ -19,7 +19,7 @@ LOCK_LIVE_S = 30.0
 Brokers keep a lock for 60 s from a later time. Both clocks include the time of a suspended machine and cannot
 be set.
 """
-_SHORTEST_S, _LONGEST_S = 0.01, 30.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
 
 def suspension_s(wanted_s: object, usual_s: float) -> float:
@@ -29,7 +29,7 @@ def suspension_s(wanted_s: object, usual_s: float) -> float:
     """
     if not isinstance(wanted_s, int | float) or wanted_s != wanted_s:
         wanted_s = usual_s
-    return min(max(wanted_s, _SHORTEST_S), _LONGEST_S)
+    return min(max(wanted_s, _MIN_PAUSE_S), _MAX_PAUSE_S)
 
 
 @dataclass(slots=True, eq=False)

@@ -89,10 +89,10 @@ class Polling:
         del alone
         return [queue for queue in queues if not self.schedule.is_ending(queue)]
 
-    async def settle(self) -> None:
+    async def finish_rebalance(self) -> None:
         """Do nothing: a rebalance needs no completion here."""
 
-    async def take_up(self, queue: MessageQueue) -> bool:
+    async def assign(self, queue: MessageQueue) -> bool:
         """Read a queue from its committed offset, or from `consume_from_where` without one."""
         if self._fetcher.closed:
             return False
@@ -103,7 +103,7 @@ class Polling:
         self._fetcher.read(queue, await self._group.start_offset(queue, await offsets.committed(queue)))
         return not self._fetcher.closed
 
-    async def release(self, queues: Sequence[MessageQueue]) -> None:
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         scheduled = set(self.schedule.queues)
         for queue in queues:
             self._fetcher.drop(queue)

@@ -233,10 +233,10 @@ class PullConsumer(SinglePulls):
         wanted = set(queues)
         for queue in sorted(wanted) if isinstance(expression, sql92) else ():
             await self._check_expression_at(queue, as_subscription(queue.topic, expression))
-        await polling.release([queue for queue in polling.queues if queue not in wanted])
+        await polling.revoke([queue for queue in polling.queues if queue not in wanted])
         self._expressions = {queue: as_subscription(queue.topic, expression) for queue in wanted}
         for queue in sorted(wanted.difference(polling.queues)):
-            await polling.take_up(queue)
+            await polling.assign(queue)
 
     async def assign_topic(self, topic: str, *, expression: Expression = "*") -> None:
         """Assign all current queues of a topic, as `assign` does.
@@ -328,7 +328,7 @@ class PullConsumer(SinglePulls):
         """Rebalance the queues now instead of at the next interval. Does nothing without a subscription."""
         self._running()
         if self._session is not None:
-            await self._session.rounds.run()
+            await self._session.rebalance.run()
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
@@ -344,7 +344,7 @@ class PullConsumer(SinglePulls):
         if self._polled is None or self._state != "running":
             return ConsumerHealth(state=self._state, group=self.group)
         queues, session = self._polled.health(), self._session
-        shares = session.rounds.problems if session is not None else {}
+        shares = session.rebalance.problems if session is not None else {}
         problems = (
             *problems_of(shares, queues, self.client.heartbeat_problems),
             *(session.agreement.problems if session is not None else ()),

@@ -38,7 +38,7 @@ class PullSession:
     def __init__(self, group: Group, holder: PullHolder) -> None:
         self._group = group
         self._holder = holder
-        self.rounds = Rebalance(group, holder)
+        self.rebalance = Rebalance(group, holder)
         self._started_at_ms = int(time.time() * 1000)
         self.agreement = Agreement(group)
         group.instance.register_consumer(group.name, self)
@@ -49,13 +49,13 @@ class PullSession:
         await group.instance.refresh_routes(group.subscriptions)
         await self.agreement.look()
         await group.instance.send_heartbeats()
-        await self.rounds.run()
-        self.rounds.start()
+        await self.rebalance.run()
+        self.rebalance.start()
 
     async def leave(self) -> None:
         """Stop rebalancing. The holder then releases its queues before the consumer is unregistered."""
-        self.rounds.cancel()
-        await asyncio.gather(self.rounds.stop(), return_exceptions=True)
+        self.rebalance.cancel()
+        await asyncio.gather(self.rebalance.stop(), return_exceptions=True)
 
     # -- requests of brokers and the client instance
 
@@ -77,11 +77,11 @@ class PullSession:
         await self.agreement.look()
 
     def wake_rebalance(self) -> None:
-        self.rounds.wake()
+        self.rebalance.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """Apply an administrator's reset to assigned queues. Other members apply it to theirs."""
-        async with self.rounds.between_rounds:
+        async with self.rebalance.lock:
             for queue in set(table).intersection(self._holder.queues):
                 await self._holder.move(queue, table[queue])
             await self._group.offsets.try_persist(table)

@@ -213,7 +213,7 @@ class PushConsumer(LookingClient):
         else:
             session.group.subscriptions[topic] = subscription
         await session.group.instance.send_heartbeats()
-        session.members.rounds.wake()
+        session.members.rebalance.wake()
 
     async def send_message_back(self, message: MessageExt, delay_level: int = 0) -> None:
         """Send a message back to the broker, so that the group consumes it again later.
@@ -261,7 +261,7 @@ class PushConsumer(LookingClient):
         Raises:
             ClientStateError: The consumer is not running.
         """
-        await self._running_session().members.rounds.run()
+        await self._running_session().members.rebalance.run()
 
     async def persist_offsets(self) -> None:
         """Store the offsets now instead of at the next interval.
@@ -283,7 +283,7 @@ class PushConsumer(LookingClient):
         client = session.group.instance
         queues = session.queue_health(asyncio.get_running_loop().time())
         problems = [
-            *problems_of(session.members.rounds.problems, queues, client.heartbeat_problems),
+            *problems_of(session.members.rebalance.problems, queues, client.heartbeat_problems),
             *session.agreement.problems,
             *session.watchdog.sentences(),
         ]

@@ -17,8 +17,8 @@ from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.acknowledging import Acknowledger
 from cometmq.client.consumer.consuming import Consuming
-from cometmq.client.consumer.giving import Giving
-from cometmq.client.consumer.hand_over import HandOver
+from cometmq.client.consumer.delivery import Delivery
+from cometmq.client.consumer.handoff import Handoff
 from cometmq.client.consumer.listener import (
     BoundListener,
     ConsumeContext,
@@ -37,7 +37,7 @@ from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.agreement import Agreement
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.health import QueueHealth
-from cometmq.client.group.options import MOST_CONCURRENCY, PushOptions
+from cometmq.client.group.options import MAX_CONCURRENCY, PushOptions
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.client.group.statistics import SAMPLE_S
 from cometmq.client.group.subscription import Subscription
@@ -82,11 +82,11 @@ class PushSession:
         options: PushOptions,
         client: ClientInstance,
         *,
-        gives: bool = False,
+        delivers: bool = False,
     ) -> None:
         """Create the parts.
 
-        gives: deliver messages one by one (Giving); the listener is for administrators only.
+        delivers: deliver messages one by one (Delivery); the listener is for administrators only.
         """
         self.started_at_ms = int(time.time() * 1000)
         self.group = group = ConsumerGroup(name, client, options, dict(subscriptions))
@@ -94,34 +94,34 @@ class PushSession:
             group.subscriptions[group.retry_topic] = Subscription(group.retry_topic, "*")
         self.agreement = Agreement(group)
         self._executor = (
-            None if is_async(listener) else ThreadPoolExecutor(MOST_CONCURRENCY, f"cometmq-{name}")
+            None if is_async(listener) else ThreadPoolExecutor(MAX_CONCURRENCY, f"cometmq-{name}")
         )
         loop = asyncio.get_running_loop()
         self._jobs = [
             Periodic(loop, options.persist_interval_s, self._persist, name=f"offsets of group {name}")
         ]
         self.members: Membership
-        self._manner: Acknowledger | Orderly
+        self._mode: Acknowledger | Orderly
         self._order: Orderly | None = None
-        self._hand_over: HandOver | None = None
+        self._handoff: Handoff | None = None
         hooks = (lambda queue: self.members.made_room(queue), lambda batches: self.consuming.submit(batches))
         overdue: Callable[[], object]
         if options.orderly:
-            self._manner = self._order = Orderly(group, *hooks, lambda queues: self.members.lost(queues))
+            self._mode = self._order = Orderly(group, *hooks, lambda queues: self.members.lost(queues))
             overdue = self._report_overdue
         else:
             if group.clustering and options.handover_timeout_s > 0:
-                self._hand_over = HandOver(group)
-            self._manner = acknowledger = Acknowledger(group, *hooks, self._left)
+                self._handoff = Handoff(group)
+            self._mode = acknowledger = Acknowledger(group, *hooks, self._left)
             overdue = partial(self._send_back_overdue, acknowledger)
         self._jobs.append(
             Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
         )
         self._bound: BoundListener[Any, Enum]
-        self._bound = bind_listener(listener, self._executor, type(self._manner.later), options.none_means)
-        self.consuming: Consuming[Any, Any] | Giving[Any, Any]
-        if gives:
-            self.consuming = Giving(self._manner, group)
+        self._bound = bind_listener(listener, self._executor, type(self._mode.later), options.none_means)
+        self.consuming: Consuming[Any, Any] | Delivery[Any, Any]
+        if delivers:
+            self.consuming = Delivery(self._mode, group)
         else:
             listen = self._bound
             if options.orderly and is_async(listener):
@@ -130,16 +130,16 @@ class PushSession:
             listen = traced(listen, client.traces, name, options.consume_timeout_s)
             if client.options.telemetry is not None:
                 listen = client.options.telemetry.processing(listen, name)
-            self.consuming = Consuming(listen, options.consume_concurrency, self._manner, self._enter)
+            self.consuming = Consuming(listen, options.consume_concurrency, self._mode, self._enter)
         submit = self.consuming.submit if self._order is None else self._order.submit
-        self.members = Membership(group, submit, self._order or self._hand_over)
+        self.members = Membership(group, submit, self._order or self._handoff)
         self.watchdog = Watchdog(f"group {name}", options.stall_after_s, self.queue_health)
         self._jobs.append(self.watchdog.periodic())
         self._jobs.append(Periodic(loop, SAMPLE_S, group.stats.sample, name=f"statistics of group {name}"))
 
     def _left(self, queue: ProcessQueue) -> None:
-        if self._hand_over is not None:
-            self._hand_over.ended(queue)
+        if self._handoff is not None:
+            self._handoff.ended(queue)
 
     def _enter(self) -> Token[PushSession | None]:
         return _LISTENING.set(self)
@@ -150,11 +150,11 @@ class PushSession:
 
     async def start(self) -> None:
         self.consuming.start()
-        locking = self._order or self._hand_over
+        locking = self._order or self._handoff
         if locking is not None:
             locking.locks.start()
-        await self.members.rounds.run()
-        self.members.rounds.start()
+        await self.members.rebalance.run()
+        self.members.rebalance.start()
         for job in self._jobs:
             job.start()
 
@@ -178,15 +178,15 @@ class PushSession:
         await self.members.stop_pulling()
         self.members.drop_all()
         await self.consuming.stop(0)
-        if self._hand_over is not None:
-            await self._hand_over.close()
-        await self._manner.close()
+        if self._handoff is not None:
+            await self._handoff.close()
+        await self._mode.close()
         if self._executor is not None:
             self._executor.shutdown(wait=False, cancel_futures=True)
         self.group.close()
 
     async def send_back(self, message: MessageExt, delay_level: int) -> None:
-        await self._manner.retry_topic.send_back(message, delay_level)
+        await self._mode.retry_topic.send_back(message, delay_level)
 
     def queue_health(self, now: float) -> tuple[QueueHealth, ...]:
         return tuple(
@@ -248,7 +248,7 @@ class PushSession:
 
     async def _let_go(self) -> None:
         """Drop the messages of a stream that can no longer be acknowledged."""
-        if self._order is None and isinstance(self.consuming, Giving):
+        if self._order is None and isinstance(self.consuming, Delivery):
             await self.consuming.let_go()
 
     # -- requests of brokers and the client instance (ConsumerPeer)
@@ -271,7 +271,7 @@ class PushSession:
         await self.agreement.look()
 
     def wake_rebalance(self) -> None:
-        self.members.rounds.wake()
+        self.members.rebalance.wake()
         if self._order is not None:
             self._order.locks.renew_soon()  # a restarted broker sends this notice, and has lost its locks
 

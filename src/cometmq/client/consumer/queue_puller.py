@@ -223,7 +223,7 @@ class QueuePuller:
         if result.messages and self._asked_at is not None:
             queue.stats.pulled(len(result.messages), asyncio.get_running_loop().time() - self._asked_at)
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
-        self._hand_over(result, kept(options.filter_hooks, subscription.filter(result.messages)))
+        self._submit_batches(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:
             # A broker parks a pull without messages. If one does not, this limits the rate of the pulls.
             held_s = asyncio.get_running_loop().time() - self._asked_at
@@ -244,7 +244,7 @@ class QueuePuller:
             batches += some
         return batches
 
-    def _hand_over(self, result: PullResult, messages: list[MessageExt]) -> None:
+    def _submit_batches(self, result: PullResult, messages: list[MessageExt]) -> None:
         queue = self.queue
         queue.next_offset = result.next_begin_offset
         if messages:

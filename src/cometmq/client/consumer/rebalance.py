@@ -17,7 +17,7 @@ from cometmq.protocol.codes import RETRY_PREFIX
 
 __all__ = ["Holder", "Rebalance"]
 
-_TAKEN_UP_AT_ONCE = 32
+_MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each needs one or two requests to its broker."""
 _RETRY_TOPIC_PATIENCE = 10
 """Maximum number of quick rebalances that wait for the retry topic, which a broker may refuse to create."""
@@ -46,13 +46,13 @@ class Holder(Protocol):
             alone: The group has no other member.
         """
 
-    async def take_up(self, queue: MessageQueue) -> bool:
+    async def assign(self, queue: MessageQueue) -> bool:
         """Assign a queue, and return whether it is assigned. Raises CometError if that failed."""
 
-    async def release(self, queues: Sequence[MessageQueue]) -> None:
+    async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         """Revoke assigned queues."""
 
-    async def settle(self) -> None:
+    async def finish_rebalance(self) -> None:
         """Complete a rebalance."""
 
 
@@ -69,7 +69,7 @@ class Rebalance:
         """The reason why a topic's queues could not be distributed, by topic."""
         self._round = asyncio.Lock()
         self._balanced = False
-        self._rounds = Periodic(
+        self._periodic = Periodic(
             asyncio.get_running_loop(), self._interval_s, self.run, name=f"rebalance of group {group.name}"
         )
         self._unlisted: set[str] = set()
@@ -79,21 +79,21 @@ class Rebalance:
         """All queues and this member's queues, as last reported to the queue listener, by topic."""
 
     def start(self) -> None:
-        self._rounds.start()
-        self._rounds.soon()  # by now brokers may list this member and have the retry topic
+        self._periodic.start()
+        self._periodic.soon()  # by now brokers may list this member and have the retry topic
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""
-        self._rounds.soon()
+        self._periodic.soon()
 
     def cancel(self) -> None:
-        self._rounds.cancel()
+        self._periodic.cancel()
 
     async def stop(self) -> None:
-        await self._rounds.stop()
+        await self._periodic.stop()
 
     @property
-    def between_rounds(self) -> asyncio.Lock:
+    def lock(self) -> asyncio.Lock:
         """The lock for changes of the assigned queues outside a rebalance."""
         return self._round
 
@@ -112,8 +112,8 @@ class Rebalance:
             topics = list(group.subscriptions)
             before = set(holder.queues)
             results = [await self._rebalance_topic(topic) for topic in topics]
-            await holder.release([queue for queue in holder.queues if queue.topic not in group.subscriptions])
-            await holder.settle()
+            await holder.revoke([queue for queue in holder.queues if queue.topic not in group.subscriptions])
+            await holder.finish_rebalance()
             for table in (self.problems, self._told):
                 for topic in table.keys() - set(topics):
                     del table[topic]
@@ -148,10 +148,10 @@ class Rebalance:
         held = {queue for queue in holder.queues if queue.topic == topic}
         kept = {queue for queue in held.intersection(mine) if not holder.expired(queue)}
         # Revoke first, because a client must never pull a queue twice.
-        await holder.release(sorted(held - kept))
+        await holder.revoke(sorted(held - kept))
         new = sorted(set(mine) - kept)
         free = sorted(await holder.claim(new, alone=set(members) <= {group.instance.client_id}))
-        taken_up = all(await for_each(free, self._take_up, _TAKEN_UP_AT_ONCE))
+        all_assigned = all(await for_each(free, self._assign, _MAX_CONCURRENT_ASSIGNMENTS))
         self._tell(topic, queues, mine)
         if topic in self._unlisted:
             return False
@@ -161,13 +161,13 @@ class Rebalance:
                 f"no lock yet for {missing} queues: another member has them, or died just now"
             )
             return False
-        if taken_up:
+        if all_assigned:
             self.problems.pop(topic, None)
-        return taken_up
+        return all_assigned
 
-    async def _take_up(self, queue: MessageQueue) -> bool:
+    async def _assign(self, queue: MessageQueue) -> bool:
         try:
-            return await self._holder.take_up(queue)
+            return await self._holder.assign(queue)
         except CometError as error:
             self._note_problem(queue.topic, error)
             return False

@@ -14,7 +14,7 @@ from typing import Any, Self
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.consumer.giving import Giving
+from cometmq.client.consumer.delivery import Delivery
 from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, OrderlyStatus
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.push_session import PushSession
@@ -87,7 +87,9 @@ class MessageStream(PushConsumer):
         )
 
     def _new_session(self, client: ClientInstance) -> PushSession:
-        return PushSession(self.group, _no_listener, self._subscriptions, self._options, client, gives=True)
+        return PushSession(
+            self.group, _no_listener, self._subscriptions, self._options, client, delivers=True
+        )
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -98,7 +100,7 @@ class MessageStream(PushConsumer):
     def _leave(self) -> None:
         """Record that the iteration was left."""
         if self._session is not None:
-            self._giving.leave()
+            self._delivery.leave()
 
     def __aiter__(self) -> Self:
         return self
@@ -107,7 +109,7 @@ class MessageStream(PushConsumer):
         """Wait for the next message and return it. The iteration ends when the stream is stopped."""
         if self._state in ("stopping", "stopped"):
             raise StopAsyncIteration
-        return await self._giving.next()
+        return await self._delivery.next()
 
     async def ack(self, message: MessageExt) -> None:
         """Acknowledge a message as consumed.
@@ -120,7 +122,7 @@ class MessageStream(PushConsumer):
                 `consume_timeout_s` has passed, or the queue was assigned to another member. The message is
                 delivered again.
         """
-        await self._giving.settle(
+        await self._delivery.acknowledge(
             message, OrderlyStatus.SUCCESS if self._options.orderly else ConsumeStatus.SUCCESS
         )
 
@@ -139,18 +141,18 @@ class MessageStream(PushConsumer):
             ClientStateError: The message cannot be acknowledged (any more), as in `ack`.
             ConfigError: The delay level is invalid.
         """
-        context = self._giving.context(message)
+        context = self._delivery.context(message)
         if isinstance(context, ConsumeContext):
             check_delay_level(delay_level)
             context.delay_level = delay_level
-            await self._giving.settle(message, ConsumeStatus.RECONSUME_LATER)
+            await self._delivery.acknowledge(message, ConsumeStatus.RECONSUME_LATER)
             return
         if delay_level:
             raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream: its queue waits")
-        await self._giving.settle(message, OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT)
+        await self._delivery.acknowledge(message, OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT)
 
     @property
-    def _giving(self) -> Giving[Any, Any]:
-        giving = self._running_session().consuming
-        assert isinstance(giving, Giving)
-        return giving
+    def _delivery(self) -> Delivery[Any, Any]:
+        delivery = self._running_session().consuming
+        assert isinstance(delivery, Delivery)
+        return delivery

@@ -121,7 +121,7 @@ class QueueWatch:
         self._client = client
         self._functions: dict[str, QueuesChanged] = {}
         self._known: dict[str, tuple[MessageQueue, ...]] = {}
-        self._rounds = Periodic(
+        self._periodic = Periodic(
             asyncio.get_running_loop(), client.options.route_interval_s, self._look, name=f"queues of {name}"
         )
 
@@ -129,15 +129,15 @@ class QueueWatch:
         """Watch a topic. A topic without a route has no queues yet."""
         self._known[topic] = await self._queues(topic) or ()
         self._functions[topic] = function
-        self._rounds.start()
+        self._periodic.start()
 
     def remove(self, topic: str) -> None:
         self._functions.pop(topic, None)
         self._known.pop(topic, None)
 
     async def stop(self) -> None:
-        self._rounds.cancel()
-        await self._rounds.stop()
+        self._periodic.cancel()
+        await self._periodic.stop()
 
     async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
         if topic in await self._client.refresh_routes([topic]):

@@ -19,7 +19,7 @@ __all__ = ["Agreement", "disagreements"]
 log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 3.0
-_MOST_TOLD = 10
+_MAX_TOPICS_NAMED = 10
 """Maximum number of topics with a sentence each. Members may subscribe to thousands of topics."""
 _ANOTHER = "another member"
 
@@ -51,8 +51,8 @@ class Agreement:
         except (CometError, TimeoutError):
             return  # there are no members, or the broker does not report them
         differing = disagreements(instance.client_id, own, found)
-        problems = tuple(differing[:_MOST_TOLD])
-        if len(differing) > _MOST_TOLD:
+        problems = tuple(differing[:_MAX_TOPICS_NAMED])
+        if len(differing) > _MAX_TOPICS_NAMED:
             problems += (f"members differ in {len(differing)} topics in all",)
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed

@@ -17,7 +17,7 @@ from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
 
 __all__ = [
-    "MOST_CONCURRENCY",
+    "MAX_CONCURRENCY",
     "ConsumeFromWhere",
     "MemberOptions",
     "MessageModel",
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 
-MOST_CONCURRENCY = 1000
+MAX_CONCURRENCY = 1000
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
 """Maximum tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
@@ -46,7 +46,7 @@ _PULL_RANGES = {
     "max_reconsume_times": (0, _WITHOUT_END),
 }
 _PUSH_RANGES = {
-    "consume_concurrency": (1, MOST_CONCURRENCY),
+    "consume_concurrency": (1, MAX_CONCURRENCY),
     "consume_batch_max_size": (1, 1024),
     "pull_interval_s": (0.0, 65.535),
     "handover_timeout_s": _ANY_TIME,

@@ -27,7 +27,7 @@ from cometmq.protocol.properties.values import ORIGIN_MESSAGE_ID, UNIQ_KEY
 
 __all__ = ["AsyncHandler", "AsyncMarks", "Handler", "Marks", "idempotent", "unique_key"]
 
-_KEY_MAX = 255
+_MAX_KEY_LENGTH = 255
 _HANDLED = (None, ConsumeStatus.SUCCESS, OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 
 Handler = Callable[[MessageExt], object] | Callable[[MessageExt, Any], object]
@@ -112,8 +112,8 @@ def idempotent(
     Raises:
         ConfigError: The storage does not support the handler, or the scope is invalid.
     """
-    if not isinstance(scope, str) or not 1 <= len(scope) <= _KEY_MAX or not scope.isprintable():
-        raise ConfigError("scope", shown(scope), f"1 to {_KEY_MAX} printable characters")
+    if not isinstance(scope, str) or not 1 <= len(scope) <= _MAX_KEY_LENGTH or not scope.isprintable():
+        raise ConfigError("scope", shown(scope), f"1 to {_MAX_KEY_LENGTH} printable characters")
     wants_transaction = _wants_transaction(handler)
     call = cast("Callable[..., Any]", handler)
     if inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__):
@@ -182,6 +182,6 @@ def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
     found = key(message)
     if not isinstance(found, str) or not found:
         raise TypeError(f"the key of message {message.msg_id} is {shown(found)}, not a non-empty text")
-    if len(found) <= _KEY_MAX and found.isprintable():
+    if len(found) <= _MAX_KEY_LENGTH and found.isprintable():
         return found
     return f"sha256:{hashlib.sha256(found.encode('utf-8', 'surrogatepass')).hexdigest()}"

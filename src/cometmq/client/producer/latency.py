@@ -15,7 +15,7 @@ _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 """Seconds of avoidance, by the number of latency thresholds that a try has reached."""
 _AS_SLOW_AS_S = 10.0
 """The latency that a failure counts as, in seconds."""
-_MOST = 10_000
+_MAX_BROKERS = 10_000
 """Maximum number of remembered brokers, more than one route contains."""
 
 
@@ -31,9 +31,9 @@ class SlowBrokers:
         until = now + avoided_s
         if not avoided_s or until <= self._until.get(broker_name, 0.0):
             return
-        if len(self._until) >= _MOST:
+        if len(self._until) >= _MAX_BROKERS:
             self._until = {name: end for name, end in self._until.items() if end > now}
-        if len(self._until) < _MOST:
+        if len(self._until) < _MAX_BROKERS:
             self._until[broker_name] = until
 
     def avoided(self, now: float) -> frozenset[str]:

@@ -87,7 +87,7 @@ async def test_a_call_that_takes_too_long_is_not_waited_for(
 async def test_the_next_member_waits_for_the_lock_but_not_for_ever(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("cometmq.client.consumer.hand_over._GRACE_S", 0.1)
+    monkeypatch.setattr("cometmq.client.consumer.handoff._GRACE_S", 0.1)
     with_another(broker)
     broker.store_numbers(1)
     async with box.consumer(handover_timeout_s=0.2) as member:
@@ -116,7 +116,7 @@ async def test_a_lock_that_is_not_answered_is_waited_for(broker: FakeBroker, box
 async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
     broker: FakeBroker, namesrv: FakeNamesrv, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cometmq.client.consumer.hand_over._GRACE_S", 0.3)
+    monkeypatch.setattr("cometmq.client.consumer.handoff._GRACE_S", 0.3)
     namesrv.serve("T", broker, queues=2)
     with_another(broker)
     broker.not_ours = {other := MessageQueue("T", "broker-a", 1)}

@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from cometmq import logs
 from cometmq.client.cluster.traces import Consumption
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.consumer.consuming import Manner
+from cometmq.client.consumer.consuming import ConsumeMode
 from cometmq.client.consumer.listener import ConsumeContext
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch
@@ -27,7 +27,7 @@ from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.protocol.traces import ConsumeCode
 from cometmq.text import counted
 
-__all__ = ["Giving"]
+__all__ = ["Delivery"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -40,7 +40,7 @@ _SENT_BACK_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Given(Generic[C]):
+class _Delivered(Generic[C]):
     """A delivered message that waits for its acknowledgement. Holds the message, whose id is its key."""
 
     message: MessageExt
@@ -54,11 +54,11 @@ class _Given(Generic[C]):
         return self.batch.done or self.batch.queue.dropped
 
 
-class Giving(Generic[C, S]):
+class Delivery(Generic[C, S]):
     """The counterpart of Consuming for streams. Batches have one message each."""
 
-    def __init__(self, manner: Manner[C, S], group: ConsumerGroup) -> None:
-        self._manner = manner
+    def __init__(self, mode: ConsumeMode[C, S], group: ConsumerGroup) -> None:
+        self._mode = mode
         self._group = group.name
         self._traces = group.instance.traces
         self._telemetry = group.instance.options.telemetry
@@ -66,7 +66,7 @@ class Giving(Generic[C, S]):
         """Reported to brokers, without an effect here."""
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
-        self._given: dict[int, _Given[C]] = {}
+        self._delivered: dict[int, _Delivered[C]] = {}
         self._settling = 0
         """The number of acknowledgements in progress."""
         self._settled = asyncio.Event()
@@ -82,7 +82,7 @@ class Giving(Generic[C, S]):
     @property
     def running(self) -> int:
         """The number of messages that the caller has not acknowledged yet."""
-        return len(self._given)
+        return len(self._delivered)
 
     @property
     def waiting(self) -> int:
@@ -118,7 +118,7 @@ class Giving(Generic[C, S]):
                 await self._arrived.wait()
                 continue
             batch = self._line.popleft()
-            context = self._manner.begin(batch)
+            context = self._mode.begin(batch)
             if context is None:
                 continue
             batch.started_at = asyncio.get_running_loop().time()
@@ -128,7 +128,7 @@ class Giving(Generic[C, S]):
             (message,) = batch.messages
             message.properties[CONSUME_START_TIME] = str(int(time.time() * 1000))
             trace = None if self._traces is None else self._traces.consuming(self._group, batch.messages)
-            self._given[id(message)] = _Given(message, batch, context, trace)
+            self._delivered[id(message)] = _Delivered(message, batch, context, trace)
             if self._telemetry is not None:
                 self._telemetry.received(self._group, batch.messages, begun_ns)
             return message
@@ -141,7 +141,7 @@ class Giving(Generic[C, S]):
             "offset %d of %s not delivered: %s", batch.first_offset, batch.queue.message_queue, refusal
         )
         try:
-            await self._manner.acknowledge(batch, self._manner.later, context)
+            await self._mode.acknowledge(batch, self._mode.later, context)
         except BaseException:
             if isinstance(context, ConsumeContext):  # an orderly queue submits the batch again by itself
                 self._line.appendleft(batch)
@@ -151,30 +151,30 @@ class Giving(Generic[C, S]):
         """Return the context of a delivered message. Raises ClientStateError for any other message."""
         return self._of(message).context
 
-    async def settle(self, message: MessageExt, status: S) -> None:
+    async def acknowledge(self, message: MessageExt, status: S) -> None:
         """Acknowledge a delivered message. A cancelled call leaves it unacknowledged.
 
         Raises:
             ClientStateError: The message was not delivered, or is about to be delivered again.
         """
-        given = self._of(message)
-        del self._given[id(message)]
-        if given.is_lost:
-            await self._end(given)
+        delivered = self._of(message)
+        del self._delivered[id(message)]
+        if delivered.is_lost:
+            await self._end(delivered)
             raise _unknown(message)
-        batch = given.batch
+        batch = delivered.batch
         begun = batch.started_at
         self._settling += 1
         try:
-            await self._manner.acknowledge(batch, status, given.context)
+            await self._mode.acknowledge(batch, status, delivered.context)
         except BaseException:
-            self._give_back(given)
+            self._keep_unacknowledged(delivered)
             raise
         finally:
             self._settling -= 1
             self._settled.set()
         batch.queue.last_consume_at = now = asyncio.get_running_loop().time()
-        done = status in self._manner.handled
+        done = status in self._mode.handled
         batch.queue.stats.handled(1, now - begun, done=done)
         if done:
             self.consumed += 1
@@ -182,42 +182,42 @@ class Giving(Generic[C, S]):
             self._furthest[queue] = max(self._furthest.get(queue, 0), message.queue_offset)
         else:
             self.failed += 1
-        self._trace_end(given, done=done)
+        self._trace_end(delivered, done=done)
 
-    def _give_back(self, given: _Given[C]) -> None:
+    def _keep_unacknowledged(self, delivered: _Delivered[C]) -> None:
         """Leave a message unacknowledged. An orderly queue delivers it again by itself."""
-        if isinstance(given.context, ConsumeContext):
-            context = self._manner.begin(given.batch)
+        if isinstance(delivered.context, ConsumeContext):
+            context = self._mode.begin(delivered.batch)
             if context is not None:
-                self._given[id(given.message)] = replace(given, context=context)
+                self._delivered[id(delivered.message)] = replace(delivered, context=context)
 
     async def let_go(self) -> None:
         """End the calls of messages that are delivered again in any case.
 
         Not for orderly queues: they return to this member after the last acknowledgement.
         """
-        lost = [each for each in self._given.values() if each.is_lost]
+        lost = [each for each in self._delivered.values() if each.is_lost]
         for each in lost:
-            del self._given[id(each.message)]
+            del self._delivered[id(each.message)]
         for each in lost:
             await self._end(each)
 
-    async def _end(self, given: _Given[C]) -> None:
-        self.failed += given.batch.done
-        self._trace_end(given, done=False)
-        await self._fail(given)
+    async def _end(self, delivered: _Delivered[C]) -> None:
+        self.failed += delivered.batch.done
+        self._trace_end(delivered, done=False)
+        await self._fail(delivered)
         self._settled.set()
 
-    def _trace_end(self, given: _Given[C], *, done: bool) -> None:
+    def _trace_end(self, delivered: _Delivered[C], *, done: bool) -> None:
         if self._traces is not None:
             code = ConsumeCode.SUCCESS if done else ConsumeCode.FAILED
-            self._traces.consumed(given.trace, code, success=done)
+            self._traces.consumed(delivered.trace, code, success=done)
 
-    def _of(self, message: MessageExt) -> _Given[C]:
-        given = self._given.get(id(message))
-        if given is None:
+    def _of(self, message: MessageExt) -> _Delivered[C]:
+        delivered = self._delivered.get(id(message))
+        if delivered is None:
             raise _unknown(message)
-        return given
+        return delivered
 
     def leave(self) -> None:
         """Record that the caller has left: a stop waits only for acknowledgements in progress."""
@@ -236,13 +236,13 @@ class Giving(Generic[C, S]):
         self._arrived.set()
         try:
             async with asyncio.timeout(drain_timeout_s):
-                while self._settling or (self._given and not self._left):
+                while self._settling or (self._delivered and not self._left):
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
             pass
-        left = list(self._given.values())
-        self._given.clear()
+        left = list(self._delivered.values())
+        self._delivered.clear()
         if left:
             log.info(
                 "group %s: %s not acknowledged at the stop; they are delivered again",
@@ -257,12 +257,12 @@ class Giving(Generic[C, S]):
                 await self._fail(each)
         return 0
 
-    def _is_passed_by(self, given: _Given[C]) -> bool:
-        queue = given.batch.queue.message_queue
-        return given.message.queue_offset < self._furthest.get(queue, -1)
+    def _is_passed_by(self, delivered: _Delivered[C]) -> bool:
+        queue = delivered.batch.queue.message_queue
+        return delivered.message.queue_offset < self._furthest.get(queue, -1)
 
-    async def _fail(self, given: _Given[C]) -> None:
-        await self._manner.acknowledge(given.batch, self._manner.later, given.context)
+    async def _fail(self, delivered: _Delivered[C]) -> None:
+        await self._mode.acknowledge(delivered.batch, self._mode.later, delivered.context)
 
 
 def _unknown(message: MessageExt) -> ClientStateError:

@@ -19,9 +19,9 @@ from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import HANDOFF_PREFIX
 
-__all__ = ["HandOver"]
+__all__ = ["Handoff"]
 
-log = logs.logger("cometmq.client.consumer.hand_over")
+log = logs.logger("cometmq.client.consumer.handoff")
 
 _GRACE_S = 1.0
 """Seconds that the next member waits longer than this one waits for its calls.
@@ -30,7 +30,7 @@ Also the grace period for a disconnected member to rejoin its group.
 """
 
 
-class HandOver:
+class Handoff:
     """The locks of a member, and the queues that it is releasing."""
 
     def __init__(self, group: ConsumerGroup) -> None:
@@ -75,7 +75,7 @@ class HandOver:
         refused.difference_update(overdue)
         return [queue for queue in wanted if queue not in refused]
 
-    async def settle(self, held: Collection[MessageQueue]) -> None:
+    async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         """Complete a rebalance: unlock queues that are not assigned, lock assigned ones without a lock.
 
         A lock is missing if it belonged to another member, or if the broker has lost it.
@@ -99,14 +99,14 @@ class HandOver:
             limit_s = self._group.options.handover_timeout_s
             self._timers[queue.message_queue] = self._loop.call_later(limit_s, self._give_up, queue)
         if idle:
-            self._start(self._hand_over(idle))
+            self._start(self._release_queues(idle))
 
     def ended(self, queue: ProcessQueue) -> None:
         """Release a revoked queue whose last call has ended."""
         timer = self._timers.pop(queue.message_queue, None)
         if timer is not None:
             timer.cancel()
-            self._start(self._hand_over([queue]))
+            self._start(self._release_queues([queue]))
 
     def _give_up(self, queue: ProcessQueue) -> None:
         del self._timers[queue.message_queue]
@@ -114,9 +114,9 @@ class HandOver:
             "%s moves to another member while %d calls are running: their messages are consumed again",
             queue.message_queue, queue.calls,
         )  # fmt: skip
-        self._start(self._hand_over([queue]))
+        self._start(self._release_queues([queue]))
 
-    async def _hand_over(self, queues: list[ProcessQueue]) -> None:
+    async def _release_queues(self, queues: list[ProcessQueue]) -> None:
         names = [queue.message_queue for queue in queues]
         for queue in queues:
             queue.dropped = True
