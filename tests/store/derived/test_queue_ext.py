@@ -19,7 +19,7 @@ from tests.store.kit import (
 )
 from tests.store.planted import alter
 
-from cometmq.broker.pull.long_poll import HeldPull, LongPoll
+from cometmq.broker.pull.long_poll import ParkedPull, LongPoll
 from cometmq.protocol.properties.values import java_hash
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.disk import OsDisk
@@ -73,7 +73,7 @@ def test_a_message_whose_tag_is_not_known_passes_the_filter(tmp_path: Path, care
 )
 def test_an_arrival_whose_tag_is_not_known_wakes_who_waits(code: int, wakes: bool) -> None:
     waiting = LongPoll()
-    pull = HeldPull("owner", "request", 0, frozenset({RED}))
+    pull = ParkedPull("owner", "request", 0, frozenset({RED}))
     waiting.park("T", 0, pull, 0, 1000)
     assert waiting.arrived("T", 0, 1, code) == ([pull] if wakes else [])
 
