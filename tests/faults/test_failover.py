@@ -87,7 +87,7 @@ def the_loss_of_one_is_seen(history: list[bytes], dice: random.Random) -> None:
     without = [
         line for line, each in zip(history, events, strict=True) if (each["process"], each["id"]) not in reads
     ]
-    with pytest.raises(HistoryViolation, match=f"{lost} was acknowledged and not read"):
+    with pytest.raises(HistoryViolation, match=f"{lost} was acknowledged but not read"):
         verify(without)
 
 
