@@ -19,7 +19,7 @@ from tests.store.kit import (
 )
 from tests.store.planted import alter
 
-from cometmq.broker.pull.long_poll import ParkedPull, LongPoll
+from cometmq.broker.pull.long_poll import LongPoll, ParkedPull
 from cometmq.protocol.properties.values import java_hash
 from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.disk import OsDisk
