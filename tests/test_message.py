@@ -161,7 +161,7 @@ def test_what_cannot_be_a_listener_is_refused(wrong: Any) -> None:
 
 def test_a_coroutine_in_the_place_of_its_function_is_explained() -> None:
     coroutine = listener([])
-    with pytest.raises(ConfigError, match="give the function"):
+    with pytest.raises(ConfigError, match="pass the function"):
         PushConsumer("g", coroutine, "T")  # type: ignore[arg-type]
     asyncio.run(coroutine)
 

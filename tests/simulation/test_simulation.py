@@ -87,10 +87,10 @@ def test_a_planted_bug_is_found(name: str) -> None:
         )
 
 
-@pytest.mark.slow("180 seeds of clusters")
+@pytest.mark.slow("280 seeds of clusters")
 def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
     with many():
-        assert missing(1, 150) == set()
+        assert missing(1, 250) == set()
         with (
             mock.patch.object(Network, "cut", _no_cut),
             mock.patch.object(SimulatedDisk, "after_power_loss", lambda self: self),
