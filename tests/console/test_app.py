@@ -240,7 +240,7 @@ def test_a_console_that_others_reach_says_so(tmp_path: Path) -> None:
         return announcement(Console(ConsoleOptions(data=tmp_path, **options)))  # type: ignore[arg-type]
 
     assert "WARNING" not in said()
-    assert "other machines can reach it" in said(host="0.0.0.0")
+    assert "other machines can reach the console" in said(host="0.0.0.0")
     assert "plain text" in said(host="10.0.0.1")
     assert "plain text" not in said(host="10.0.0.1", cert=tmp_path / "x.pem")
 
