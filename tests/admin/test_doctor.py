@@ -295,14 +295,14 @@ async def test_a_settings_file(tmp_path: Path, settings: str, where: str, words:
 async def test_a_port_that_is_taken_and_a_store_of_another_user(tmp_path: Path) -> None:
     conf = tmp_path / "broker.conf"
     with socket.create_server(("127.0.0.1", 0)) as taken:
+        port, ha_port = taken.getsockname()[1], free_port()
         conf.write_text(
-            f"listenPort={taken.getsockname()[1]}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
+            f"listenPort={port}\nhaListenPort={ha_port}\nbindAddress=127.0.0.1\nbrokerIP1=127.0.0.1\n"
             f"namesrvAddr=127.0.0.1:9876\nstorePathRootDir={tmp_path / 'store'}\n"
         )
-        port = taken.getsockname()[1]
         wanted = f"listenPort = '{port}': expected a port that can be listened on (Address already in use)"
         assert only(await examine_settings(conf)).problem == wanted
-        text = conf.read_text().replace(f"listenPort={port}", f"listenPort=0\nhaListenPort={port}")
+        text = conf.read_text().replace(f"={port}\n", "=0\n").replace(f"={ha_port}\n", f"={port}\n")
         conf.write_text(f"{text}brokerRole=SYNC_MASTER\n")
         assert only(await examine_settings(conf)).where == "haListenPort"
         conf.write_text(f"{text}brokerRole=SLAVE\nbrokerId=1\n")

@@ -161,7 +161,7 @@ class TestInputLines:
         read = lines.read(asyncio.Event())
 
         assert await anext(read) == [b"one", b"two"]
-        with pytest.raises(click.ClickException, match="more than the 10 bytes"):
+        with pytest.raises(click.ClickException, match="more than 10 bytes"):
             await anext(read)
 
     async def test_no_batch_is_longer_than_its_limit(self, pipe: IO[bytes]) -> None:

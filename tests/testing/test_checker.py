@@ -195,6 +195,11 @@ def leave_a_gap(history: list[Op], dice: random.Random) -> None:
             each["offset"] += 1
 
 
+def jump_far(history: list[Op], dice: random.Random) -> None:
+    """A bit of an offset was turned: the gap must not cost memory."""
+    of(history, "read")[-1]["offset"] += 1 << 61
+
+
 def commit_beyond(history: list[Op], dice: random.Random) -> None:
     some(of(history, "commit"), dice)["offset"] = 1000
 
@@ -319,6 +324,7 @@ PLANTED: list[tuple[Plant, str]] = [
     (deliver_before_the_send, "nothing invented"),
     (put_another_there, "one message per offset"),
     (leave_a_gap, "one message per offset"),
+    (jump_far, "one message per offset"),
     (commit_beyond, "commits within bounds"),
     (go_back, "progress"),
     (read_backwards, "reads in order"),

@@ -113,7 +113,7 @@ class PushSession:
             if group.clustering and options.handover_timeout_s > 0:
                 self._handoff = Handoff(group)
             self._mode = acknowledger = Acknowledger(group, *hooks, self._left)
-            overdue = partial(self._send_back_overdue, acknowledger)
+            overdue = partial(self.send_back_overdue, acknowledger)
         self._jobs.append(
             Periodic(loop, options.consume_timeout_s, overdue, name=f"time-outs of group {name}")
         )
@@ -211,7 +211,7 @@ class PushSession:
         await self._let_go()
         await self.group.offsets.try_persist()
 
-    async def _send_back_overdue(self, acknowledger: Acknowledger) -> None:
+    async def send_back_overdue(self, acknowledger: Acknowledger) -> None:
         """Send back messages of overdue listener calls. One of them would block its queue's offset."""
         timeout_s = self.group.options.consume_timeout_s
         before = asyncio.get_running_loop().time() - timeout_s
