@@ -248,8 +248,8 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
         # By arithmetic: one damaged offset may lie 2**62 behind the others.
         missing = max(by_offset) + 1 - low - len(by_offset)
         if missing:
-            first = next(offset for offset in itertools.count(low) if offset not in by_offset)
-            yield f"{topic} {queue}: offset {first} is missing (missing offsets: {missing})"
+            gap = next(offset for offset in itertools.count(low) if offset not in by_offset)
+            yield f"{topic} {queue}: offset {gap} is missing (missing offsets: {missing})"
 
 
 def commits_within_bounds(index: _Index) -> Iterator[str]:
