@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-pytest_plugins = ["tests.tiers"]
+pytest_plugins = ["tests.scheduling", "tests.tiers"]
 
 # Examples share the machine with other processes: a slow one is no failure. For a long run by hand:
 # `--hypothesis-profile=thorough`.
@@ -24,30 +22,8 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
 
-# Rooms with servers, clients and a Spark session that start once: they cost more than most tests. These files
-# of theirs share nothing.
-SHARING = ("interop", "pipeline")
-ALONE = {
-    "test_attributes.py", "test_expired_stores.py", "test_ledger_stores.py", "test_store_commands.py",
-    "test_stores.py",
-}  # fmt: skip
 # What takes long comes first, so that all processes end at about the same time.
-LONG_FIRST = (*SHARING, "simulation", "faults", "console", "cli", "broker", "")
-
-
-class Rooms(LoadScopeScheduling):
-    """Gives a process whole files, and all files of a folder where they share what starts once. xdist's own
-    groups have no effect with pytest 9.2: it looks for them in the names of tests, which hide them."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        path = PurePath(nodeid.partition("::")[0])
-        shares = path.parts[1] in SHARING and path.name not in ALONE
-        return str(path.parent if shares else path)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms | None:
-    """How `make test` shares the tests out."""
-    return Rooms(config, log) if config.getvalue("dist") == "loadgroup" else None
+LONG_FIRST = ("interop", "pipeline", "simulation", "faults", "console", "cli", "broker", "")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -96,6 +96,20 @@ def test_a_run_without_a_terminal_prints_its_progress_and_its_slowest_files(suit
     assert "s  tests/room/test_many.py" in output
 
 
+def test_a_test_that_ends_its_worker_runs_once_and_the_others_run(tmp_path: Path) -> None:
+    end = "__import__('os')._exit(1)"
+    files = {
+        "tests/room/test_a.py": f"def test_a(): pass\ndef test_ends(): {end}\ndef test_b(): pass\n",
+        "tests/room/test_b.py": f"def test_last(): {end}\n",
+        "tests/room/test_c.py": "def test_c(): pass\ndef test_d(): pass\n",
+    }
+    for name, text in files.items():
+        (path := tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    output = run_pytest(tmp_path, "-p", "tests.scheduling", "--dist", "loadgroup", "-n", "2", "--tier", "all")
+    assert "2 failed, 4 passed" in output, output
+
+
 def test_an_unmarked_test_is_named_once_it_has_been_slow_in_two_runs(tmp_path: Path) -> None:
     record = tmp_path / "slow-tests.json"
     assert exceeded_twice(record, {"a": 5.1, "b": 1.0}) == []

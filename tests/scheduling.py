@@ -1,0 +1,50 @@
+"""How a run shares its files out among worker processes."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+from xdist.workermanage import WorkerController
+
+# Rooms with servers, clients and a Spark session that start once: they cost more than most tests. These files
+# of theirs share nothing.
+SHARING = ("interop", "pipeline")
+ALONE = {
+    "test_attributes.py", "test_expired_stores.py", "test_ledger_stores.py", "test_store_commands.py",
+    "test_stores.py",
+}  # fmt: skip
+
+
+class Rooms(LoadScopeScheduling):
+    """A scheduler that assigns whole files, and all files of a folder where they share what starts once.
+
+    The groups of xdist itself have no effect with pytest 9.2: it looks for them in the names of tests, which
+    no longer contain them.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = PurePath(nodeid.partition("::")[0])
+        shares = path.parts[1] in SHARING and path.name not in ALONE
+        return str(path.parent if shares else path)
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        """Return the test in which a worker died, if it died in one.
+
+        That test counts as completed. Otherwise each new worker would run it, and die, too.
+        """
+        crashed = None
+        for unit in self.assigned_work[node].values():
+            crashed = next((test for test, completed in unit.items() if not completed), None)
+            if crashed is not None:
+                unit[crashed] = True
+                break
+        super().remove_node(node)
+        return crashed
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms | None:
+    """Return the scheduler of `make test`."""
+    return Rooms(config, log) if config.getvalue("dist") == "loadgroup" else None
