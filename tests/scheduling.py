@@ -18,6 +18,10 @@ ALONE = {
 }  # fmt: skip
 
 
+# Rooms of few files whose tests take seconds each and share nothing: each test may run in any process.
+DIVISIBLE = ("simulation",)
+
+
 class Rooms(LoadScopeScheduling):
     """A scheduler that assigns whole files, and all files of a folder where they share what starts once.
 
@@ -27,6 +31,8 @@ class Rooms(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = PurePath(nodeid.partition("::")[0])
+        if path.parts[1] in DIVISIBLE:
+            return nodeid
         shares = path.parts[1] in SHARING and path.name not in ALONE
         return str(path.parent if shares else path)
 
