@@ -8,7 +8,7 @@ PYTEST = $(BIN)/python -m pytest --dist loadgroup --no-loadscope-reorder
 # Many images set it. Each server that a test starts would compile all its modules again: 0.4 s of CPU each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench clean
+.PHONY: help install java run run-large test test-fast test-rest test-all test-long lint check bench docs clean
 
 help:  ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -62,6 +62,10 @@ test-long: install  ## the long forms of the tests that have one, more than half
 
 bench: install  ## the side-by-side measurements (see docs/performance.md)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+docs: install  ## build the reference site into build/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+	@echo "build/site/index.html"
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
