@@ -65,7 +65,7 @@ bench: install  ## the side-by-side measurements (see docs/performance.md)
 
 docs: install  ## build the reference site into build/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
-	@echo "build/site/index.html"
+	@echo "open build/site/index.html; its search needs a server: $(BIN)/mkdocs serve"
 
 clean:  ## remove what was installed and built
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache
