@@ -159,9 +159,9 @@ def confirm(page: Page, name: str = "") -> None:
     box = page.get_by_role("alertdialog").last
     if name:
         box.get_by_role("textbox").fill(name)
-    box.get_by_role("button", name="Do it").click()
+    box.get_by_role("button", name="Confirm").click()
 
 
 def go_on(page: Page) -> None:
     """Send a form."""
-    page.get_by_role("alertdialog").last.get_by_role("button", name="Go on").click()
+    page.get_by_role("alertdialog").last.get_by_role("button", name="Continue").click()

@@ -58,7 +58,7 @@ def test_a_wrong_password_is_refused_and_a_link_is_kept_over_the_login(
     page = context.new_page()
     page.goto("/topics?q=x&kind=system")
     log_in(page, "admin", "wrong")
-    shown(page, "Name or password is wrong.")
+    shown(page, "Wrong name or password.")
     page.goto("/topics?q=x&kind=system")
     log_in(page, "admin", console.password)
     page.wait_for_url("**/topics?q=x&kind=system")
@@ -75,7 +75,7 @@ def test_a_reader_sees_everything_and_changes_nothing(browser: Browser, console:
     page = context.new_page()
     page.goto("/login?next=/topics/TBW102")
     log_in(page, "eve", password)
-    shown(page, "Where it lies")
+    shown(page, "Route")
     for name in ("Delete", "Purge", "Send a test message", "Change settings"):
         assert page.get_by_role("button", name=name).count() == 0
     for path in PAGES:
@@ -97,7 +97,7 @@ def test_a_session_ends_with_its_account_and_its_open_pages_with_it(
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("alertdialog").get_by_role("textbox").fill("kept")
     add_user(console, "mallory", "reader")  # what was open is of the account as it was before
-    page.get_by_role("alertdialog").get_by_role("button", name="Do it").click()
+    page.get_by_role("alertdialog").get_by_role("button", name="Confirm").click()
     page.wait_for_url("**/login**", timeout=WAIT_MS)
     assert asked(known(console, "kept"))
     entry = json.loads(console.audit.splitlines()[-1])
@@ -110,7 +110,7 @@ def test_what_others_write_is_text_everywhere(page: Page, console: RunningConsol
     with SyncProducer("hostile-producers", namesrv=console.namesrv, client_options=options) as producer:
         producer.send(Message(topic="TBW102", body=HOSTILE.encode()))
         page.goto("/producers?q=hostile")
-        page.get_by_label("Ask again now").click()
+        page.get_by_label("Refresh now").click()
         shown(page, "{{7*7}}${7*7}")
     page.goto("/topics?" + "q=" + "%22%3E%3Cimg src=x onerror=document.title='pwned'%3E")
     page.locator("main h1").wait_for()
@@ -125,7 +125,7 @@ def test_scripts_of_others_do_not_run_in_a_page(browser: Browser, console: Runni
     page = context.new_page()
     page.goto("/login?next=/names")
     log_in(page, "admin", console.password)
-    shown(page, "answers")
+    shown(page, "responding")
     page.evaluate("""() => { const each = document.createElement('script');
         each.textContent = 'window.pwned = 1'; document.body.append(each); }""")
     assert page.evaluate("window.pwned") is None
@@ -133,7 +133,7 @@ def test_scripts_of_others_do_not_run_in_a_page(browser: Browser, console: Runni
 
 
 @pytest.mark.representative("en-Topics")
-@pytest.mark.parametrize(("language", "title"), [("en", "Topics"), ("zh", "消费组")])
+@pytest.mark.parametrize(("language", "title"), [("en", "Topics"), ("zh", "消费者组")])
 def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: str, title: str) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto("/")
@@ -158,7 +158,7 @@ def test_a_page_is_used_by_keyboard_and_named_for_screen_readers(page: Page) -> 
     page.goto("/topics")
     page.locator("main h1").wait_for()
     page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
+    assert page.evaluate("document.activeElement.textContent") == "Skip to content"
     page.locator("main h1").click()
     page.keyboard.press("/")
     assert page.evaluate("document.activeElement.type") == "search"
@@ -193,10 +193,10 @@ def test_dark_and_light_are_remembered(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/names")
     page.wait_for_function("document.body.classList.contains('body--dark')")  # as its system has it
-    page.get_by_label("Dark or light").click()
+    page.get_by_label("Dark or light theme").click()
     page.wait_for_function("!document.body.classList.contains('body--dark')")
     page.emulate_media(color_scheme="light")
-    page.get_by_label("Dark or light").click()
+    page.get_by_label("Dark or light theme").click()
     page.wait_for_function("document.body.classList.contains('body--dark')")
     page.reload()
     page.wait_for_function("document.body.classList.contains('body--dark')")
@@ -212,7 +212,7 @@ def test_a_page_outlives_a_console_that_is_started_again(
         page = context.new_page()
         page.goto("/login?next=/names")
         log_in(page, "admin", first.password)
-        shown(page, "answers")
+        shown(page, "responding")
     port = first.url.rpartition(":")[2]
     command[command.index("--port") + 1] = port
     with ServerProcess(command, READY) as process:
@@ -257,9 +257,9 @@ def test_a_cluster_that_is_away_is_unavailable_and_not_empty(browser: Browser, t
             log_in(page, "admin", console.password)
             for path in ("/", "/topics", "/groups/x"):
                 page.goto(path)
-                shown(page, "This is unavailable just now.")
+                shown(page, "Currently unavailable.")
                 assert page.get_by_text("There is no").count() == 0, path
             page.goto("/names")
-            shown(page, "does not answer")
+            shown(page, "no response")
             context.close()
             assert "Traceback" not in process.output, process.output

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 PAGES = (
-    ("/", "16 of 17 answer"),
-    ("/topics/topic-04999", "Queues to write"),  # though none of its own questions is answered
+    ("/", "16 of 17 responding"),
+    ("/topics/topic-04999", "Write queues"),  # though none of its own questions is answered
     ("/topics", "5,000 of 5,000"),
     ("/topics?q=4999", "1 of 5,000"),
     ("/groups?sort=-behind", "2,300 of 2,300"),

@@ -42,7 +42,7 @@ def test_a_broker_shows_itself_and_takes_a_setting(
 ) -> None:
     addr = cluster.brokers["broker-a"]
     page.goto("/brokers")
-    shown(page, "answers")
+    shown(page, "responding")
     page.get_by_role("link", name=addr).click()
     shown(page, "ASYNC_FLUSH")
     page.get_by_role("button", name="Change a setting").click()
@@ -65,7 +65,7 @@ def test_a_setting_with_a_secret_is_hidden_from_page_and_log(
     go_on(page)
     shown(page, "someSecretKey=••••••")
     confirm(page, cluster.brokers["broker-a"])
-    shown(page, "The broker does not know: someSecretKey")
+    shown(page, "Unknown to the broker: someSecretKey")
     assert "hunter2" not in console.audit
 
 
@@ -77,10 +77,10 @@ def test_files_are_cleaned_and_writing_is_taken_and_given(
     page.get_by_role("button", name="Delete expired queue files").click()
     confirm(page, addr)
     shown(page, "Done.")
-    page.get_by_role("button", name="Take writing away").click()
+    page.get_by_role("button", name="Disable writes").click()
     confirm(page, "broker-a")
-    shown(page, "topics are changed.")
-    page.get_by_role("button", name="Give writing back").click()
+    shown(page, "Topics changed:")
+    page.get_by_role("button", name="Enable writes").click()
     confirm(page)
     page.locator(".q-notification__badge").wait_for()  # the same message again
     actions = [json.loads(line)["action"] for line in console.audit.splitlines()]
@@ -96,14 +96,14 @@ def test_producers_are_listed(page: Page, console: RunningConsole) -> None:
     with SyncProducer("shown-producers", namesrv=console.namesrv) as producer:
         producer.send(Message(topic="TBW102", body=b"x"))
         page.goto("/producers?q=shown")
-        page.get_by_label("Ask again now").click()
+        page.get_by_label("Refresh now").click()
         shown(page, "shown-producers")
         shown(page, "broker-a")
 
 
 def test_the_overview_shows_the_cluster(page: Page) -> None:
     page.goto("/")
-    shown(page, "1 of 1 answer")
+    shown(page, "1 of 1 responding")
     page.locator("figure svg").first.wait_for()
 
 

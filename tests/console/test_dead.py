@@ -108,11 +108,11 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     asked(made(console, "dying"))
     asked(died(console, "mortals", "dying", 5))
     page.goto("/dead")
-    page.get_by_label("Ask again now").click()  # somebody may just have looked
+    page.get_by_label("Refresh now").click()  # somebody may just have looked
     page.get_by_role("link", name="mortals", exact=True).click()
     shown(page, "5 of 5")
     no_markup(page)
-    page.get_by_label("SQL over the properties").fill("n >= 3")
+    page.get_by_label("SQL expression on properties").fill("n >= 3")
     page.get_by_role("button", name="Find", exact=True).click()
     shown(page, "2 of 2")
     page.wait_for_function("location.search.includes('sql=')")
@@ -122,31 +122,31 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     rows = list(csv.reader(io.StringIO(download.value.path().read_text(), newline="")))
     assert [row[13][:8] for row in rows] == ["body", "'=body 3", "'=body 4"]
 
-    page.get_by_role("button", name="Send the chosen again").click()
-    shown(page, "Choose letters in the list first.")
-    page.get_by_role("checkbox", name="Choose", exact=False).nth(1).click()
-    page.get_by_role("button", name="Send the chosen again").click()
+    page.get_by_role("button", name="Resend selected").click()
+    shown(page, "Select dead letters in the list first.")
+    page.get_by_role("checkbox", name="Select", exact=False).nth(1).click()
+    page.get_by_role("button", name="Resend selected").click()
     go_on(page)
-    shown(page, "Dead letters of group mortals will be sent to it again: 1.")
+    shown(page, "Dead letters of group mortals will be resent to this group: 1.")
     confirm(page)
-    shown(page, "1 sent again, 0 left out, 0 failed")
+    shown(page, "1 resent, 0 skipped, 0 failed")
     assert asked(retried(console, "mortals")) == 1
 
-    page.get_by_role("button", name="Send all found again").click()
-    page.get_by_label("At most a second").fill("100")
+    page.get_by_role("button", name="Resend all results").click()
+    page.get_by_label("Messages per second (max)").fill("100")
     go_on(page)
     confirm(page)
-    shown(page, "1 sent again, 1 left out, 0 failed")
+    shown(page, "1 resent, 1 skipped, 0 failed")
     assert asked(retried(console, "mortals")) == 2
 
     page.goto("/dead/mortals")
-    page.get_by_role("button", name="Send all found again").click()
-    page.get_by_label("At most a second").fill("1")
+    page.get_by_role("button", name="Resend all results").click()
+    page.get_by_label("Messages per second (max)").fill("1")
     go_on(page)
     confirm(page)
-    shown(page, "1 sent again, ")
+    shown(page, "1 resent, ")
     page.get_by_role("button", name="Stop").click()
-    shown(page, "Another run goes on from here.")
+    shown(page, "Another run continues from here.")
     stopped = asked(retried(console, "mortals"))
     assert stopped < 5
     entries = [json.loads(line) for line in console.audit.splitlines()]
@@ -157,7 +157,7 @@ def test_letters_are_chosen_exported_and_sent_again(page: Page, console: Running
     assert mine[-1]["details"]["RESENT"] == str(stopped - 2)
 
     page.goto("/dead/mortals?sql=n%20%3E%3E%203")
-    shown(page, "unavailable just now")
+    shown(page, "Currently unavailable")
     page.goto("/dead/%3Cimg%20src=x%20onerror=alert(1)%3E")
     shown(page, "no consumer group named")
     no_markup(page)
@@ -168,24 +168,24 @@ def test_what_is_chosen_stays_so_on_other_pages_of_the_list(page: Page, console:
     asked(died(console, "many", "dying3", 27, "plain"))
     page.goto("/dead/many?q=body")
     shown(page, "27 of 27")
-    boxes = page.get_by_role("checkbox", name="Choose", exact=False)
+    boxes = page.get_by_role("checkbox", name="Select", exact=False)
     boxes.nth(1).click()
-    shown(page, "1 chosen on all pages")
+    shown(page, "1 selected on all pages")
     page.get_by_label("Next page").click()
     shown(page, "Page 2 of 2")
     boxes.nth(0).click()  # all of this page
-    shown(page, "3 chosen on all pages")
+    shown(page, "3 selected on all pages")
     page.get_by_label("Previous page").click()
     shown(page, "Page 1 of 2")
     assert [boxes.nth(number).get_attribute("aria-checked") for number in (1, 2)] == ["true", "false"]
-    page.get_by_role("button", name="Send the chosen again").click()
+    page.get_by_role("button", name="Resend selected").click()
     go_on(page)
-    shown(page, "Dead letters of group many will be sent to it again: 3.")
+    shown(page, "Dead letters of group many will be resent to this group: 3.")
     page.get_by_role("alertdialog").last.get_by_role("button", name="Cancel").click()
-    page.get_by_role("button", name="Choose none").click()
-    page.get_by_text("chosen on all pages").wait_for(state="hidden")
-    page.get_by_role("button", name="Send the chosen again").click()
-    shown(page, "Choose letters in the list first.")
+    page.get_by_role("button", name="Clear selection").click()
+    page.get_by_text("selected on all pages").wait_for(state="hidden")
+    page.get_by_role("button", name="Resend selected").click()
+    shown(page, "Select dead letters in the list first.")
 
 
 def test_readers_only_look_and_who_becomes_one_sends_nothing(
@@ -199,7 +199,7 @@ def test_readers_only_look_and_who_becomes_one_sends_nothing(
     page.set_default_timeout(WAIT_MS)
     page.goto("/login?next=/dead/watched")
     log_in(page, "dora", add_user(console, "dora", "admin"))
-    page.get_by_role("button", name="Send all found again").click()
+    page.get_by_role("button", name="Resend all results").click()
     go_on(page)
     password = add_user(console, "dora", "reader")
     confirm(page)
@@ -216,7 +216,7 @@ def test_readers_only_look_and_who_becomes_one_sends_nothing(
     assert page.get_by_role("checkbox").count() == 0
     page.get_by_role("main").get_by_role("link").last.click()
     shown(page, "Properties")
-    shown(page, "No group consumes its topic.")
-    for name in ("Send again as a new message", "Have it processed now"):
+    shown(page, "No group consumes this topic.")
+    for name in ("Resend as a new message", "Deliver to a member now"):
         assert page.get_by_role("button", name=name).count() == 0
     context.close()

@@ -40,8 +40,8 @@ def to_send(page: ForgedPage, body: str) -> None:
     """Ask for a test message to be sent, up to its confirmation."""
     page.click("Send a test message")
     page.fill("Body (text)", body)
-    page.click("Go on")
-    page.until(lambda: page.find("Do it"))
+    page.click("Continue")
+    page.until(lambda: page.find("Confirm"))
 
 
 def sends(own: RunningConsole) -> list[str]:
@@ -74,8 +74,8 @@ def test_a_click_that_comes_twice_is_done_once(own: RunningConsole, admin: Forge
     before = len(sends(own))
     with admin.open(f"/topics/{TOPIC}") as page:
         to_send(page, "once")
-        page.click("Do it", times=5)
-        page.until(lambda: not page.find("Do it"))
+        page.click("Confirm", times=5)
+        page.until(lambda: not page.find("Confirm"))
 
     assert sends(own)[before:] == ["ok"]
 
@@ -86,8 +86,8 @@ def test_events_with_wrong_fields_are_dropped(admin: Forged) -> None:
         for name in ("event", "javascript_response", "ack", "handshake"):
             for fields in ({}, {"id": [], "request_id": [], "next_message_id": "x"}, {"args": ["{"]}):
                 page.socket.send("42" + json.dumps([name, {"client_id": page.client_id, **fields}]))
-        page.click("Make a topic")
-        page.until(lambda: page.find("Go on"))
+        page.click("Create a topic")
+        page.until(lambda: page.find("Continue"))
 
 
 def test_a_reader_does_nothing_in_an_administrators_page(own: RunningConsole, admin: Forged) -> None:
@@ -99,9 +99,9 @@ def test_a_reader_does_nothing_in_an_administrators_page(own: RunningConsole, ad
         assert other.find("Delete") is None
         other.event(delete, {}, client_id=page.client_id)
         with pytest.raises(AssertionError):
-            page.until(lambda: page.find("Do it"), 2)
+            page.until(lambda: page.find("Confirm"), 2)
         page.event(delete, {})
-        page.until(lambda: page.find("Do it"))
+        page.until(lambda: page.find("Confirm"))
 
 
 def test_what_cannot_be_noted_is_not_done(own: RunningConsole, admin: Forged) -> None:
@@ -111,8 +111,8 @@ def test_what_cannot_be_noted_is_not_done(own: RunningConsole, admin: Forged) ->
     try:
         with admin.open(f"/topics/{TOPIC}") as page:
             to_send(page, "unnoted")
-            page.click("Do it")
-            assert "Nothing was done, because the audit log cannot be written" in told(page)
+            page.click("Confirm")
+            assert "Nothing was done because the audit log cannot be written" in told(page)
     finally:
         log.rmdir()
         kept.rename(log)
@@ -121,8 +121,8 @@ def test_what_cannot_be_noted_is_not_done(own: RunningConsole, admin: Forged) ->
 def test_an_action_is_noted_before_it_is_done(own: RunningConsole, admin: Forged) -> None:
     with admin.open(f"/topics/{TOPIC}") as page:
         to_send(page, "noted")
-        page.click("Do it")
-        page.until(lambda: not page.find("Do it"))
+        page.click("Confirm")
+        page.until(lambda: not page.find("Confirm"))
     lines = Path(own.data / "audit.jsonl").read_text().splitlines()
     entries = [each for each in map(json.loads, lines) if each["action"] == "topic.send"]
 
@@ -133,7 +133,7 @@ def test_a_page_that_is_left_with_an_open_dialog_ends_quietly(own: RunningConsol
     """Whether its end is logged as a mistake is looked at when the console stops."""
     with admin.open(f"/topics/{TOPIC}") as page:
         page.click("Send a test message")
-        page.until(lambda: page.find("Go on"))
+        page.until(lambda: page.find("Continue"))
     ends = time.monotonic() + 60  # the framework waits for ten seconds whether the browser comes again
     while admin.ask(f"/alive?page={page.client_id}")[0] == 204:
         assert time.monotonic() < ends

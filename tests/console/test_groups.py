@@ -30,17 +30,17 @@ async def config(console: RunningConsole, group: str) -> SubscriptionGroupConfig
 def test_a_group_that_is_behind_is_found_and_its_backlog_skipped(page: Page, console: RunningConsole) -> None:
     asked(made(console, "slow-topic", 10, "slow-group"))
     page.goto("/groups?q=slow")
-    for again in page.get_by_label("Ask again now").all():
+    for again in page.get_by_label("Refresh now").all():
         again.click()
-    shown(page, "How far they are:")
+    shown(page, "Consumer offsets:")
     page.get_by_role("link", name="slow-group").click()
     shown(page, "No members online.")
     page.get_by_role("button", name="Skip unconsumed messages").click()
     go_on(page)
-    shown(page, "0 messages would be consumed once more, 5 would be skipped.")
+    shown(page, "0 messages would be consumed again, 5 would be skipped.")
     go_on(page)
     confirm(page, "slow-group")
-    shown(page, "1 queues are where they should be.")
+    shown(page, "Queues at their new offsets: 1.")
 
 
 def listened(_messages: object) -> None: ...
@@ -53,7 +53,7 @@ def test_members_that_differ_are_told(page: Page, console: RunningConsole) -> No
         SyncPushConsumer("mixed-group", listened, {"mixed-topic": "b"}, namesrv=console.namesrv),
     ):
         page.goto("/groups/mixed-group")
-        shown(page, "Members subscribe topic mixed-topic differently.")
+        shown(page, "Members have different subscriptions to topic mixed-topic.")
         page.locator("section", has_text="Members").get_by_role("row").nth(2).wait_for()
         shown(page, "messageModel=CLUSTERING")
 
@@ -62,7 +62,7 @@ def test_settings_are_changed_and_a_group_is_deleted(page: Page, console: Runnin
     asked(make_group(console, "changed-group"))
     page.goto("/groups/changed-group")
     page.get_by_role("button", name="Change settings").click()
-    page.get_by_label("Most retries").fill("3")
+    page.get_by_label("Retries (max)").fill("3")
     go_on(page)
     shown(page, "retry_max_times=3")
     confirm(page)
@@ -78,7 +78,7 @@ def test_settings_are_changed_and_a_group_is_deleted(page: Page, console: Runnin
 
 def test_a_group_is_made(page: Page, console: RunningConsole) -> None:
     page.goto("/groups")
-    page.get_by_role("button", name="Make a group").click()
+    page.get_by_role("button", name="Create a group").click()
     page.get_by_role("alertdialog").get_by_label("Group").fill("fresh-group")
     go_on(page)
     confirm(page)

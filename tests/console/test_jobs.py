@@ -34,7 +34,7 @@ def reports(console: RunningConsole) -> None:
 def test_jobs_are_listed_and_a_report_is_shown(page: Page, reports: None) -> None:
     page.goto("/jobs")
     shown(page, "Audit of orders")
-    shown(page, "not complete")
+    shown(page, "incomplete")
     page.get_by_role("link", name="audit.html").click()
     page.wait_for_url("**/jobs/audit.html")
     frame = page.frame_locator("iframe.report")

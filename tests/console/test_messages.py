@@ -37,7 +37,7 @@ def test_the_newest_of_a_topic_are_shown_and_the_link_shows_them_again(
     page.goto("/messages")
     page.get_by_label("Topic", exact=True).fill("looked-at")
     page.get_by_role("button", name="Find", exact=True).click()
-    shown(page, "The newest 60 of about 60 messages.")
+    shown(page, "Newest 60 of about 60 messages.")
     shown(page, "Page 1 of 3")
     page.get_by_role("button", name="Next page").click()
     shown(page, "Page 2 of 3")
@@ -70,7 +70,7 @@ def test_a_hostile_message_is_found_by_key_and_id_and_shown_as_text(
     page.wait_for_function("document.querySelector('pre.body').textContent.includes('\\n  ')")
     page.get_by_role("button", name="Hex", exact=True).click()
     page.wait_for_function("document.querySelector('pre.body').textContent.startsWith('000000  7b 22')")
-    shown(page, "No group consumes its topic.")
+    shown(page, "No group consumes this topic.")
     no_markup(page)
     with page.expect_download() as download:
         page.get_by_role("button", name="Download").click()
@@ -99,14 +99,14 @@ def test_a_message_is_processed_once_more_and_sent_again(page: Page, console: Ru
             message = run(sent(console, Message("repeated", b"once", keys=["k"])))
             run(count(1))
             page.goto(f"/messages/{message.offset_msg_id}")
-            page.get_by_role("button", name="Have it processed now: repeaters").click()
+            page.get_by_role("button", name="Deliver to a member now: repeaters").click()
             go_on(page)
             confirm(page)
-            shown(page, "The listener took it in")
+            shown(page, "The listener processed the message in")
             run(count(2))
             assert taken[1].offset_msg_id == message.offset_msg_id
 
-            page.get_by_role("button", name="Send again as a new message").click()
+            page.get_by_role("button", name="Resend as a new message").click()
             confirm(page)
             shown(page, "SEND_OK")
             run(count(3))
@@ -114,10 +114,10 @@ def test_a_message_is_processed_once_more_and_sent_again(page: Page, console: Ru
             assert taken[2].offset_msg_id != message.offset_msg_id
 
             fail = True
-            page.get_by_role("button", name="Have it processed now: repeaters").click()
+            page.get_by_role("button", name="Deliver to a member now: repeaters").click()
             go_on(page)
             confirm(page)
-            shown(page, "The listener did not take it")
+            shown(page, "The listener did not process the message")
         finally:
             run(consumer.stop())
     entries = [json.loads(line) for line in console.audit.splitlines()]

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def test_name_servers_and_their_settings(page: Page, console: RunningConsole) -> None:
     page.goto("/names")
-    shown(page, "answers")
+    shown(page, "responding")
     page.get_by_role("link", name=console.namesrv, exact=True).click()
     shown(page, "listenPort")
     page.get_by_label("Search").fill("listenport")

@@ -21,9 +21,9 @@ def added(page: Page, name: str) -> str:
     go_on(page)
     shown(page, f"{name} will be able to log in as reader.")
     confirm(page)
-    shown(page, "It is shown this once")
+    shown(page, "This is shown only once")
     password = page.locator("code.secret").inner_text()
-    page.get_by_role("button", name="I have it").click()
+    page.get_by_role("button", name="I have copied it").click()
     page.locator("code.secret").wait_for(state="detached")
     page.get_by_role("row", name=name).wait_for()
     return password
@@ -35,11 +35,11 @@ def test_accounts_are_added_changed_and_removed(page: Page, console: RunningCons
     row.get_by_role("button", name="Change role").click()
     confirm(page)
     row.get_by_text("administrator").wait_for()
-    row.get_by_role("button", name="New password").click()
+    row.get_by_role("button", name="Reset password").click()
     confirm(page)
     other = page.locator("code.secret").inner_text()
     assert other != password
-    page.get_by_role("button", name="I have it").click()
+    page.get_by_role("button", name="I have copied it").click()
     row.get_by_role("button", name="Remove").click()
     confirm(page, "ann")
     row.wait_for(state="detached")
@@ -63,31 +63,31 @@ def test_a_reader_changes_his_own_password_alone(
     for each in (own, second):
         each.goto("/login?next=/accounts")
         log_in(each, "ben", password)
-        shown(each, "Administrators manage the other accounts.")
+        shown(each, "Only administrators manage other accounts.")
     assert own.get_by_role("row").count() == 0
     assert own.get_by_role("button", name="Add an account").count() == 0
     for present, told in (
-        ("wrong", "The present password is wrong."),
-        (password, "Your password is changed."),
+        ("wrong", "The current password is wrong."),
+        (password, "Your password has been changed."),
     ):
         own.get_by_role("button", name="Change my password").click()
-        own.get_by_label("Present password").fill(present)
+        own.get_by_label("Current password").fill(present)
         own.get_by_label("New password", exact=True).fill(WORD)
-        own.get_by_label("The new password again").fill("x" if present == "wrong" else WORD)
+        own.get_by_label("Repeat the new password").fill("x" if present == "wrong" else WORD)
         go_on(own)
         if present == "wrong":
-            shown(own, "This is not the same.")
-            own.get_by_label("The new password again").fill(WORD)
+            shown(own, "The passwords do not match.")
+            own.get_by_label("Repeat the new password").fill(WORD)
             go_on(own)
         shown(own, told)
         if present == "wrong":
             own.get_by_role("button", name="Close").first.click()
     second.wait_for_url("**/login**")  # his other session is over, this one goes on
     own.goto("/names")
-    shown(own, "answers")
+    shown(own, "responding")
     second.goto("/login?next=/names")
     log_in(second, "ben", WORD)
-    shown(second, "answers")
+    shown(second, "responding")
     for context in contexts:
         context.close()
     assert WORD not in console.audit

@@ -57,20 +57,20 @@ def test_a_link_shows_the_same_rows_to_somebody_else(page: Page, console: Runnin
     assert page.get_by_role("row").count() == 6
     assert page.locator("th[aria-sort=descending]").count() == 1
     page.get_by_role("link", name="linked-00").click()
-    shown(page, "Queues to write")
+    shown(page, "Write queues")
 
 
 def test_a_topic_is_made_and_sent_to_and_its_deletion_asks_for_its_name(
     page: Page, console: RunningConsole
 ) -> None:
     page.goto("/topics")
-    page.get_by_role("button", name="Make a topic").click()
+    page.get_by_role("button", name="Create a topic").click()
     page.get_by_role("alertdialog").get_by_label("Topic").fill("bad name!")
     go_on(page)
-    shown(page, "Letters, digits and")
+    shown(page, "Only letters, digits and")
     page.get_by_role("alertdialog").get_by_label("Topic").fill("orders")
     go_on(page)
-    shown(page, "Topic orders will be made")
+    shown(page, "Topic orders will be created")
     confirm(page)
     page.wait_for_url("**/topics/orders")
     assert asked(known(console, "orders"))
@@ -83,7 +83,7 @@ def test_a_topic_is_made_and_sent_to_and_its_deletion_asks_for_its_name(
 
     page.get_by_role("button", name="Delete").click()
     confirm(page, "order")
-    shown(page, "This is not the name.")
+    shown(page, "The name does not match.")
     assert asked(known(console, "orders"))
     confirm(page, "orders")
     page.wait_for_url("**/topics")
@@ -98,14 +98,14 @@ def test_a_topic_is_made_and_sent_to_and_its_deletion_asks_for_its_name(
 def test_a_reset_shows_what_it_would_do_first(page: Page, console: RunningConsole) -> None:
     asked(made(console, "replayed", 10, "replayers"))
     page.goto("/topics/replayed")
-    page.locator("section", has_text="Groups that consume it").get_by_label("Ask again now").click()
+    page.locator("section", has_text="Consumer groups").get_by_label("Refresh now").click()
     shown(page, "replayers")
-    page.get_by_role("button", name="Reset a group").click()
+    page.get_by_role("button", name="Reset consumer offsets").click()
     go_on(page)
-    shown(page, "5 messages would be consumed once more, 0 would be skipped.")
+    shown(page, "5 messages would be consumed again, 0 would be skipped.")
     go_on(page)
     confirm(page, "replayers")
-    shown(page, "1 queues are where they should be.")
+    shown(page, "Queues at their new offsets: 1.")
 
     async def offset() -> int:
         async with Admin(console.namesrv) as admin:
@@ -128,11 +128,11 @@ def test_settings_are_changed(page: Page, console: RunningConsole) -> None:
     asked(made(console, "changed"))
     page.goto("/topics/changed")
     page.get_by_role("button", name="Change settings").click()
-    page.get_by_label("Queues to write").fill("0")
+    page.get_by_label("Write queues").fill("0")
     go_on(page)
     shown(page, "A whole number from 1")
-    page.get_by_label("Queues to write").fill("3")
-    page.get_by_label("Kept for").fill("2")
+    page.get_by_label("Write queues").fill("3")
+    page.get_by_label("Retention (hours").fill("2")
     go_on(page)
     shown(page, "retention.ms=7200000")
     confirm(page)

@@ -54,7 +54,7 @@ def test_by_key_to_the_line_of_time(page: Page, console: RunningConsole) -> None
     shown(page, HOSTILE)
     no_markup(page)
     page.goto("/trace?id=<img/src=x/onerror=alert(1)>")
-    shown(page, "No trace of this message.")
+    shown(page, "There is no trace of this message.")
     page.goto(f"/trace?id={msg_id}&trace=no-such-topic")
     shown(page, "no route to topic")
     no_markup(page)

@@ -60,7 +60,7 @@ def test_timers_are_found_and_cancelled(page: Page, console: RunningConsole) -> 
     page.get_by_label("Key or id").fill("key-7")
     page.get_by_label("Key or id").press("Enter")
     page.wait_for_url("**/timers?topic=alarms&key=key-7")
-    shown(page, "All messages that wait with this key or id.")
+    shown(page, "All waiting messages with this key or id.")
     assert page.get_by_role("row").count() == 2
     page.get_by_role("button", name="Cancel delivery").click()
     shown(page, "will not be delivered")
@@ -84,8 +84,8 @@ def test_a_place_of_a_link_that_is_none_is_the_beginning(page: Page) -> None:
     for said in ("", "x", "[1]", '{"a":[1]}', '{"a":["x",1]}', '{"a":[1,2]}' + " " * 5000):
         assert places_of(said) == {}
     page.goto("/timers?after=%7B%22broker-a%22%3A%5B9999999999999%2C1%5D%7D")
-    shown(page, "From the first one on")
-    page.get_by_role("link", name="From the first one on").click()
+    shown(page, "From the beginning")
+    page.get_by_role("link", name="From the beginning").click()
     page.wait_for_function("location.search == ''")
 
 
@@ -99,4 +99,4 @@ def test_a_transaction_that_nobody_has_ended_is_shown_with_its_group(
     assert row.get_by_text("bookers").count() == 1
     assert row.get_by_text("UNKNOWN").count() == 1
     assert row.get_by_text("COMMIT", exact=True).count() == 0
-    shown(page, "No transaction was given up.")
+    shown(page, "There are no abandoned transactions.")

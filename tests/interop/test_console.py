@@ -16,20 +16,20 @@ from cometmq.message import Message
 from cometmq.testing import ServerProcess
 
 PAGES = {
-    "/": "1 of 1 answer",
-    "/brokers": "answers",
-    "/names": "answers",
+    "/": "1 of 1 responding",
+    "/brokers": "responding",
+    "/names": "responding",
     "/topics": "ConsoleTopic",
-    "/topics/ConsoleTopic": "Queues to write",
+    "/topics/ConsoleTopic": "Write queues",
     "/groups?kind=system": "TOOLS_CONSUMER",
     "/producers": "console-producers",
-    "/messages?topic=ConsoleTopic": "The newest 1 of",
-    "/messages?topic=ConsoleTopic&begin=2020-01-01T00:00:00&end=2099-01-01T00:00:00": "The newest 1 of",
-    "/dead": "Messages that a group gave up on.",
+    "/messages?topic=ConsoleTopic": "Newest 1 of",
+    "/messages?topic=ConsoleTopic&begin=2020-01-01T00:00:00&end=2099-01-01T00:00:00": "Newest 1 of",
+    "/dead": "Messages that a group failed to consume after all retries.",
     "/transactions": "Half messages that were neither committed nor rolled back",
     "/accounts": "administrator",
 }
-UNKNOWN_TO_APACHE = {"/timers": "This is unavailable just now.", "/access": "has no access control"}
+UNKNOWN_TO_APACHE = {"/timers": "Currently unavailable.", "/access": "has no access control"}
 
 
 @pytest.mark.slow("a console and a browser over Apache's servers")

@@ -3,8 +3,8 @@
 (() => {
   const units = [[86400, "d"], [3600, "h"], [60, "min"], [1, "s"]];
   const words = {
-    en: { d: " d", h: " h", min: " min", s: " s", old: (span) => `as of ${span} ago`, now: "just now" },
-    zh: { d: " 天", h: " 小时", min: " 分", s: " 秒", old: (span) => `${span}前的数据`, now: "刚刚" },
+    en: { d: " d", h: " h", min: " min", s: " s", old: (span) => `updated ${span} ago`, now: "updated just now" },
+    zh: { d: " 天", h: " 小时", min: " 分", s: " 秒", old: (span) => `${span}前更新`, now: "刚刚更新" },
   };
   const said = words[document.documentElement.lang.startsWith("zh") ? "zh" : "en"];
   const came = new WeakMap(); // element -> which answer it told of when it was first seen, and when that was
