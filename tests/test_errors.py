@@ -32,6 +32,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "RequestTimeout": ("a:1", 310, 3.0),
     "ReplyTimeout": ("T", "ID", "c-1", 3.0),
     "RequestNotSent": ("T", 3.0),
+    "TooManySends": (8192,),
     "NoRouteError": ("T", [("n:9876", "no route")], "create it"),
     "SqlError": (3, "a text is wanted"),
     "YamlError": (3, "no YAML"),

@@ -81,6 +81,7 @@ if TYPE_CHECKING:
         RequestTimeout,
         SendFailed,
         Terminal,
+        TooManySends,
         Transient,
     )
     from cometmq.message import (
@@ -157,6 +158,7 @@ __all__ = [
     "SyncTransactionProducer",
     "Telemetry",
     "Terminal",
+    "TooManySends",
     "TraceOptions",
     "TransactionListener",
     "TransactionProducer",

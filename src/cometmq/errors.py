@@ -330,6 +330,18 @@ class RequestNotSent(CometError, Transient):
         return f"the request to topic {self.topic} could not be sent within {seconds(self.timeout_s)}"
 
 
+class TooManySends(CometError, Transient):
+    """A callback of an asynchronous send began another one while `limit` of them were in progress.
+
+    `limit` is twice `max_in_flight`. Outside of callbacks such a send waits.
+    """
+
+    limit: int
+
+    def __str__(self) -> str:
+        return f"{self.limit} asynchronous sends are in progress or in their callbacks"
+
+
 class NoRouteError(CometError, Transient):
     """No name server has a route to a topic. `asked` holds each name server's address and its response."""
 

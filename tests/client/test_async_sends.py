@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import linecache
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from concurrent.futures import TimeoutError as NotYet
+from types import FrameType
+from typing import Any
 
 import pytest
 
@@ -17,6 +22,7 @@ from cometmq import (
     SendResult,
     SendStatus,
     SyncProducer,
+    TooManySends,
     select_by_hash,
 )
 from cometmq.client.async_sends import AsyncSends
@@ -106,6 +112,136 @@ def test_so_many_are_under_way_and_more_wait(thread: LoopThread) -> None:
         open_gate.set()
         assert [future.result(20) for future in [*first, third.result(20)]] == [1, 1, 1]
     sends.finish()
+
+
+async def one() -> int:
+    return 1
+
+
+def test_a_send_keeps_its_slot_until_its_callback_has_returned(thread: LoopThread) -> None:
+    sends, called, may_return = AsyncSends(2), threading.Semaphore(0), threading.Semaphore(0)
+
+    def callback(_sent: Future[int]) -> None:
+        called.release()
+        assert may_return.acquire(timeout=20)
+
+    for _ in range(2):
+        assert sends.begin(thread, one, callback).result(20) == 1
+    assert called.acquire(timeout=20)
+    with ThreadPoolExecutor(1) as threads:
+        third = threads.submit(sends.begin, thread, one, None)
+        with pytest.raises(NotYet):
+            third.result(0.1)
+        may_return.release()
+        assert third.result(20).result(20) == 1
+    may_return.release()
+    sends.finish()
+
+
+def test_a_callback_sends_without_waiting_up_to_twice_the_limit(thread: LoopThread) -> None:
+    sends, outcome = AsyncSends(2), Future[list[object]]()
+    both = threading.Barrier(2)
+
+    def callback(_sent: Future[int]) -> None:
+        both.wait(20)  # the limit is reached, with callbacks only
+        begun: list[object] = []
+        try:
+            while len(begun) < 5:
+                begun.append(sends.begin(thread, asyncio.Event().wait, None))
+        except TooManySends as error:
+            begun.append(error)
+        if both.wait(20) == 0:
+            outcome.set_result(begun)
+
+    for _ in range(2):
+        sends.begin(thread, one, callback)
+    *_, error = outcome.result(20)
+    assert isinstance(error, TooManySends)
+    assert error.limit == 4
+    with sends._changed:  # noqa: SLF001
+        assert len(sends._sends) == 2  # noqa: SLF001
+        waiting = list(sends._sends)  # noqa: SLF001
+    for sent in waiting:
+        sent.cancel()
+    sends.finish()
+
+
+@pytest.mark.filterwarnings("ignore:coroutine 'one' was never awaited")
+def test_an_interrupt_at_any_line_leaves_no_slot_taken(thread: LoopThread) -> None:
+    """A signal handler may raise at any point of the main thread."""
+    files = {AsyncSends.begin.__code__.co_filename, LoopThread.submit.__code__.co_filename}
+    interrupted, lines = 0, 0
+    while interrupted == lines:
+        lines += 1
+        sends, left = AsyncSends(1), lines
+
+        def trace(frame: FrameType, event: str, _argument: Any) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in files:
+                return None
+            # The interpreter handles no signal between the body of a `with` and the release of its lock.
+            line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+            left -= event == "line" and not line.lstrip().startswith("with ")
+            if left == 0:
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            sends.begin(thread, one, lambda _sent: None)
+        except KeyboardInterrupt:
+            interrupted += 1
+        finally:
+            sys.settrace(before)
+        with ThreadPoolExecutor(1) as threads:
+            assert threads.submit(sends.begin, thread, one, None).result(20).result(20) == 1
+            threads.submit(sends.finish).result(20)
+    assert lines > 15
+
+
+def test_a_send_during_the_stop_is_refused_or_completed_with_its_callback(thread: LoopThread) -> None:
+    for number in range(100):
+        sends, called, begun = AsyncSends(64), threading.Semaphore(0), []
+        start = threading.Barrier(3)
+
+        def send(
+            sends: AsyncSends = sends, called: threading.Semaphore = called,
+            begun: list[Future[int]] = begun, start: threading.Barrier = start,
+        ) -> None:  # fmt: skip
+            start.wait(20)
+            try:
+                while len(begun) < 200:
+                    begun.append(sends.begin(thread, one, lambda _sent: called.release()))
+            except ClientStateError:
+                return
+
+        senders = [threading.Thread(target=send) for _ in range(2)]
+        for sender in senders:
+            sender.start()
+        start.wait(20)
+        time.sleep(number % 10 / 10_000)
+        sends.finish()
+        for sender in senders:
+            sender.join(20)
+        assert [sent.result(20) for sent in begun] == [1] * len(begun)
+        assert all(called.acquire(timeout=20) for _ in begun)
+        assert not called.acquire(blocking=False)
+
+
+def test_a_callback_that_no_thread_can_call_frees_its_slot(
+    thread: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_given: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sends = AsyncSends(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(ThreadPoolExecutor, "submit", refuse)
+        assert sends.begin(thread, one, lambda _sent: None).result(20) == 1
+        assert sends.begin(thread, one, None).result(20) == 1
+    sends.finish()
+    assert "could not be called: can't start new thread" in caplog.text
 
 
 def test_a_stop_on_the_loop_is_refused_while_sends_are_under_way(local: LocalBroker) -> None:

@@ -1,37 +1,62 @@
-"""The list of clusters of a console, and the file that keeps it."""
+"""The list of clusters of a console, the file that keeps it, and who may change it."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import os
 import stat
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cometmq.console.clusters import MAX_CLUSTERS, STARTED, ClusterError, Clusters
+from cometmq.admin import Admin
+from cometmq.console.clusters import (
+    MAX_CLUSTERS,
+    MAX_FILE_BYTES,
+    STARTED,
+    ClusterConnection,
+    ClusterError,
+    Clusters,
+)
+from cometmq.console.door.audit import Audit
+from cometmq.console.frame import actions
+from cometmq.console.frame.actions import Action, NotAllowed, carry_out
+from cometmq.console.pages import clusters as page
+from cometmq.protocol.bodies import ClusterInfo
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.frame import Frame
+from cometmq.remoting import Connection, RemotingServer
 
 
 async def test_the_file_keeps_clusters_and_is_its_users_own(tmp_path: Path) -> None:
     path = tmp_path / "data" / "clusters.json"
     clusters = Clusters(path, "127.0.0.1:1")
     await clusters.start()
-    await clusters.put("b", " 127.0.0.1:2,127.0.0.1:3 ")
-    clusters.make_standard("b")
+    await clusters.put("b", " 127.0.0.1:2,127.0.0.1:3 ", new=True, signed=True)
+    await clusters.make_standard("b")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     ended: list[str] = []
-    clusters.find("b").on_end["page"] = lambda: ended.append("b")
-    await clusters.put("b", "127.0.0.1:4")
+    clusters.connections["b"].on_end["page"] = lambda: ended.append("b")
+    await clusters.put("b", "127.0.0.1:4", new=False, signed=True)
     assert ended == ["b"]
+    await clusters.put("c", "127.0.0.1:5", new=True)
     await clusters.stop()
 
     again = Clusters(path, "127.0.0.1:9")
     await again.start()
-    assert [(each.name, each.namesrv) for each in again.connections.values()] == [
-        (STARTED, "127.0.0.1:9"),
-        ("b", "127.0.0.1:4"),
+    assert [(each.name, each.namesrv, each.signed) for each in again.connections.values()] == [
+        (STARTED, "127.0.0.1:9", True),
+        ("b", "127.0.0.1:4", True),
+        ("c", "127.0.0.1:5", False),
     ]
-    assert again.find("gone").name == "b"
+    assert again.find("") is again.connections["b"]
+    assert again.find("gone") is None
     await again.remove("b")
-    assert again.find("b").name == STARTED
+    assert again.find("b") is None
+    assert again.find("") is again.connections[STARTED]
     await again.stop()
 
 
@@ -47,7 +72,7 @@ async def test_what_is_no_cluster_is_refused_and_changes_nothing(
 ) -> None:
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
     with pytest.raises(ClusterError):
-        await clusters.put(name, namesrv)
+        await clusters.put(name, namesrv, new=True)
     assert list(clusters.connections) == [STARTED]
     assert not (tmp_path / "clusters.json").exists()
 
@@ -55,13 +80,243 @@ async def test_what_is_no_cluster_is_refused_and_changes_nothing(
 async def test_a_console_shows_a_bounded_number_of_clusters(tmp_path: Path) -> None:
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
     for number in range(MAX_CLUSTERS - 1):
-        clusters.connections[f"c{number}"] = clusters.find(STARTED)
+        clusters.connections[f"c{number}"] = clusters.connections[STARTED]
     with pytest.raises(ClusterError, match="at most 32"):
-        await clusters.put("more", "127.0.0.1:1")
+        await clusters.put("more", "127.0.0.1:1", new=True)
 
 
-async def test_a_damaged_file_stops_the_start(tmp_path: Path) -> None:
+async def test_entries_that_cannot_be_used_are_named_and_left_in_the_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     path = tmp_path / "clusters.json"
-    path.write_text("{")
-    with pytest.raises(ClusterError, match=r"clusters\.json cannot be read"):
-        await Clusters(path, "127.0.0.1:1").start()
+    wrong = {STARTED: "127.0.0.1:6", "a b": "127.0.0.1:2", "number": 5, "none": None, "typo": "127.0.0.1"}
+    many = {f"c{number}": "127.0.0.1:2" for number in range(MAX_CLUSTERS)}
+    path.write_text(json.dumps({"clusters": wrong | many}))
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    assert clusters.connections[STARTED].namesrv == "127.0.0.1:1"
+    assert list(clusters.connections) == [STARTED, *list(many)[:-1]]
+    for name in [*wrong, list(many)[-1]]:
+        assert f"{path}: the entry {name!r} of clusters is left out: " in caplog.text
+    await clusters.remove("c0")
+    await clusters.put("typo", "127.0.0.1:7", new=True)
+    kept = json.loads(path.read_text())["clusters"]
+    assert kept.pop("typo") == "127.0.0.1:7"
+    assert kept == {name: each for name, each in (wrong | many).items() if name not in ("c0", "typo")}
+    await clusters.stop()
+
+
+def directory(path: Path) -> None:
+    path.mkdir()
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def of_another_user(path: Path) -> None:
+    path.write_text("{}")
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        b"", b"{", b"\xff", b'{"standard": "\xff"}', b"[" * 500_000, b'{"clusters": {"a":' * 100_000, b"[]",
+        b"null", b'{"clusters": []}', b'{"clusters": {"a": "x:1"}, "standard": 5}', b'{"signed": "a"}',
+        b" " * (MAX_FILE_BYTES + 1), directory, pipe, of_another_user,
+    ],
+    ids=lambda made: made.__name__ if callable(made) else repr(made[:40]),
+)  # fmt: skip
+async def test_a_console_starts_without_a_file_that_it_cannot_read(
+    tmp_path: Path, made: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "clusters.json"
+    if isinstance(made, bytes):
+        path.write_bytes(made)
+    else:
+        made(path)
+    if made is of_another_user:  # a mode would not keep out root, as whom tests may run
+
+        def refuse(path: Path, _mode: str) -> None:
+            raise PermissionError(13, "Permission denied", str(path))
+
+        monkeypatch.setattr(Path, "open", refuse)
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    assert list(clusters.connections) == [STARTED]
+    assert f"{path} cannot be read: " in caplog.text
+    assert "Traceback" not in caplog.text
+    with pytest.raises(ClusterError, match=r"cannot be read.*Mend or remove it"):
+        await clusters.put("b", "127.0.0.1:2", new=True)
+    if isinstance(made, bytes):
+        assert path.read_bytes() == made
+    await clusters.stop()
+
+
+@pytest.fixture
+def admins(monkeypatch: pytest.MonkeyPatch) -> list[Admin]:
+    """All admin clients that were started. A start takes a moment, in which others may change something."""
+    started: list[Admin] = []
+    start = Admin.start
+
+    async def slow(admin: Admin) -> None:
+        started.append(admin)
+        await start(admin)
+        await asyncio.sleep(0.02)
+
+    monkeypatch.setattr(Admin, "start", slow)
+    return started
+
+
+async def test_concurrent_changes_happen_one_after_the_other(tmp_path: Path, admins: list[Admin]) -> None:
+    path = tmp_path / "clusters.json"
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    outcomes = await asyncio.gather(
+        clusters.put("b", "127.0.0.1:2", new=True),
+        clusters.put("b", "127.0.0.1:3", new=True),  # of another administrator
+        clusters.remove("b"),
+        clusters.put("b", "127.0.0.1:4", new=False),
+        clusters.put("c", "127.0.0.1:5", new=True),
+        clusters.make_standard("c"),
+        clusters.put("c", "127.0.0.1:6", new=False),
+        return_exceptions=True,
+    )
+    assert [str(each) for each in outcomes if each is not None] == [
+        "there is a cluster b already",
+        "there is no cluster b",
+    ]
+    used = [each.admin for each in clusters.connections.values()]
+    assert [each.state for each in used] == ["running"] * 2
+    assert {each.state for each in admins if each not in used} == {"stopped"}
+    written = json.loads(path.read_text())
+    assert (written["standard"], written["clusters"]) == ("c", {"c": "127.0.0.1:6"})
+    await asyncio.gather(clusters.put("d", "127.0.0.1:7", new=True), clusters.stop())
+    assert {each.state for each in admins} == {"stopped"}
+
+
+async def test_a_failing_write_leaves_no_client_running(tmp_path: Path, admins: list[Admin]) -> None:
+    (tmp_path / "clusters.json.new").mkdir()
+    clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
+    with pytest.raises(ClusterError, match="cannot be written"):
+        await clusters.put("b", "127.0.0.1:2", new=True)
+    assert list(clusters.connections) == [STARTED]
+    assert [each.state for each in admins] == ["stopped"]
+
+
+async def test_a_page_that_cannot_be_notified_does_not_keep_a_cluster_connected(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    connection, ended = ClusterConnection("b", "127.0.0.1:1", signed=False), []
+
+    def fail() -> None:
+        raise RuntimeError("the page is gone")
+
+    connection.on_end |= {1: fail, 2: lambda: ended.append(2)}
+    await connection.admin.start()
+    await connection.close()
+    assert connection.admin.state == "stopped"
+    assert ended == [2]
+    assert "a page of cluster b could not be notified" in caplog.text
+
+
+# -- the account of the console
+
+
+async def test_requests_are_signed_only_where_an_administrator_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the access key nor a signature goes to the servers of another cluster."""
+    monkeypatch.setenv("COMETMQ_ACCESS_KEY", "console")
+    monkeypatch.setenv("COMETMQ_SECRET_KEY", "the-secret-of-the-console")
+    received: list[Frame] = []
+
+    def answer(_connection: Connection, frame: Frame) -> Frame:
+        received.append(frame)
+        names = frame.code == RequestCode.GET_BROKER_CLUSTER_INFO
+        return frame.response(0, ext={}, body=ClusterInfo().encode() if names else b"{}")
+
+    server = RemotingServer({}, default=answer)
+    addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+    clusters = Clusters(tmp_path / "clusters.json", addr)
+    await clusters.start()
+    await clusters.put("foreign", addr, new=True)
+    await clusters.put("ours", addr, new=True, signed=True)
+    signed = {}
+    for name, connection in clusters.connections.items():
+        received.clear()
+        await connection.admin.cluster_info()
+        await connection.admin.broker_config(addr)
+        assert received[-1].code == RequestCode.GET_BROKER_CONFIG
+        fields = [frame.ext or {} for frame in received]
+        assert "the-secret-of-the-console" not in str(fields)
+        signed[name] = any("Signature" in each or "AccessKey" in each for each in fields)
+    assert signed == {STARTED: True, "foreign": False, "ours": True}
+    await clusters.stop()
+    await server.stop(0)
+
+
+# -- rights
+
+
+class FilledForm:
+    """A form of the page that was filled in and sent."""
+
+    def __init__(self, *_given: object) -> None:
+        self.values = {"clusters.name": "new", "clusters.namesrv": "127.0.0.1:8", "clusters.account": "no"}
+
+    def text(self, key: str, *_given: object, **_more: object) -> SimpleNamespace:
+        return SimpleNamespace(value=self.values[key])
+
+    choice = text
+
+    async def asked(self) -> bool:
+        return True
+
+
+CHANGES = {
+    "cluster.add": lambda view: page.put(view, None),
+    "cluster.change": lambda view: page.put(view, page.Row("b", "127.0.0.1:2", False, False)),
+    "cluster.standard": lambda view: page.make_standard(view, page.Row("b", "127.0.0.1:2", False, False)),
+    "cluster.remove": lambda view: page.remove(view, page.Row("b", "127.0.0.1:2", False, False)),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("role_changes", ["before the dialog", "before the confirmation"])
+async def test_the_server_refuses_each_change_to_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, role_changes: str
+) -> None:
+    monkeypatch.setattr(page, "Form", FilledForm)
+    clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
+    await clusters.start()
+    await clusters.put("b", "127.0.0.1:2", new=True)
+    before = (tmp_path / "clusters.json").read_bytes()
+    audit, told = Audit(tmp_path / "audit.jsonl"), []
+    view: Any = SimpleNamespace(
+        console=SimpleNamespace(
+            clusters=clusters, audit=audit, sessions=SimpleNamespace(valid=lambda _session: True)
+        ),
+        session=SimpleNamespace(name="eve", address="::1"),
+        may_change=False,
+        t=lambda key, **_values: key,
+        complain=told.append,
+        connection=clusters.connections[STARTED],
+    )
+    if role_changes == "before the dialog":
+        with pytest.raises(NotAllowed):
+            await CHANGES[change](view)
+    else:
+        confirmed: list[Action] = []
+
+        async def act(_view: object, action: Action) -> None:
+            confirmed.append(action)
+
+        monkeypatch.setattr(page, "act", act)
+        await CHANGES[change](view)
+        assert not await carry_out(view, confirmed[0], actions.Progress.__new__(actions.Progress))
+        assert told == ["common.refused_role"]
+    assert [(each.action, each.result) for each in audit.newest] == [(change, "refused")]
+    assert (tmp_path / "clusters.json").read_bytes() == before
+    assert list(clusters.connections) == [STARTED, "b"]
+    await clusters.stop()

@@ -150,3 +150,39 @@ def test_nobody_chooses_the_address_that_his_failures_count_for(own: RunningCons
     assert "1.2.3." not in own.audit
     assert Forged(own.url).log_in("admin", own.password) == 429
     assert admin.log_in("admin", own.password) == 303  # a browser that is known
+
+
+def test_a_page_of_a_removed_cluster_never_becomes_one_of_another(own: RunningConsole, admin: Forged) -> None:
+    with admin.open("/names") as page:
+        page.click("Add a cluster")
+        page.fill("Cluster", "second")
+        page.fill("Name servers", own.namesrv)
+        page.click("Go on")
+        page.click("Do it")
+        page.until(lambda: not page.find("Do it"))
+    operator = Forged(own.url)
+    operator.cookies = {**admin.cookies, "cometmq_cluster": "second"}
+    before = len(sends(own))
+    with operator.open(f"/topics/{TOPIC}") as late, admin.open("/names") as page:
+        to_send(late, "too late")
+        rows = next(
+            (number, event["listener_id"])
+            for number, each in page.elements.items()
+            for event in each.get("events", ())
+            if event["type"] == "row_act"
+        )
+        page.event(rows, {"id": "second", "act": "remove"})
+        page.click("Do it")
+        page.until(lambda: not page.find("Do it"))
+        late.click("Do it")
+        assert "Nothing was done: cluster second was removed" in told(late)
+    entry = json.loads(own.audit.splitlines()[-1])
+    assert (entry["action"], entry["details"]["cluster"]) == ("topic.send", "second")
+    assert sends(own)[before:] == ["refused"]
+    for path in (f"/topics/{TOPIC}", "/names", "/"):
+        status, said = operator.ask(path)
+        assert status == 404
+        assert "There is no cluster" in said
+        assert "Show default" in said
+        assert f"Name servers: {own.namesrv}" not in said
+    assert admin.ask(f"/topics/{TOPIC}")[0] == 200

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from cometmq import logs
 from cometmq.client.loop_thread import LoopThread
+from cometmq.errors import ClientStateError, TooManySends
 
 __all__ = ["AsyncSends"]
 
@@ -23,13 +24,20 @@ _CALLBACKS_END_S = 30.0
 
 
 class AsyncSends:
-    """The asynchronous sends of one blocking producer, and the threads that call their callbacks."""
+    """The asynchronous sends of one blocking producer, and the threads that call their callbacks.
 
-    def __init__(self, max_under_way: int) -> None:
-        self._max_under_way = max_under_way
-        self._changed = threading.Condition(threading.RLock())  # a cancelled future calls back in its caller
-        self._under_way = 0
-        self._callbacks_left = 0
+    A send keeps its slot until its callback has returned, so a slow callback does not let finished sends pile
+    up. A signal handler may raise an exception at any point of a call: slots are futures in sets, so that
+    releasing one twice does no harm.
+    """
+
+    def __init__(self, max_in_flight: int) -> None:
+        self._max_in_flight = max_in_flight
+        self._lock = threading.RLock()  # a cancelled future calls back in its caller
+        self._changed = threading.Condition(self._lock)
+        self._sends: set[Future[Any]] = set()
+        self._callbacks: set[Future[Any]] = set()  # waiting for a thread, or running
+        self._finished = False
         self._threads: ThreadPoolExecutor | None = None
         self._calling = threading.local()
 
@@ -39,38 +47,68 @@ class AsyncSends:
         send: Callable[[], Coroutine[Any, Any, R]],
         callback: Callable[[Future[R]], object] | None,
     ) -> Future[R]:
-        """Begin a send on the loop as soon as fewer than the maximum are in progress.
+        """Begin a send on the loop as soon as a slot is free.
 
         Args:
             thread: The loop thread of the producer.
             send: Creates the coroutine of the send.
             callback: Called in a thread with the future, once the future is done.
+
+        Raises:
+            ClientStateError: `finish` was called, or the call would never end.
+            TooManySends: A callback calls this while twice the limit are in progress.
         """
         thread.check_caller()
-        with self._changed:
-            self._changed.wait_for(lambda: self._under_way < self._max_under_way)
-            self._under_way += 1
+        future: Future[R] = Future()
+        future.add_done_callback(partial(self._ended, callback))
         try:
-            future = thread.submit(send())
-        except BaseException:
-            self._ended(None)
+            self._take_slot(future)
+            thread.submit(send(), future)
+        except BaseException:  # a signal handler may raise any exception at any point
+            with self._lock:
+                self._sends.discard(future)
+            future.cancel()
             raise
-        if callback is not None:
-            future.add_done_callback(partial(self._submit_callback, callback))
-        future.add_done_callback(self._ended)
         return future
 
-    def _ended(self, _future: object) -> None:
-        with self._changed:
-            self._under_way -= 1
-            self._changed.notify_all()
+    def _take_slot(self, future: Future[Any]) -> None:
+        """Wait for a free slot.
 
-    def _submit_callback(self, callback: Callable[[Future[R]], object], future: Future[R]) -> None:
-        with self._changed:
-            self._callbacks_left += 1
-            if self._threads is None:
-                self._threads = ThreadPoolExecutor(os.cpu_count(), "cometmq-callback")
-            self._threads.submit(self._call, callback, future)
+        A callback does not wait, because only returning callbacks may free slots. It may exceed the limit, up
+        to twice the limit. Raises TooManySends in a callback above that, ClientStateError after `finish`.
+        """
+        called_back = self._called_back
+        limit = self._max_in_flight * (2 if called_back else 1)
+
+        def may_go_on() -> bool:
+            return self._finished or len(self._sends) + len(self._callbacks) < limit
+
+        with self._lock:
+            if called_back and not may_go_on():
+                raise TooManySends(limit)
+            self._changed.wait_for(may_go_on)
+            if self._finished:
+                raise ClientStateError("this producer is stopping or stopped: that is final, make a new one")
+            self._sends.add(future)
+
+    @property
+    def _called_back(self) -> bool:
+        """Whether the current thread is running a callback of this producer."""
+        return bool(getattr(self._calling, "here", False))
+
+    def _ended(self, callback: Callable[[Future[R]], object] | None, future: Future[R]) -> None:
+        with self._lock:
+            if callback is not None and future in self._sends:
+                self._callbacks.add(future)
+                try:
+                    if self._threads is None:
+                        self._threads = ThreadPoolExecutor(os.cpu_count(), "cometmq-callback")
+                    self._threads.submit(self._call, callback, future)
+                except RuntimeError as error:  # the interpreter ends, or no thread can be started
+                    self._callbacks.discard(future)
+                    log.error("the callback of an asynchronous send could not be called: %s", error)
+            self._sends.discard(future)
+            self._changed.notify_all()
 
     def _call(self, callback: Callable[[Future[R]], object], future: Future[R]) -> None:
         self._calling.here = True
@@ -80,20 +118,22 @@ class AsyncSends:
             log.error("the callback of an asynchronous send failed", exc_info=error)
         finally:
             self._calling.here = False
-            with self._changed:
-                self._callbacks_left -= 1
+            with self._lock:
+                self._callbacks.discard(future)
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Wait for all sends and their callbacks.
+        """Refuse further sends, and wait for those in progress and their callbacks.
 
         A callback that calls this method waits for the sends only.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: not self._under_way)
-            if not getattr(self._calling, "here", False) and not self._changed.wait_for(
-                lambda: not self._callbacks_left, _CALLBACKS_END_S
+        with self._lock:
+            self._finished = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._sends)
+            if not self._called_back and not self._changed.wait_for(
+                lambda: not self._callbacks, _CALLBACKS_END_S
             ):
-                log.warning("%d callbacks of asynchronous sends are still running", self._callbacks_left)
+                log.warning("%d callbacks of asynchronous sends are still running", len(self._callbacks))
             if self._threads is not None:
                 self._threads.shutdown(wait=False)

@@ -285,7 +285,8 @@ class SyncProducer(_Face[Producer]):
     ) -> Future[SendResult]:
         """Send a message as `send` does, without waiting for the broker's answer.
 
-        Blocks while `ProducerOptions.max_in_flight` asynchronous sends are in progress.
+        Blocks while `ProducerOptions.max_in_flight` asynchronous sends are in progress. A send is in progress
+        until its callback has returned.
 
         Args:
             message: The message.
@@ -302,6 +303,8 @@ class SyncProducer(_Face[Producer]):
 
         Raises:
             ClientStateError: The producer is not running, or the call comes from the producer's own loop.
+            TooManySends: A callback calls this, which never blocks there, while twice `max_in_flight` sends
+                are in progress.
         """
 
         def send() -> Coroutine[Any, Any, SendResult]:

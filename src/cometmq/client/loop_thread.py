@@ -67,9 +67,9 @@ class _SubmittedCall(_Call[T]):
 
     __slots__ = ("future",)
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
         super().__init__(work)
-        self.future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self.future = future
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         future = self.future
@@ -191,20 +191,15 @@ class LoopThread:
         finally:
             del call, work  # breaks the cycle of error, frame and task without the garbage collector
 
-    def submit(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
-        """Run a coroutine on the loop and return a future of its result.
+    def submit(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
+        """Run a coroutine on the loop and give its result to a future.
 
-        Cancelling the future cancels the coroutine.
+        Cancelling the future cancels the coroutine. So the caller can cancel the call whatever exception a
+        signal handler raises here.
         """
-        call = _SubmittedCall(work)
-        future = call.future
-        try:
-            self._enqueue(call)
-        except BaseException:
-            self._cancel(call)
-            raise
+        call = _SubmittedCall(work, future)
         future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
-        return future
+        self._enqueue(call)
 
     def check_caller(self) -> None:
         """Raise ClientStateError if a call would never end: on the loop itself, or after a fork."""

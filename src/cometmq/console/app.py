@@ -34,7 +34,7 @@ from cometmq.console.door.audit import Audit
 from cometmq.console.door.connections import TimedProtocol
 from cometmq.console.door.gate import SESSION, Gate
 from cometmq.console.door.sessions import Sessions
-from cometmq.console.frame.page import View, frame, text_element, zone
+from cometmq.console.frame.page import View, frame, no_cluster, text_element, zone
 from cometmq.console.pages import PAGES
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
@@ -131,7 +131,10 @@ class Console:
                 ui.page_title(f"{view.t(title)} · CometMQ")
                 with frame(view, under or path):
                     try:
-                        await build(view, **request.path_params)
+                        if view.has_cluster:
+                            await build(view, **request.path_params)
+                        else:
+                            no_cluster(view)
                     except Exception as error:
                         if not isinstance(error, CometError):
                             log.exception("page %s failed", path)
@@ -146,8 +149,10 @@ class Console:
     # -- life
 
     async def start(self) -> None:
-        """Listen, and make the first account if there is none. Raises ConsoleError, AccountError,
-        ClusterError, OSError."""
+        """Listen, and make the first account if there is none.
+
+        Raises ConsoleError, AccountError, OSError.
+        """
         self.password = await asyncio.to_thread(self.accounts.make_first)
         texts.table()
         tls = self._tls()

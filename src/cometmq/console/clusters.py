@@ -2,31 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
+from cometmq import logs
 from cometmq.admin import Admin
-from cometmq.client.cluster.options import namesrv_addresses
+from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.console.cluster import Cluster
 from cometmq.console.frame.live import Live
 from cometmq.errors import CometError
 from cometmq.private import make_private_directory, open_private
+
+log = logs.logger(__name__)
 
 STARTED = "default"
 """The name of the cluster that the console was started with."""
 MAX_CLUSTERS = 32
 MAX_NAME, MAX_NAMESRV = 64, 1024
 """Characters of a name, and of a list of name servers."""
+MAX_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 """Names stand in a cookie."""
 
 
 class ClusterError(CometError):
-    """A cluster cannot be added, changed, or removed."""
+    """A cluster cannot be shown, added, changed, or removed."""
 
     problem: str
 
@@ -35,34 +41,51 @@ class ClusterError(CometError):
 
 
 class _File(msgspec.Struct):
-    """The content of `clusters.json`. standard: the cluster of a browser that has chosen none; clusters: name
-    -> name servers, without the cluster of the start."""
+    """The content of `clusters.json`.
+
+    Attributes:
+        standard: The cluster that is shown to a browser that has chosen none.
+        clusters: The name servers of each added cluster, by its name.
+        signed: The names of the added clusters whose brokers get requests signed with the console's account.
+    """
 
     standard: str = STARTED
-    clusters: dict[str, str] = {}
+    clusters: dict[str, Any] = {}
+    signed: list[str] = []
 
 
 class ClusterConnection:
-    """A cluster as pages ask it: its admin client and its feeds. on_end: called when it is removed, or when
-    its address has changed."""
+    """The admin client of a cluster, and the feeds that its pages share.
 
-    def __init__(self, name: str, namesrv: str) -> None:
+    Attributes:
+        signed: Whether requests are signed with the account of the console's environment.
+        on_end: Functions called when the cluster is removed or its settings have changed.
+        ended: Whether that has happened. Pages that are still open must not change anything.
+    """
+
+    def __init__(self, name: str, namesrv: str, *, signed: bool) -> None:
         self.name = name
         self.namesrv = namesrv
-        self.admin = Admin(namesrv)
+        self.signed = signed
+        self.admin = Admin(namesrv, options=None if signed else ClientOptions(access_key=""))
         self.live = Live()
         self.cluster = Cluster(self.admin, self.live)
         self.on_end: dict[object, Callable[[], None]] = {}
+        self.ended = False
 
     async def close(self) -> None:
         """Notify the pages of the cluster, and close its connections."""
+        self.ended = True
         for end in list(self.on_end.values()):
-            end()
+            try:
+                end()
+            except Exception:
+                log.exception("a page of cluster %s could not be notified of the cluster's end", self.name)
         await self.admin.stop()
 
 
 class Clusters:
-    """All clusters of a console, by name.
+    """All clusters of a console, by name. One change is made at a time.
 
     Args:
         path: The file that keeps the added ones.
@@ -71,8 +94,11 @@ class Clusters:
 
     def __init__(self, path: Path, namesrv: str) -> None:
         self._path = path
+        self._changing = asyncio.Lock()
+        self._refused: dict[str, Any] = {}  # entries of the file that cannot be used, kept for who mends them
+        self._unreadable = ""
         self.standard = STARTED
-        self.connections = {STARTED: ClusterConnection(STARTED, namesrv)}
+        self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
 
     @property
     def several(self) -> bool:
@@ -80,67 +106,116 @@ class Clusters:
         return len(self.connections) > 1
 
     async def start(self) -> None:
-        """Read the file, and start the clients of all clusters. Raises ClusterError if it is damaged."""
-        try:
-            read = msgspec.json.decode(self._path.read_bytes(), type=_File)
-        except FileNotFoundError:
-            read = _File()
-        except (OSError, msgspec.DecodeError) as error:
-            raise ClusterError(f"{self._path} cannot be read: {error}") from None
+        """Read the file, and start the clients of all clusters.
+
+        A file or an entry that cannot be used is logged and left as it is: the console starts without it.
+        """
+        read = self._read()
         for name, namesrv in read.clusters.items():
-            self.connections[name] = ClusterConnection(name, _addresses(_legal(name), namesrv))
+            try:
+                addrs = _addresses(_legal(_changeable(name)), namesrv)
+                self._check_room()
+            except ClusterError as error:
+                log.warning("%s: the entry %r of clusters is left out: %s", self._path, name, error)
+                self._refused[name] = namesrv
+            else:
+                self.connections[name] = ClusterConnection(name, addrs, signed=name in read.signed)
         if read.standard in self.connections:
             self.standard = read.standard
         for each in self.connections.values():
             await each.admin.start()
 
+    def _read(self) -> _File:
+        try:
+            if self._path.exists() and not self._path.is_file():
+                raise ClusterError("it is not a file")  # opening a pipe would not return
+            with self._path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ClusterError(f"it has more than {MAX_FILE_BYTES} bytes")
+            return msgspec.json.decode(content, type=_File)
+        except FileNotFoundError:
+            return _File()
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, ClusterError) as error:
+            self._unreadable = f"{self._path} cannot be read: {error}"
+            log.warning("%s; only the cluster %s is shown", self._unreadable, STARTED)
+            return _File()
+
     async def stop(self) -> None:
         """Close the connections to all clusters."""
-        for each in self.connections.values():
-            await each.close()
+        async with self._changing:
+            await asyncio.gather(*(each.close() for each in self.connections.values()))
 
-    def find(self, name: str) -> ClusterConnection:
-        """Return the cluster of a name, or the standard one if there is none of that name."""
-        return self.connections.get(name) or self.connections[self.standard]
+    def find(self, name: str) -> ClusterConnection | None:
+        """Return the cluster of a name, the standard one for "", None if there is none of that name."""
+        return self.connections.get(name or self.standard)
 
-    async def put(self, name: str, namesrv: str) -> None:
-        """Add a cluster, or give it other name servers. Raises ClusterError."""
+    async def put(self, name: str, namesrv: str, *, new: bool, signed: bool = False) -> None:
+        """Add a cluster, or change one. Raises ClusterError.
+
+        Args:
+            name: The name of the cluster.
+            namesrv: Its name servers, as `host:port;host:port`.
+            new: Whether to add one. It is an error if another administrator has added or removed it since.
+            signed: Whether to sign requests to its brokers with the console's account.
+        """
         addrs = _addresses(_legal(_changeable(name)), namesrv)
-        before = self.connections.get(name)
-        if before is None and len(self.connections) >= MAX_CLUSTERS:
-            raise ClusterError(f"a console shows at most {MAX_CLUSTERS} clusters")
-        self._write(self.standard, {**self._added(), name: addrs})
-        made = self.connections[name] = ClusterConnection(name, addrs)
-        await made.admin.start()
-        if before is not None:
-            await before.close()
+        async with self._changing:
+            before = self.connections.get(name)
+            if new and before is not None:
+                raise ClusterError(f"there is a cluster {name} already")
+            if not new and before is None:
+                raise ClusterError(f"there is no cluster {name}")
+            if new:
+                self._check_room()
+            made = ClusterConnection(name, addrs, signed=signed)
+            try:
+                await made.admin.start()
+                self._write(self.standard, {**self.connections, name: made})
+            except BaseException:
+                await made.close()
+                raise
+            self.connections[name] = made
+            self._refused.pop(name, None)
+            if before is not None:
+                await before.close()
 
     async def remove(self, name: str) -> None:
         """Show a cluster no longer. Raises ClusterError."""
-        if _changeable(name) not in self.connections:
-            raise ClusterError(f"there is no cluster {name}")
-        standard = STARTED if self.standard == name else self.standard
-        self._write(standard, {key: addrs for key, addrs in self._added().items() if key != name})
-        self.standard = standard
-        await self.connections.pop(name).close()
+        async with self._changing:
+            if _changeable(name) not in self.connections:
+                raise ClusterError(f"there is no cluster {name}")
+            standard = STARTED if self.standard == name else self.standard
+            self._write(standard, {key: each for key, each in self.connections.items() if key != name})
+            self.standard = standard
+            await self.connections.pop(name).close()
 
-    def make_standard(self, name: str) -> None:
+    async def make_standard(self, name: str) -> None:
         """Have browsers that have chosen no cluster show this one. Raises ClusterError."""
-        if name not in self.connections:
-            raise ClusterError(f"there is no cluster {name}")
-        self._write(name, self._added())
-        self.standard = name
+        async with self._changing:
+            if name not in self.connections:
+                raise ClusterError(f"there is no cluster {name}")
+            self._write(name, self.connections)
+            self.standard = name
 
-    def _added(self) -> dict[str, str]:
-        return {name: each.namesrv for name, each in self.connections.items() if name != STARTED}
+    def _check_room(self) -> None:
+        if len(self.connections) >= MAX_CLUSTERS:
+            raise ClusterError(f"a console shows at most {MAX_CLUSTERS} clusters")
 
-    def _write(self, standard: str, clusters: dict[str, str]) -> None:
+    def _write(self, standard: str, connections: Mapping[str, ClusterConnection]) -> None:
+        if self._unreadable:
+            raise ClusterError(f"{self._unreadable}. Mend or remove it, and restart the console")
         path, fresh = str(self._path), f"{self._path}.new"
-        content = msgspec.json.format(msgspec.json.encode(_File(standard, clusters)))
+        added = [each for each in connections.values() if each.name != STARTED]
+        content = _File(
+            standard,
+            self._refused | {each.name: each.namesrv for each in added},
+            [each.name for each in added if each.signed],
+        )
         try:
             make_private_directory(str(self._path.parent))
             with open_private(fresh) as file:
-                file.write(content)
+                file.write(msgspec.json.format(msgspec.json.encode(content)))
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(fresh, path)
@@ -160,8 +235,8 @@ def _legal(name: str) -> str:
     return name
 
 
-def _addresses(name: str, namesrv: str) -> str:
-    if not namesrv.strip() or len(namesrv) > MAX_NAMESRV:
+def _addresses(name: str, namesrv: Any) -> str:
+    if not isinstance(namesrv, str) or not namesrv.strip() or len(namesrv) > MAX_NAMESRV:
         raise ClusterError(f"cluster {name}: name servers are host:port, several divided by ';'")
     try:
         return ";".join(namesrv_addresses(namesrv))

@@ -183,6 +183,7 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
     details = {**action.details, **_where(view, action)}
     try:
         check_allowed(view, action.name, action.target)
+        _check_cluster(view, action)
         audit.must_add(*who, details)
     except NotNoted as error:
         view.complain(view.t("common.not_noted", problem=str(error)))
@@ -212,8 +213,18 @@ async def carry_out(view: View, action: Action, progress: Progress) -> bool:
 
 def _where(view: View, action: Action) -> dict[str, str]:
     """Return the name of the cluster that an action changes, if the console shows several."""
-    named = view.console.clusters.several and not action.of_console
+    if action.of_console:
+        return {}
+    named = view.console.clusters.several or view.connection.ended
     return {"cluster": view.connection.name} if named else {}
+
+
+def _check_cluster(view: View, action: Action) -> None:
+    """Raise NotAllowed if the page's cluster was removed or changed after the page was opened; audit it."""
+    if not action.of_console and view.connection.ended:
+        who = view.session.name, view.session.address, action.name, action.target
+        view.console.audit.add(*who, _where(view, action), "refused")
+        raise NotAllowed(view.t("clusters.ended", name=view.connection.name))
 
 
 def check_allowed(view: View, name: str, target: str) -> None:

@@ -11,6 +11,7 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlencode
@@ -32,6 +33,7 @@ from cometmq.errors import CometError
 if TYPE_CHECKING:
     from cometmq.console.app import Console
     from cometmq.console.cluster import Cluster
+    from cometmq.console.clusters import ClusterConnection
 
 log = logs.logger(__name__)
 
@@ -43,6 +45,15 @@ FIRST_S = 0.6
 YEAR_S = 365 * 86_400
 _COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
 _LOCALES = {"en": "en-US", "zh": "zh-CN"}
+
+
+class NoSuchCluster(CometError):
+    """The console has no cluster of the name that a browser has chosen: it was removed."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"there is no cluster {self.name!r} in this console"
 
 
 class View:
@@ -67,11 +78,25 @@ class View:
         forget(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
         # A page stays with the cluster that it was opened for, whatever its browser chooses afterwards.
-        self.connection = console.clusters.find(cookies.get(CLUSTER_COOKIE, ""))
-        self.connection.on_end[self] = self._connection_ended
+        self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
+        self._connection = console.clusters.find(self.cluster_name)
+        if self._connection is not None:
+            self._connection.on_end[self] = self._connection_ended
         self.client.on_delete(self._closed)
 
     # -- what pages ask
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether the console has the cluster that the browser has chosen."""
+        return self._connection is not None
+
+    @property
+    def connection(self) -> ClusterConnection:
+        """The cluster of the page. Raises NoSuchCluster: another one must not take its place."""
+        if self._connection is None:
+            raise NoSuchCluster(self.cluster_name)
+        return self._connection
 
     @property
     def admin(self) -> Admin:
@@ -311,15 +336,20 @@ class View:
             self._end_watches()
 
     def _connection_ended(self) -> None:
-        """Reload the page: the cluster was removed or has another address."""
+        """Reload the page: the cluster was removed or has other settings."""
         if not self._gone:
+            name = self.connection.name
+            if name not in self.console.clusters.connections:
+                # A browser that had chosen none must not be shown another cluster without notice, either.
+                _set_cookie(self, CLUSTER_COOKIE, name)
             self.client.open(self.path)
             self._end_watches()
 
     def _closed(self) -> None:
         self._gone = True
         self._end_watches()
-        self.connection.on_end.pop(self, None)
+        if self._connection is not None:
+            self._connection.on_end.pop(self, None)
         self.session.on_end.pop(self, None)
         self.session.pages.pop(self.client.id, None)
 
@@ -404,7 +434,8 @@ def frame(view: View, current: str) -> Element:
         brand = text_element("a", "CometMQ").classes("brand")
         brand.props["href"] = "/"
         _cluster_choice(view)
-        text_element("span", view.t("frame.cluster", addrs=view.connection.namesrv)).classes("where")
+        if view.has_cluster:
+            text_element("span", view.t("frame.cluster", addrs=view.connection.namesrv)).classes("where")
         _icon_button(view, "contrast", "frame.dark", lambda: _toggle_dark(view))
         _icon_button(view, "translate", "frame.language", lambda: _next_language(view))
         _log_out(view)
@@ -451,18 +482,31 @@ def _set_cookie(view: View, name: str, value: str) -> None:
 def _cluster_choice(view: View) -> None:
     """Let a browser choose one of several clusters."""
     clusters = view.console.clusters
-    if not clusters.several:
+    if not (clusters.several and view.has_cluster):
         return
-
-    def choose(name: str) -> None:
-        _set_cookie(view, CLUSTER_COOKIE, clusters.find(name).name)
-        view.client.run_javascript("location.assign('/')")
-
     made = ui.select(
-        list(clusters.connections), value=view.connection.name, on_change=lambda event: choose(event.value)
+        list(clusters.connections),
+        value=view.connection.name,
+        on_change=lambda event: _choose_cluster(view, event.value),
     )
     made.props("dense dark borderless options-dense")
     made.props["aria-label"] = view.t("clusters.choose")
+
+
+def _choose_cluster(view: View, name: str) -> None:
+    if name in view.console.clusters.connections:
+        _set_cookie(view, CLUSTER_COOKIE, name)
+    view.client.run_javascript("location.assign('/')")
+
+
+def no_cluster(view: View) -> None:
+    """Fill a page whose cluster was removed, with status 404: its browser must choose another cluster."""
+    view.client.status_code = 404
+    view.title(view.t("clusters.gone", name=view.cluster_name[:64]))
+    view.note(view.t("clusters.gone_hint"))
+    for name in view.console.clusters.connections:
+        do = partial(_choose_cluster, view, name)
+        ui.button(view.t("clusters.show", name=name), on_click=do).props("no-caps")
 
 
 def _toggle_dark(view: View) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from nicegui import ui
 
@@ -28,13 +29,15 @@ class Row:
 
     name: str
     namesrv: str
+    signed: bool
     standard: bool
 
 
 def rows_of(clusters: Clusters) -> list[Row]:
     """Return all clusters, that of the start first."""
     return [
-        Row(each.name, each.namesrv, each.name == clusters.standard) for each in clusters.connections.values()
+        Row(each.name, each.namesrv, each.signed, each.name == clusters.standard)
+        for each in clusters.connections.values()
     ]
 
 
@@ -56,6 +59,7 @@ def section(view: View) -> None:
             [
                 Column[Row]("cluster", "clusters.name", lambda row: row.name, searched=True),
                 Column[Row]("namesrv", "clusters.namesrv", lambda row: row.namesrv, searched=True),
+                Column[Row]("signed", "clusters.signed", lambda row: row.signed, "flag"),
                 Column[Row]("standard", "clusters.standard", lambda row: row.standard, "flag"),
             ],
             lambda row: row.name,
@@ -79,26 +83,27 @@ async def put(view: View, row: Row | None) -> None:
     addrs = form.text(
         "clusters.namesrv", row.namesrv if row is not None else "", most=MAX_NAMESRV, needed=True
     )
+    yes_or_no = {"no": view.t("clusters.signed_no"), "yes": view.t("clusters.signed_yes")}
+    account = form.choice("clusters.account", yes_or_no, "yes" if row is not None and row.signed else "no")
     if not await form.asked():
         return
+    signed = account.value == "yes"
     name = row.name if row is not None else str(field.value).strip() if field is not None else ""
     if row is None and name in clusters.connections:
         raise ClusterError(view.t("clusters.there", name=name))
     namesrv = str(addrs.value).strip()
     await _do(
         view, "cluster.add" if row is None else "cluster.change", name,
-        view.t("clusters.will_put", name=name, namesrv=namesrv),
-        lambda: clusters.put(name, namesrv), namesrv,
+        [view.t("clusters.will_put", name=name, namesrv=namesrv), f"{yes_or_no[account.value]}."],
+        lambda: clusters.put(name, namesrv, new=row is None, signed=signed), namesrv,
+        signed=str(signed).lower(),
     )  # fmt: skip
 
 
 async def make_standard(view: View, row: Row) -> None:
     """Have browsers that have chosen no cluster show this one."""
-
-    async def do() -> None:
-        view.console.clusters.make_standard(row.name)
-
-    said = view.t("clusters.will_standard", name=row.name)
+    said = [view.t("clusters.will_standard", name=row.name)]
+    do = partial(view.console.clusters.make_standard, row.name)
     await _do(view, "cluster.standard", row.name, said, do, row.namesrv)
 
 
@@ -106,20 +111,20 @@ async def remove(view: View, row: Row) -> None:
     """Show a cluster no longer; nothing changes in the cluster itself."""
     if row.name == STARTED:
         raise ClusterError(view.t("clusters.started"))
-    said = view.t("clusters.will_remove", name=row.name)
-    await _do(
-        view, "cluster.remove", row.name, said, lambda: view.console.clusters.remove(row.name), row.namesrv
-    )
+    said = [view.t("clusters.will_remove", name=row.name)]
+    do = partial(view.console.clusters.remove, row.name)
+    await _do(view, "cluster.remove", row.name, said, do, row.namesrv)
 
 
 async def _do(
-    view: View, name: str, target: str, said: str, do: Callable[[], Awaitable[None]], namesrv: str
-) -> None:
+    view: View, name: str, target: str, said: Sequence[str], do: Callable[[], Awaitable[None]],
+    namesrv: str, **details: str,
+) -> None:  # fmt: skip
     async def work(_progress: Progress) -> None:
         await do()
 
     action = Action(
-        name=name, target=target, says=[said], work=work, details={"namesrv": namesrv},
+        name=name, target=target, says=said, work=work, details={"namesrv": namesrv, **details},
         then="/names", of_console=True,
     )  # fmt: skip
     await act(view, action)
