@@ -57,7 +57,7 @@ API: dict[str, dict[str, list[str] | None]] = {
             "CometError", "Transient", "Terminal", "BadHandle", "BodyError", "BodyTooLarge",
             "BrokerError", "ClientStateError", "ConfigError", "ConnectError", "IdError", "MessageIllegal",
             "MessageNotFound", "NoRouteError", "ReplyTimeout", "RequestNotSent", "RequestTimeout",
-            "SendFailed",
+            "SendFailed", "TooManySends",
         ],
         "Administration": ["Admin"],
     },
