@@ -26,6 +26,9 @@ CASES = [
     ("a=one,\\\n    two", {"a": "one,two"}),
     ("a=one\\\\\nb=2", {"a": "one\\", "b": "2"}),
     ("a=one\\\n# no comment", {"a": "one# no comment"}),
+    ("k\\\n  a=1", {"ka": "1"}),
+    ("\\\n#a=1", {"#a": "1"}),
+    ("\\\n\na=1", {"a": "1"}),
     ("a\\ b=c", {"a b": "c"}),
     ("a\\=b=c", {"a=b": "c"}),
     ("a=\\u00e9\\t\\q", {"a": "é\tq"}),
@@ -84,6 +87,8 @@ def test_any_text_is_read_or_refused_by_the_typed_error(text: str) -> None:
         ("b=2\\\n", "b=2\\\n\na=9\nnew=8\n"),
         ("b=2\na=1\\", "b=2\na=9\nnew=8\n"),
         ("# c\\\na=1\n", "# c\\\na=9\nnew=8\n"),
+        ("a\\\nb=1\n", "a\\\nb=1\na=9\nnew=8\n"),
+        (" n\\\n e\\\nw : 1\n", " new : 8\na=9\n"),
         ("", "a=9\nnew=8\n"),
     ],
 )
@@ -91,7 +96,11 @@ def test_values_are_set_and_the_rest_stays(text: str, after: str) -> None:
     assert set_values(text, {"a": "9", "new": "8"}) == after
 
 
-@given(st.text("ab=: \\#!\n\r\tu0", max_size=40), st.text(max_size=8), st.text(max_size=8))
+@given(
+    st.text("ab=: \\#!\n\r\tu0", max_size=40),
+    st.text("ab#", max_size=2) | st.text(max_size=8),
+    st.text(max_size=8),
+)
 def test_values_set_in_any_text_are_read_back(text: str, key: str, value: str) -> None:
     try:
         before = parse_properties(text)

@@ -67,15 +67,21 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, _ in reversed([*logical_lines(text)]):  # of several pairs of a key the last one counts
+    for number, pair in reversed([*logical_lines(text)]):  # of several pairs of a key the last one counts
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1
         open_end = open_end or more
-        lead, key = _lead_and_key(lines[start], number)
+        end = end_of_key(pair)
+        try:
+            key = unescape(pair[:end], number)
+        except PropertiesError:
+            continue
         if key in missing:
-            end = _EOL.search(lines[stop])
-            lines[start] = lead + escape(missing.pop(key), key=False) + (end[0] if end else "")
+            first, found, last = lines[start], _SEPARATOR.match(pair, end), _EOL.search(lines[stop])
+            lead = first[: len(first) - len(first.lstrip(BLANKS))] + ("\\" if pair[0] in "#!" else "")
+            value = (found[0] if found and found[0] else "=") + escape(missing.pop(key), key=False)
+            lines[start] = lead + pair[:end] + value + (last[0] if last else "")
             lines[start + 1 : stop + 1] = [""] * (stop - start)
             open_end = open_end and not more
     kept = "".join(lines)
@@ -83,19 +89,6 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
         # A last pair that ends with a backslash would go on in the next line: an empty one ends it.
         kept += eol * (1 if not open_end or kept.endswith(("\r", "\n")) else 2)
     return kept + format_properties(missing).replace("\n", eol)
-
-
-def _lead_and_key(line: str, number: int) -> tuple[str, str]:
-    """Return what stands in front of a pair's value, and the pair's key. number: of the line."""
-    content = line.rstrip("\r\n").removesuffix("\\" if ends_escaped(line.rstrip("\r\n")) else "")
-    begin = len(content) - len(content.lstrip(BLANKS))
-    end = begin + end_of_key(content[begin:])
-    try:
-        key = unescape(content[begin:end], number)
-    except PropertiesError:
-        return "", ""
-    found = _SEPARATOR.match(content, end)
-    return content[:end] + (found[0] if found and found[0] else "="), key
 
 
 _EOL = re.compile(r"\r\n|\r|\n")
@@ -108,18 +101,17 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""
+    first, joined = 0, ""  # first: 0 between two logical lines
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
-        if not joined:
-            if not line or line[0] in "#!":
-                continue
-            first = number
-        if ends_escaped(line):
-            joined += line[:-1]
+        if not first and line[:1] in ("#", "!"):
             continue
-        yield first, joined + line
-        joined = ""
+        first = first or number
+        joined += line[:-1] if ends_escaped(line) else line
+        if not ends_escaped(line):
+            if joined:
+                yield first, joined
+            first, joined = 0, ""
     if joined:
         yield first, joined
 
