@@ -234,10 +234,12 @@ class MessageStore:
         if config.enable_d_leger_commit_log:
             own = (config.ledger_dir, os.path.join(config.ledger_dir, "index"))
         check_locations(disk, config)
+        if config.moves(INDEX):
+            own = (*own, config.location(INDEX))  # exists before it is locked
         parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
         for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)
-        lock = StoreLock(disk, config.root)
+        lock = StoreLock(disk, config)
         try:
             abort = AbortFile(disk, config.location(ABORT))
             make = partial(cls, config, disk, clock or SystemClock(), lock, abort)

@@ -60,11 +60,12 @@ def truncate_log(
     nothing has changed. Raises OSError; what was begun is then ended by the next start."""
     disk = disk or OsDisk()
     look = partial(read_layout, disk, root, config=config, commit_log_dir=commit_log_dir)
-    root = look().root
+    found = look()
+    root = found.root
     try:
-        lock = StoreLock(disk, root)
-    except StoreError:
-        raise StoreError("a broker is using this store; stop it first", root) from None
+        lock = StoreLock(disk, found.config)
+    except StoreError as held:
+        raise StoreError("a broker is using this store; stop it first", held.path or root) from None
     try:
         layout = look()
         if layout.config.enable_d_leger_commit_log:

@@ -218,6 +218,9 @@ class RecordingDisk:
     def try_lock(self, fd: int) -> bool:  # noqa: ARG002
         return True
 
+    def lock_directory(self, path: str) -> int | None:
+        return self.open(path)
+
     def locked(self, fd: int) -> bool:  # noqa: ARG002
         return False
 

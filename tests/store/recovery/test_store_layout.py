@@ -9,7 +9,7 @@ import pytest
 from tests.store.inspect.test_rebuild import AT_MS, index_bytes, queue_bytes
 from tests.store.kit import by_key, everything, open_store, put, small
 
-from cometmq.errors import ConfigError
+from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock
 from cometmq.store.base.config import FIELD_OF_KEY, LOCATIONS
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
@@ -96,3 +96,85 @@ def test_a_store_made_without_the_setting_is_not_begun_anew(
     (root / name).rename(there)
     store = open_store(root, **{field: str(there)})
     assert (len(by_key(store, "T", "k7")), len(everything(store))) == (1, 134)
+
+
+OVERLAPS: list[tuple[str, dict[str, str]]] = [
+    ("abortFile", {"abort_file": "{root}/lock"}),
+    ("abortFile", {"abort_file": "{root}/../store/./checkpoint"}),
+    ("abortFile", {"abort_file": "{link}/config/topics.json"}),
+    ("abortFile", {"abort_file": "{root}/commitlog/00000000000000000000"}),
+    ("abortFile", {"abort_file": "{root}/broker.conf"}),
+    ("abortFile", {"abort_file": "{disk}/one", "store_checkpoint": "{disk}/one"}),
+    ("storeCheckpoint", {"store_checkpoint": "{root}/abort", "abort_file": "{disk}/abort"}),
+    ("storeCheckpoint", {"store_checkpoint": "{disk}/q/x", "store_path_consume_queue": "{disk}/q"}),
+    ("storePathIndex", {"store_path_index": "{disk}/d/", "store_path_consume_queue": "{disk}/d"}),
+    ("storePathIndex", {"store_path_index": "{root}/commitlog/index"}),
+    ("storePathConsumeQueue", {"store_path_consume_queue": "{link}"}),
+    ("storePathConsumeQueue", {"store_path_consume_queue": "{disk}/.."}),
+    ("storePathCommitLog", {"store_path_commit_log": "{disk}/a,{disk}/a/b"}),
+    ("storePathCommitLog", {"store_path_commit_log": "{root}/consumequeue"}),
+    ("readOnlyCommitLogStorePaths", {
+        "store_path_commit_log": "{disk}/a,{disk}/b", "read_only_commit_log_store_paths": "{disk}/a/"
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "settings"), OVERLAPS)
+def test_no_path_of_a_store_lies_in_another_one(tmp_path: Path, key: str, settings: dict[str, str]) -> None:
+    root, disk, link = tmp_path / "store", tmp_path / "disk", tmp_path / "link"
+    disk.mkdir()
+    link.symlink_to(root)
+    changes = {name: value.format(root=root, disk=disk, link=link) for name, value in settings.items()}
+    open_store(root).close()
+    before = sorted(root.rglob("*"))
+    with pytest.raises(ConfigError, match=r"a path (apart from|that does not contain) ") as refused:
+        open_store(root, **changes)
+    assert refused.value.key == key
+    assert sorted(root.rglob("*")) == before
+
+
+def test_a_rebuild_puts_no_index_in_place_of_the_log(root: Path) -> None:
+    with pytest.raises(ConfigError, match="storePathIndex"):
+        rebuild(str(root), config=small(root, store_path_index=str(root / "commitlog")))
+    assert len(everything(open_store(root))) == 134
+
+
+def test_the_usual_places_may_be_named(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    usual = {FIELD_OF_KEY[key]: f"{root}/./{name}" for key, name in LOCATIONS.items()}
+    store = open_store(root, **usual, store_path_commit_log=f"{root}/commitlog/a,{tmp_path}/b")
+    put(store)
+    store.close()
+    logs = {
+        "store_path_commit_log": f"{tmp_path}/c,{tmp_path}/b",
+        "read_only_commit_log_store_paths": f"{tmp_path}/b,{root}/commitlog/a",
+    }
+    assert len(everything(open_store(root, **usual, **logs))) == 1
+
+
+@pytest.mark.parametrize("field", ["store_path_consume_queue", "store_path_index", "store_path_commit_log"])
+def test_two_stores_do_not_share_a_directory(tmp_path: Path, field: str) -> None:
+    shared = tmp_path / "shared"
+    first = open_store(tmp_path / "first", **{field: str(shared)})
+    with pytest.raises(StoreError, match="another store is using this directory"):
+        open_store(tmp_path / "second", **{field: str(shared)})
+    with pytest.raises(StoreError, match=f"{shared}: a broker is using this store"):
+        rebuild(str(tmp_path / "second"), config=small(tmp_path / "second", **{field: str(shared)}))
+    first.close()
+    open_store(tmp_path / "second", **{field: str(shared)})
+
+
+@pytest.mark.parametrize(
+    ("field", "within"),
+    [
+        ("abort_file", "lock"),
+        ("store_checkpoint", "checkpoint"),
+        ("store_path_index", "consumequeue"),
+        ("store_path_commit_log", "commitlog/more"),
+    ],
+)
+def test_no_path_lies_in_a_store_that_is_in_use(tmp_path: Path, field: str, within: str) -> None:
+    other = tmp_path / "other"
+    open_store(other)
+    with pytest.raises(ConfigError, match=f"a path outside {other}, which another store is using"):
+        open_store(tmp_path / "store", **{field: str(other / within)})

@@ -107,15 +107,23 @@ class StoreConfig:
         return os.path.expanduser(self.store_path_root_dir)
 
     @property
-    def directories(self) -> dict[str, tuple[str, ...]]:
-        """The directories of each setting that names some."""
+    def paths(self) -> dict[str, tuple[str, ...]]:
+        """The directories and files that each setting names, without the store directory."""
         return {
             "storePathCommitLog": _paths(self.store_path_commit_log),
             "storePathDLedgerCommitLog": _paths(self.store_path_d_ledger_commit_log),
             "readOnlyCommitLogStorePaths": self.read_only_commit_log_dirs,
-            **{key: (self.location(key),) for key in (CONSUME_QUEUES, INDEX) if self.moves(key)},
+            **{key: (self.location(key),) for key in LOCATIONS if self.moves(key)},
+        }
+
+    @property
+    def directories(self) -> dict[str, tuple[str, ...]]:
+        """The directories of each setting that names some."""
+        paths, files = self.paths, (CHECKPOINT, ABORT)
+        return {
+            **{key: paths[key] for key in paths if key not in files},
             "storePathRootDir": (self.root,),
-            **{key: (self.parent_of(key),) for key in (CHECKPOINT, ABORT) if self.moves(key)},
+            **{key: (self.parent_of(key),) for key in files if key in paths},
         }
 
     @property

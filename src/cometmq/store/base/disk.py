@@ -40,6 +40,7 @@ NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
 _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
+_NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.ENOLCK)  # EBADF: NFS locks only what is open for writing
 
 
 class FileFacts(NamedTuple):
@@ -91,6 +92,7 @@ class Disk(Protocol):
     def is_link(self, path: str) -> bool: ...
     def usage(self, path: str) -> DiskUsage: ...
     def try_lock(self, fd: int) -> bool: ...
+    def lock_directory(self, path: str) -> int | None: ...
     def locked(self, fd: int) -> bool: ...
 
 
@@ -254,6 +256,25 @@ class OsDisk:
                 return False
             raise
         return True
+
+    def lock_directory(self, path: str) -> int | None:
+        """Lock a directory exclusively until the returned descriptor is closed.
+
+        A file system that has no such locks grants every lock.
+
+        Returns:
+            A descriptor, or None if another descriptor, of this or another process, holds the lock.
+        """
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as failure:
+            if failure.errno not in _NO_DIRECTORY_LOCKS:
+                os.close(fd)
+                if failure.errno == errno.EAGAIN:
+                    return None
+                raise
+        return fd
 
     def locked(self, fd: int) -> bool:
         """Return whether another process holds that lock; False if the system cannot tell."""

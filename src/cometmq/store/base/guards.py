@@ -3,7 +3,8 @@
 `lock`: an exclusive lock over byte 0, as Apache's broker acquires it, then the text `lock`. Apache's broker
 acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
 end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
-existence counts.
+existence counts. The directories of log, consume queues and index have locks of their own, because settings
+can name those of another store.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import os
 
 from cometmq.errors import StoreError
+from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
 from cometmq.store.base.disk import Disk, opened, write_all
 
 _held: set[str] = set()  # POSIX record locks do not exclude a second owner in the same process
@@ -25,17 +27,18 @@ def _lock_path(root: str) -> str:
 
 
 class StoreLock:
-    """The lock of the store directory, held until `release`."""
+    """The lock of a store and of its directories, held until `release`."""
 
-    __slots__ = ("_disk", "_fd", "_path")
+    __slots__ = ("_directories", "_disk", "_fd", "_path")
 
-    def __init__(self, disk: Disk, root: str) -> None:
-        """Lock the directory.
+    def __init__(self, disk: Disk, config: StoreConfig) -> None:
+        """Lock the store directory, and those of log, consume queues and index that exist.
 
-        Raises StoreError if another process, or another store of this process, holds it.
+        Raises StoreError if another process, or another store of this process, holds one of them.
         """
         self._disk = disk
-        self._path = _lock_path(root)
+        self._path = _lock_path(config.root)
+        self._directories: list[int] = []
         if self._path in _held:
             raise StoreError(f"Lock failed,MQ already started: {self._path}")
         fd = disk.open(self._path, create=True)
@@ -47,13 +50,23 @@ class StoreLock:
         try:
             write_all(disk, fd, b"lock", 0)
             disk.fdatasync(fd)
-        except OSError:
+            for path in (*config.commit_log_dirs, config.location(CONSUME_QUEUES), config.location(INDEX)):
+                if disk.is_dir(path):
+                    self._lock_directory(path)
+        except (OSError, StoreError):
             self.release()
             raise
 
+    def _lock_directory(self, path: str) -> None:
+        fd = self._disk.lock_directory(path)
+        if fd is None:
+            raise StoreError("another store is using this directory", path)
+        self._directories.append(fd)
+
     def release(self) -> None:
         if self._fd is not None:
-            self._disk.close(self._fd)
+            for fd in (*self._directories, self._fd):
+                self._disk.close(fd)
             self._fd = None
             _held.discard(self._path)
 

@@ -72,11 +72,11 @@ def rebuild(
     Raises StoreError when there is no store or somebody holds it, OSError; the old directories stay then."""
     disk = disk or OsDisk()
     look = partial(read_layout, disk, root, config=config, commit_log_dir=commit_log_dir)
-    root = look().root
+    found = look()
     try:
-        lock = StoreLock(disk, root)
-    except StoreError:
-        raise StoreError("a broker is using this store; stop it first", root) from None
+        lock = StoreLock(disk, found.config)
+    except StoreError as held:
+        raise StoreError("a broker is using this store; stop it first", held.path or found.root) from None
     try:
         # The lock that is seen there is this one.
         layout = look()

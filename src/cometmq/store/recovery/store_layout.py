@@ -97,6 +97,7 @@ def read_layout(
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     if moved := misplaced(disk, config):
         config = config.at_root(*moved)
+    check_paths(config)
     strays: list[str] = []
     # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
@@ -210,16 +211,70 @@ def misplaced(disk: Disk, config: StoreConfig) -> list[str]:
 
 
 def check_locations(disk: Disk, config: StoreConfig) -> None:
-    """Check that no directory or file of a store was left below the root when its setting moved it.
+    """Check the settings that move directories or files of a store.
 
     Raises:
-        ConfigError: The broker would begin with an empty directory, and queues could lose their offsets.
+        ConfigError: A path is not this store's own (see `check_paths`), or lies in the directory of a store
+            that is in use. Or a directory or file was left below the root: the broker would begin with an
+            empty one, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
+    check_paths(config)
+    root = os.path.realpath(config.root)
+    for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
+        parent = os.path.dirname(os.path.realpath(path))
+        while not _is_within(root, parent):
+            if _is_in_use(disk, parent):
+                raise ConfigError(key, path, f"a path outside {parent}, which another store is using")
+            parent = os.path.dirname(parent)
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
         cure = "move it to the new path, or remove the setting, which Apache's broker ignores"
         raise ConfigError(key, config.location(key), f"the path of what lies at {usual} now ({cure})")
+
+
+def check_paths(config: StoreConfig) -> None:
+    """Check that no path of the store is another one of its paths, or lies inside one of its directories.
+
+    Raises:
+        ConfigError: A setting names such a path, or one that contains the store directory.
+    """
+    root, member = os.path.realpath(config.root), config.enable_d_leger_commit_log
+    unused = _LOG_KEYS[:2] if member else _LOG_KEYS[2:]
+    usual = dict.fromkeys((CONF, "lock", "config", "consumequeue_ext"), "") | {"commitlog": _LOG_KEYS[0]}
+    usual |= {name: key for key, name in LOCATIONS.items()}
+    if member:
+        ledger = os.path.basename(config.ledger_dir)
+        usual |= {ledger: _LOG_KEYS[0], f"{ledger}/index": ""}
+    # Each path with the setting that may name it or a path inside it.
+    taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
+    seen: set[tuple[str, str]] = set()
+    for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
+        resolved, owner = os.path.realpath(path), _LOG_KEYS[0] if key in _LOG_KEYS else key
+        if key in unused or (owner, path) in seen:  # A directory of the log may be named again as read-only.
+            continue
+        seen.add((owner, path))
+        if _is_within(root, resolved):
+            raise ConfigError(key, path, f"a path that does not contain the store directory {root}")
+        for other, permitted in taken:
+            if permitted != owner and (_is_within(resolved, other) or _is_within(other, resolved)):
+                raise ConfigError(key, path, f"a path apart from {other}, which the store uses otherwise")
+        taken.append((resolved, ""))
+
+
+_LOG_KEYS = ("storePathCommitLog", "readOnlyCommitLogStorePaths", "storePathDLedgerCommitLog")
+
+
+def _is_within(path: str, directory: str) -> bool:
+    """Return whether a resolved path is a directory's own path or lies inside it."""
+    return path == directory or path.startswith(directory.rstrip("/") + "/")
+
+
+def _is_in_use(disk: Disk, root: str) -> bool:
+    try:
+        return lock_held(disk, root)
+    except OSError:
+        return False  # its `lock` is not that of a store
 
 
 def _holds_something(disk: Disk, path: str) -> bool:
