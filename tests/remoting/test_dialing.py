@@ -94,6 +94,52 @@ async def test_all_addresses_together_have_one_limit(addresses: Addresses) -> No
         await answer(7, f"{HOST}:{port}", connect_timeout_s=0.4)
 
 
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [(f"{'x' * 64}.example", 80), ("a..b", 80), ("\udc80", 80), ("127.0.0.1", 70_000)],
+)
+async def test_what_cannot_be_an_address_is_an_os_error(host: str, port: int) -> None:
+    async with asyncio.timeout(30):
+        with pytest.raises(OSError) as refused:
+            await dialing.dial(asyncio.Protocol, host, port)
+    assert not isinstance(refused.value, TimeoutError)
+
+
+async def test_a_cancellation_while_other_attempts_end_loses_no_connection(
+    addresses: Addresses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, made = asyncio.Event(), [socket.socket()]
+
+    async def slow(info: dialing.Info) -> socket.socket:
+        if info[4][0] == "127.0.0.1":
+            made[0].setblocking(False)
+            await asyncio.get_running_loop().sock_connect(made[0], info[4])
+            return made[0]
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+            await asyncio.sleep(0.01)
+        raise AssertionError
+
+    monkeypatch.setattr(dialing, "_connected", slow)
+    monkeypatch.setattr(dialing, "_STAGGER_S", 0.001)
+    server = RemotingServer({})
+    port = await server.start("127.0.0.1", 0)
+    addresses.of_host = ["127.0.0.2", "127.0.0.1"]
+    try:
+        attempt = asyncio.create_task(dialing.dial(asyncio.Protocol, HOST, port))
+        await ended.wait()
+        attempt.cancel()
+        with suppress(asyncio.CancelledError):
+            (await attempt)[0].abort()
+        async with asyncio.timeout(30):
+            while made[0].fileno() != -1:
+                await asyncio.sleep(0.001)
+    finally:
+        await server.stop(0)
+
+
 async def test_an_address_server_is_asked_at_its_next_address(addresses: Addresses) -> None:
     async def page(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

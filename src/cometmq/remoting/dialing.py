@@ -36,8 +36,20 @@ async def dial(
         Transport and protocol of the connection.
 
     Raises:
-        OSError: No address accepts; the error is that of the first one. The caller limits the time.
+        OSError: No address accepts; the error is that of the first one. Or host or port cannot belong to an
+            address: a label longer than 63 characters, a port above 65535. The caller limits the time.
     """
+    try:
+        return await _dial(make, host, port, tls)
+    except (ValueError, OverflowError) as error:  # of getaddrinfo, IDNA, sockets and TLS
+        if isinstance(error, OSError):  # a certificate's error is both
+            raise
+        raise OSError(f"{host}:{port} is not an address: {error}") from error
+
+
+async def _dial(
+    make: Callable[[], P], host: str, port: int, tls: ssl.SSLContext | None
+) -> tuple[asyncio.Transport, P]:
     loop = asyncio.get_running_loop()
     name = host if tls is not None else None
     if not _is_literal(host):
@@ -82,18 +94,18 @@ async def _first_connected(infos: Sequence[Info]) -> socket.socket:
             if left:
                 running.add(asyncio.create_task(_connected(left.pop(0))))
             pause_s = _STAGGER_S if left else None
-            done, running = await asyncio.wait(running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(running, timeout=pause_s, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                running.discard(task)
                 error = task.exception()
                 if error is None:
-                    running |= done - {task}
                     return task.result()
                 if not isinstance(error, OSError):
                     raise error
                 failures.append(error)
         raise failures[0]
     finally:
-        await _close(running)
+        _close(running)
 
 
 async def _connected(info: Info) -> socket.socket:
@@ -108,10 +120,13 @@ async def _connected(info: Info) -> socket.socket:
     return made
 
 
-async def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
-    """End attempts that are not needed, also those that were connected meanwhile."""
+def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
+    """End attempts that are not needed, also those that have connected.
+
+    Nothing is awaited: a cancellation of the caller at that point would lose the connection that it returns.
+    """
     for task in tasks:
-        task.cancel()
-    for outcome in await asyncio.gather(*tasks, return_exceptions=True):
-        if isinstance(outcome, socket.socket):
-            outcome.close()
+        if not task.done():
+            task.cancel()  # the attempt closes its socket
+        elif task.exception() is None:
+            task.result().close()

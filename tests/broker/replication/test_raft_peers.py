@@ -185,6 +185,24 @@ async def test_that_a_member_cannot_be_reached_is_said_rarely(
     await other.peers.stop()
 
 
+async def test_a_member_whose_name_cannot_be_resolved_is_tried_again(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise UnicodeError("no IDNA name")
+
+    monkeypatch.setattr("cometmq.remoting.dialing.addresses_of", refuse)
+    monkeypatch.setattr(raft_peers, "RETRY_S", 0.01)
+    monkeypatch.setattr(raft_peers, "CONNECT_S", 0.01)
+    monkeypatch.setattr(raft_peers, "UNREACHABLE_WARNING_INTERVAL_S", 0.0)
+    one = Member("n0")
+    one.peers.use({"n1": "n1.example:1"})
+    await until(lambda: caplog.text.count("is not an address: no IDNA name") > 1)
+    monkeypatch.setattr(raft_peers, "dial", lambda *_: asyncio.sleep(60))
+    await until(lambda: "n1.example:1 unreachable: no answer" in caplog.text)
+    await one.peers.stop()
+
+
 async def test_connections_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(raft_peers, "MAX_CONNECTIONS", 2)
     one = Member("n0")

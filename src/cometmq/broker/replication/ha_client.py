@@ -268,9 +268,9 @@ class HaClient:
             else:
                 async with asyncio.timeout(_CONNECT_S):
                     await dial(lambda: link, host, port)
-        except (CometError, OSError, TimeoutError) as error:
+        except (CometError, OSError) as error:  # includes TimeoutError
             self._link = None
-            reason = f"no connection to the master's port {ha_addr}: {error or 'it takes too long'}"
+            reason = f"no connection to the master's port {ha_addr}: {str(error) or 'no answer'}"
             self.core.lost(self._clock.monotonic(), reason)
         else:
             self.core.connected(self._clock.monotonic())

@@ -128,7 +128,7 @@ class _Link(asyncio.Protocol):
                     await dial(lambda: self, *address)
             except OSError as error:  # includes TimeoutError
                 if self._may_say():
-                    log.warning("raft member %s unreachable: %s", self.addr, error or "no answer")
+                    log.warning("raft member %s unreachable: %s", self.addr, str(error) or "no answer")
             else:
                 begun = loop.time()
                 await self._broken.wait()
