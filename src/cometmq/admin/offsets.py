@@ -283,8 +283,7 @@ class BrokerReset:
 
     async def _store(self, resets: Iterable[QueueReset], *, anyhow: bool = False) -> None:
         for each in resets:
-            # An offset of 0 may mean that none is stored, in which case consumers would begin elsewhere.
-            if anyhow or each.consumer_offset <= 0 or each.rollback_offset != each.consumer_offset:
+            if anyhow or each.changes:
                 await self._client.brokers.update_consumer_offset(
                     self._addr, self._wanted.group, self._queue(each), each.rollback_offset
                 )

@@ -566,6 +566,14 @@ class QueueReset(Value, frozen=True, kw_only=True):
     seen: int | None = None
     problem: str = ""
 
+    @property
+    def changes(self) -> bool:
+        """Whether the reset stores the offset.
+
+        A broker reports an offset of 0 also where none is stored, and a consumer would begin elsewhere.
+        """
+        return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
+
 
 class SendTime(Value, frozen=True, kw_only=True):
     """A measured send; `result` is its status or the text of its error."""

@@ -70,8 +70,14 @@ def test_a_stopped_group_begins_again(mq: Shell) -> None:
 def test_a_group_that_never_consumed_can_be_given_a_place(mq: Shell) -> None:
     fill(mq, "unborn")
 
-    words = ("-g", "unborn-group", "-t", "unborn", "--force", "-s", "now", "--json")
-    found = mq.ok("resetOffsetByTime", *words).json
+    words = ("-g", "unborn-group", "-t", "unborn", "--force", "-s", "now")
+    would = mq.ok("resetOffsetByTime", *words, "--dry-run").lines
+    place = f"unborn-group in unborn at {mq.broker.broker_name} queue"
+    assert would[:2] == [
+        f"would set {place} {queue_id} from 0 (or no offset) to {offset}, in the broker"
+        for queue_id, offset in ((0, 3), (1, 0))
+    ]
+    found = mq.ok("resetOffsetByTime", *words, "--json").json
 
     assert [(each["consumerOffset"], each["seen"]) for each in found] == [(0, 3), (0, 0)]
 

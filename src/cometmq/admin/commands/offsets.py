@@ -150,9 +150,9 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
 def describe_reset(wanted: Reset, each: QueueReset) -> str:
     """Return the description of a reset in one queue."""
     place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
-    before = "no offset" if each.consumer_offset < 0 else str(each.consumer_offset)
-    if each.rollback_offset == each.consumer_offset:
-        return f"leave {place} at {before}"
+    if not each.changes:
+        return f"leave {place} at {each.consumer_offset}"
+    before = {-1: "no offset", 0: "0 (or no offset)"}.get(each.consumer_offset, str(each.consumer_offset))
     how = "through its members" if each.way is OffsetWay.MEMBERS else "in the broker"
     return f"set {place} from {before} to {each.rollback_offset}, {how}"
 
