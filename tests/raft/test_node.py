@@ -400,6 +400,17 @@ def test_a_leader_whose_disk_fails_steps_down_and_hands_over() -> None:
         solo.node.disk_failed(-1, "gone")
 
 
+def test_what_was_committed_when_the_disk_failed_is_reported_again() -> None:
+    solo = Solo([1, 1])
+    solo.node.receive(append("n1", 1, (1, 1), commit=1))
+    assert solo.node.effects().committed == 1
+
+    solo.node.disk_failed(1, "no space for the term and the vote")
+    solo.node.disk_recovered()
+
+    assert solo.node.effects().committed == 1
+
+
 def test_a_transfer_waits_for_the_last_entry_and_is_given_up_in_time() -> None:
     solo = Solo([1])
     solo.lead()

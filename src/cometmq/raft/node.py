@@ -230,9 +230,9 @@ class RaftNode:
             self._keep_members()
 
     def disk_recovered(self) -> None:
-        """Record that the disk accepts writes again."""
+        """Record that the disk accepts writes again: `effects` repeats state and commit, perhaps not done."""
         self._disk_writable = True
-        self._asked_to_save = self._saved  # requests the unsaved state again
+        self._asked_to_save, self._reported_commit = self._saved, self._log_state.first - 1
 
     def tables_copied(self, term: int) -> None:
         """Record that the tables outside the log were copied from the leader of this term and are durable."""

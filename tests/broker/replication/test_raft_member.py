@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from tests.broker.conftest import until
 from tests.ports import HOST, free_port
@@ -180,6 +181,36 @@ async def test_a_leadership_won_again_while_the_first_was_prepared_is_taken_up(t
     assert answers == [ResponseCode.SUCCESS]
     await alone.member.stop()
     alone.store.close()
+
+
+async def test_what_is_committed_is_shown_although_the_next_entry_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cometmq.broker.replication.raft_member.DISK_TEST_INTERVAL_S", 0.05)
+    disk = FaultyDisk(really_sync=False)
+    alone, source = Alone(member(tmp_path / "n0", disk), *NAMES), leader(tmp_path / "old", name="n1")
+    add(source, b"one", b"two")
+    own, receive = ledger(alone.store), alone.member.peers.receive
+    receive(entries(source, "n1", 1, 0, 2))
+    alone.member.turn()
+    await until(lambda: own.last == 1)
+    full = disk.fail("pwrite", error=errno.ENOSPC, match="dledger-n0/data", times=1 << 30)
+    receive(msgspec.structs.replace(entries(source, "n1", 1, 2, 3), commit=1))
+    alone.member.turn()
+    assert full.times < 1 << 30
+    assert (own.last, own.committed, seen(alone.store)) == (1, 1, [b"one"])
+    disk.heal()
+
+    def written() -> bool:
+        receive(msgspec.structs.replace(entries(source, "n1", 1, 2, 3), commit=2))
+        alone.member.turn()
+        return own.committed == 2
+
+    await until(written)
+    assert seen(alone.store) == [b"one", b"two"]
+    await alone.member.stop()
+    alone.store.close()
+    source.close()
 
 
 @pytest.mark.parametrize("flush", ["SYNC_FLUSH", "ASYNC_FLUSH"])

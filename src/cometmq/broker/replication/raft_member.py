@@ -327,17 +327,17 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Apply changes of the log and committed entries."""
+        """Apply committed entries, then changes of the log: their write may fail."""
         ledger = self._ledger
         try:
+            if effects.committed is not None and effects.committed > ledger.committed:  # false after a reset
+                ledger.commit_to(effects.committed)
+                self.waits.committed(ledger.place_of(effects.committed).end)
             self._write(effects.log)
             if effects.log and not self._store.config.sync_flush:
                 self.node.persisted(ledger.last, ledger.term_of(ledger.last))
             elif effects.log:
                 self._store.flusher.request()
-            if effects.committed is not None:
-                ledger.commit_to(effects.committed)
-                self.waits.committed(ledger.place_of(effects.committed).end)
         except (CometError, OSError) as error:
             self._failed(error)
         if effects.role is not None or effects.state is not None:
