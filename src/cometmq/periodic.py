@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from cometmq import logs
 
 log = logs.logger(__name__)
 
+FAILURE_INTERVAL_S = 60.0
+"""Minimum interval, in seconds, between two log lines about the OSErrors of one job."""
+
+
+class FailureLog:
+    """Logs failures of jobs that are tried again.
+
+    An OSError, such as that of a full disk, is one line, at most once per FAILURE_INTERVAL_S until the job
+    succeeds. Any other exception has its traceback, each time.
+    """
+
+    def __init__(self) -> None:
+        self._logged_at: dict[str, float] = {}
+
+    def succeeded(self, name: str) -> None:
+        """Log the next failure of this job in any case."""
+        self._logged_at.pop(name, None)
+
+    def failed(self, name: str, error: BaseException, when: str = "") -> None:
+        """Log a failure. `when`: when the job is tried again."""
+        if not isinstance(error, OSError):
+            log.error("%s failed, trying again%s", name, when, exc_info=error)
+            return
+        now = time.monotonic()
+        if now - self._logged_at.get(name, -FAILURE_INTERVAL_S) >= FAILURE_INTERVAL_S:
+            self._logged_at[name] = now
+            log.error("%s failed, trying again%s: %s", name, when, error)
+
 
 class Periodic:
     """Runs a job every `interval_s` seconds in an event loop, for the first time after one interval.
 
     If `interval_s` is a function, it is called before each interval. If `job` returns an awaitable, it is
-    awaited before the next interval begins, so that runs never overlap. A failure is logged and does not end
-    the repetition. Methods must be called in the event loop's thread.
+    awaited before the next interval begins, so that runs never overlap. A failure is logged (`FailureLog`)
+    and does not end the repetition. Methods must be called in the event loop's thread.
     """
 
     def __init__(
@@ -30,6 +59,7 @@ class Periodic:
         self._interval = interval_s
         self._job = job
         self._name = name
+        self._failures = FailureLog()
         self._timer: asyncio.TimerHandle | None = None
         self._run: asyncio.Task[None] | None = None
         self._active = False
@@ -70,8 +100,9 @@ class Periodic:
             outcome = self._job()
             if isinstance(outcome, Awaitable):
                 await outcome
-        except Exception:
-            log.exception("%s failed, trying again in %g s", self._name, self._interval_s)
+            self._failures.succeeded(self._name)
+        except Exception as error:
+            self._failures.failed(self._name, error, f" in {self._interval_s:g} s")
 
     def _ended(self, _run: asyncio.Task[None]) -> None:
         self._run = None

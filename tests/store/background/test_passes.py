@@ -76,6 +76,27 @@ async def test_a_failure_is_logged_and_the_next_pass_begins(
     assert caplog.text.count("sweeping failed, trying again") == 2
 
 
+async def test_a_full_disk_is_one_line_until_a_pass_succeeds(
+    passes: Passes, caplog: pytest.LogCaptureFixture
+) -> None:
+    problems: list[OSError | None] = [OSError(28, "no space")] * 5
+
+    async def save() -> None:
+        if problem := problems.pop():
+            raise problem
+
+    async def save_all() -> None:
+        while problems:
+            await passes.begin_anew("saving", save)
+
+    await save_all()
+    assert caplog.text.count("saving failed, trying again: [Errno 28] no space") == 1
+    problems += [OSError(28, "no space"), None]
+    await save_all()
+    assert caplog.text.count("saving failed") == 2
+    assert "Traceback" not in caplog.text
+
+
 @pytest.mark.parametrize(("cancel", "ended"), [(False, 1), (True, 0)])
 async def test_stop_waits_for_passes_at_work_and_cancel_does_not(
     passes: Passes, cancel: bool, ended: int

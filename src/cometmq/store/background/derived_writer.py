@@ -138,8 +138,10 @@ class DerivedWriter:
 
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
-        log.error("%s could not be written, trying again: %s", what, failure)
-        self.flags.raise_flag(part, f"{what} could not be written: {failure.strerror or failure}")
+        reason = f"{what} could not be written: {failure.strerror or failure}"
+        if self.flags.reasons.get(part) != reason:  # each round tries again
+            log.error("%s could not be written, trying again: %s", what, failure)
+        self.flags.raise_flag(part, reason)
 
     def _healed(self) -> None:
         if self.flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:

@@ -7,9 +7,7 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from cometmq import logs
-
-log = logs.logger(__name__)
+from cometmq.periodic import FailureLog
 
 Pass = Callable[[], Coroutine[Any, Any, object]]
 
@@ -20,6 +18,7 @@ class Passes:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: dict[str, asyncio.Task[object]] = {}
+        self._failures = FailureLog()
 
     def attach(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -29,15 +28,20 @@ class Passes:
         return self._loop is not None
 
     def begin(self, name: str, work: Pass) -> None:
-        """Start a pass, unless one of this name is at work. A failure is logged."""
+        """Start a pass, unless one of this name is at work. A failure is logged (`FailureLog`)."""
         if self._loop is not None and name not in self._running:
             task = self._running[name] = self._loop.create_task(work())
             task.add_done_callback(partial(self._done, name))
 
     def _done(self, name: str, task: asyncio.Task[object]) -> None:
         self._running.pop(name, None)
-        if not task.cancelled() and task.exception() is not None:
-            log.error("%s failed, trying again", name, exc_info=task.exception())
+        if task.cancelled():
+            return
+        error = task.exception()
+        if error is None:
+            self._failures.succeeded(name)
+        else:
+            self._failures.failed(name, error)
 
     async def begin_anew(self, name: str, work: Pass) -> None:
         """Wait for the pass of this name that is at work, then begin one and wait for it."""
