@@ -364,6 +364,24 @@ def test_a_key_is_found_by_its_time_after_the_clock_was_set_back(tmp_path: Path)
         assert len(found) == 1, number
 
 
+def test_a_key_is_found_by_its_time_although_the_clock_steps_back_a_little(tmp_path: Path) -> None:
+    clock = ManualClock()
+    store = quick(tmp_path, clock, max_hash_slot_num=1, max_index_num=21)  # one chain, 20 entries a file
+    times = []
+    for number in range(60):
+        clock.now_ms += -5000 if number in (1, 10, 20, 35) else 700
+        times.append(clock.now_ms)
+        send(store, b"x", properties=b"KEYS\x01k%d" % number)
+        assert len(by_key(store, "T", f"k{number}", 9, clock.now_ms - 3_600_000, clock.now_ms)) == 1
+    for number, at in enumerate(times):
+        assert len(by_key(store, "T", f"k{number}", 9, at, at)) == 1, number
+        for begin, end in ((at - 10_000, at - 1), (at + 1, at + 10_000)):
+            assert by_key(store, "T", f"k{number}", 9, begin, end) == []
+    clock.now_ms -= 86_400_000
+    send(store, b"x", properties=b"KEYS\x01k")
+    assert len(by_key(store, "T", "k", 9, clock.now_ms, clock.now_ms)) == 1
+
+
 def test_a_clock_far_behind_the_newest_index_file_is_no_trouble(tmp_path: Path) -> None:
     clock = ManualClock()
     store = quick(tmp_path, clock)

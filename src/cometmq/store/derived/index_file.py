@@ -34,6 +34,13 @@ _MAX_SECONDS = 0x7FFFFFFF
 MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per iteration of the loop: 1 to 2 ms at 5 us each."""
 
+MAX_STEP_BACK_MS = 600_000
+"""Searches find messages although the clock was set back by up to this much, in ms, within a file.
+
+Apache's broker does not find them: it takes the times of the first and last entry for the limits of a file,
+and stops at the first entry that is too old.
+"""
+
 IntArray = NDArray[np.int64]
 
 
@@ -318,7 +325,12 @@ class IndexFile:
 
         An end before the beginning tells nothing: the clock was set back.
         """
-        return self.begin_ms <= end and (begin <= self.end_ms or self.end_ms < self.begin_ms)
+        latest = self.end_ms + MAX_STEP_BACK_MS
+        return self._earliest_ms <= end and (begin <= latest or self.end_ms < self.begin_ms)
+
+    @property
+    def _earliest_ms(self) -> int:
+        return min(self.begin_ms, self.end_ms) - MAX_STEP_BACK_MS
 
     async def search(
         self,
@@ -332,8 +344,9 @@ class IndexFile:
     ) -> None:
         """Add the positions of matching entries to `found`, newest first, until it holds `limit`.
 
-        An entry matches if it has this hash, a time in [begin, end] and a position less than `before`. The
-        search runs in steps because a key may have as many entries as the file holds.
+        An entry matches if it has this hash, possibly a time in [begin, end], and a position less than
+        `before`. Entries have whole seconds, and 0 if they are earlier than the first one. The search runs in
+        steps because a key may have as many entries as the file holds.
         """
         count = self.count
         number: int | None = None
@@ -350,11 +363,12 @@ class IndexFile:
                 if seconds < 0:
                     return False
                 time_ms = self.begin_ms + seconds * 1000
-                in_range = begin <= time_ms <= end and position < before
+                earliest = time_ms if seconds else self._earliest_ms
+                in_range = begin <= time_ms + 999 and earliest <= end and position < before
                 if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
                 # Entries of 0 seconds may be later than the clock: behind them there may be newer ones.
-                if previous >= number or (seconds and time_ms < begin):
+                if previous >= number or (seconds and time_ms + MAX_STEP_BACK_MS < begin):
                     return False
                 number = previous
             return True

@@ -195,8 +195,8 @@ class IndexService:
     ) -> list[int]:
         """Return the ascending positions of the newest `limit` records that may have this key.
 
-        The records lie before position `before` and were stored in [begin, end] (ms). Records with another
-        key of the same hash are included.
+        The records lie before position `before`. Included are records with another key of the same hash, and
+        some that were stored a little before or after [begin, end] (ms).
         """
         if len(topic) + len(key) > _MAX_KEY_LENGTH:
             return []

@@ -31,16 +31,23 @@ _BYTES_A_TURN = 1 << 20  # of records, copied and checked in about 1 ms
 
 @dataclass(slots=True, eq=False)
 class _Found:
-    """Records of a topic, newest first: at most `limit`, with `left` bytes for more."""
+    """Records of a topic and a range of store times, newest first.
+
+    There are at most `limit`, with `left` bytes for more.
+    """
 
     topic: str
+    begin_ms: int
+    end_ms: int
     limit: int
     left: int
     records: list[bytes] = field(default_factory=list)
 
     def add(self, record: bytes) -> None:
-        """Add a record unless it belongs to another topic, whose key has the same hash."""
-        if topic_of(record) == self.topic:
+        """Add a record of the topic and the time; the index has only hashes and approximate times."""
+        place = place_of(record)
+        in_range = place is not None and self.begin_ms <= place.store_timestamp_ms <= self.end_ms
+        if in_range and topic_of(record) == self.topic:
             self.left -= len(record)
             if self.left >= 0:
                 self.records.append(record)
@@ -95,7 +102,7 @@ class Lookup:
         except OSError as failure:
             log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
         limit = min(max_count, self.config.max_msgs_num_batch)
-        found = _Found(topic, limit, max_bytes)
+        found = _Found(topic, begin_ms, end_ms, limit, max_bytes)
         behind, left = NO_POSITION, max(_MAX_RECORDS_READ, limit)
         async with AsyncExitStack() as held:
             while not found.full and left > 0:
