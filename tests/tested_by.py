@@ -31,6 +31,7 @@ broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
+broker/test_relay.py: broker/send/relay
 broker/test_replication.py: broker/replication/commit_waits broker/replication/context
     broker/replication/ha_client broker/replication/ha_server broker/replication/raft_entries
     broker/replication/raft_wire broker/replication/rates broker/replication/warning_limiter

@@ -43,6 +43,7 @@ from cometmq.broker.replication.context import ReplicationContext
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
+from cometmq.broker.send.relay import Relay
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
@@ -112,6 +113,7 @@ class BrokerParts:
         self.filter_servers = FilterServers(config, clock, address, self.registrar)
         self._make_processors(DelayLevels.of(config.store))
         self.replication: Replication | RaftReplication
+        self._relay: Relay | None = None
         if config.store.enable_d_leger_commit_log:
             self.replication = self.writer.replicas = self._in_raft()
         else:
@@ -122,6 +124,8 @@ class BrokerParts:
         runtime = self._runtime()
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
+        if self._relay is not None:
+            handlers = self._relay.handlers(handlers)
         self.handlers = handlers if guard is None else guard.guarded(handlers)
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
@@ -169,6 +173,8 @@ class BrokerParts:
         )
         made = RaftReplication(self._replication_context(), self.writer.end_tick, leader_services)
         leader_services.leader_log = made.leader_log
+        self._relay = Relay(self.client, made)
+        made.on_handoff = self._relay.begin
         return made
 
     def _make_processors(self, levels: DelayLevels) -> None:
@@ -335,6 +341,8 @@ class BrokerParts:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
         # A signature belongs to one request: with a guard no send can be recognized by earlier ones.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
+        if self._relay is not None:
+            shortcuts = self._relay.shortcuts(shortcuts)
         return RemotingServer(
             handlers,
             shortcuts=shortcuts,

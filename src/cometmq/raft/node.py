@@ -249,6 +249,11 @@ class RaftNode:
             if self._leading is not None:
                 self._leading.log_trimmed(first)
 
+    @property
+    def transferring(self) -> bool:
+        """Whether this leader transfers its leadership and accepts no entries meanwhile."""
+        return self._leading is not None and self._leading.transfer is not None
+
     # -- requests of operators. Each raises RaftRefused with the reason if it is not possible now.
 
     def transfer(self, to: str) -> None:

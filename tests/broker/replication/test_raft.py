@@ -11,6 +11,7 @@ from tests.broker.replication.raft_group import ELECTION_S, OPTIONS, RaftGroup
 from tests.ports import free_port
 
 from cometmq.broker.replication import raft, raft_member
+from cometmq.broker.send import relay
 from cometmq.broker.tables.topics import READ_WRITE, topic_of
 from cometmq.client import Producer
 from cometmq.message import Message, MessageQueue, SendStatus
@@ -445,9 +446,9 @@ async def test_a_preferred_member_leads_once_it_is_there(tmp_path):
         await send(group, "n2", b"more")
 
 
-async def test_a_producer_outlasts_a_handoff_that_fails(group):
-    """The leader refuses for a second, with the code that Java's client and ours retry
-    (docs/reference/client.md, Sends and retries), and stays."""
+async def test_a_producer_outlasts_a_handoff_that_fails(group, monkeypatch):
+    """A leader that holds no sends (broker/send/relay.py) refuses them for a second and stays the leader."""
+    monkeypatch.setattr(relay, "MAX_HELD_BYTES", 0)
     leader = await group.leader()
     async with Producer("senders", namesrv=group.namesrv) as producer:
         await producer.send(Message("Orders", b"before"))

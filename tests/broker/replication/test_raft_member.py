@@ -56,6 +56,8 @@ class Desk:
 
     def met(self) -> None: ...
 
+    def hand_over(self) -> None: ...
+
 
 class Alone:
     """A member whose peers are spoken for by the test."""

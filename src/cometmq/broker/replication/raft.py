@@ -82,6 +82,8 @@ class RaftReplication:
         tables.versions.term, tables.versions.counts = 0, False
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
+        self.on_handoff: Callable[[], None] = lambda: None
+        """Called when this leader begins to transfer its leadership, and when it has lost it."""
 
     async def start(self) -> None:
         """Take part in the group. The broker's port is known by then. Raises OSError, StoreError."""
@@ -163,6 +165,27 @@ class RaftReplication:
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
             self.sync.follow("" if known is None else known.broker_addr)
+
+    def hand_over(self) -> None:
+        """See LeaderRole."""
+        self.on_handoff()
+
+    # -- what the relay of sends asks
+
+    @property
+    def accepts(self) -> bool:
+        """See Successor."""
+        member = self._member
+        return member is not None and member.leading and not member.node.transferring
+
+    @property
+    def leader_addr(self) -> str:
+        """See Successor."""
+        member = self._member
+        if member is None or member.failed or member.node.leader == member.me:
+            return ""
+        known = member.peers.learned.get(member.node.leader)
+        return "" if known is None else known.broker_addr
 
     async def _resume_voting(self) -> None:
         """Allow a member that has lost its disk to vote again once its tables are complete, too."""

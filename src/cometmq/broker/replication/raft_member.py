@@ -67,6 +67,9 @@ class LeaderRole(Protocol):
     def met(self) -> None:
         """Handle a handshake: a member has sent its name and the address of its broker."""
 
+    def hand_over(self) -> None:
+        """Prepare for sends that clients address to this leader although another member will lead."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MemberConfig:
@@ -419,6 +422,7 @@ class RaftMember:
     def _stop_leading(self, reason: str) -> None:
         if self.leading:
             self.leading = False
+            self._leader_role.hand_over()
             self._led.set()
             self._ledger.follow()
             self.waits.give_up(reason)
@@ -467,6 +471,7 @@ class RaftMember:
     def transfer(self, to: str) -> None:
         """Transfer the leadership. Like the changes of members below, raises RaftRefused with the reason."""
         self._asked(self.node.transfer, to)
+        self._leader_role.hand_over()
 
     def prefer(self, now: float) -> None:
         """Transfer the leadership to the most advanced preferred member, or with a full disk to any member.
