@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import tracemalloc
+
 import pytest
 from tests.broker.conftest import commit, create, held, records, until
 
@@ -111,6 +114,33 @@ class TestTopics:
             topics.delete(name)
         assert (await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
         assert cluster.broker.parts.store.queues.topics() == [TRANS_HALF_TOPIC, TIMER_TOPIC]
+
+    async def test_requests_that_wait_hold_no_copies_of_all_names(self, cluster, peer, monkeypatch):
+        parts = cluster.broker.parts
+        await create(peer)
+        config = parts.tables.topics.table["Orders"]
+        parts.tables.topics.table.update({f"T{number}": config for number in range(5000)})
+        queues = parts.store.queues
+        for number in range(5000):
+            queues.get(f"T{number}", 0)
+        began, go_on = [], asyncio.Event()
+
+        async def wait(*_):
+            began.append(1)
+            await go_on.wait()
+
+        monkeypatch.setattr(parts.store.deletion, "_remove_files", wait)
+        monkeypatch.setattr(parts.store.off_loop, "pause", wait)
+        codes = [RequestCode.CLEAN_UNUSED_TOPIC, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE]
+        tracemalloc.start()
+        requests = [asyncio.create_task(peer.call(codes[number % 2])) for number in range(100)]
+        await asyncio.create_task(peer.call(RequestCode.GET_BROKER_CONFIG))  # behind them
+        await until(lambda: len(began) >= 2)
+        held_bytes, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        go_on.set()
+        assert [each.code for each in await asyncio.gather(*requests)] == [0] * 100
+        assert held_bytes < 1_500_000  # 15 MB if each holds all names
 
     async def test_tables_and_single_topics_are_shown(self, peer):
         await create(peer)

@@ -83,12 +83,12 @@ async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
     store.writer.make_durable()
     disk.in_the_loop.clear()
     calls = disk.calls["fdatasync"] + disk.calls["fsync_dir"]
-    gone = await store.deletion.keep({"Other"})
+    gone = await store.deletion.keep({"Other"}.__contains__)
     assert gone == sorted(["T", *(f"T{number}" for number in range(50))])
     assert disk.in_the_loop == []
     assert disk.calls["fdatasync"] + disk.calls["fsync_dir"] - calls < 15
     assert directories(tmp_path) == ["Other"]
-    assert await store.deletion.keep({"Other"}) == []
+    assert await store.deletion.keep({"Other"}.__contains__) == []
 
 
 async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:

@@ -18,6 +18,7 @@ a segment's worth of other messages has come (`_gains_nothing`).
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from collections.abc import Awaitable, Callable
@@ -76,6 +77,7 @@ class Retention:
 
     def __post_init__(self) -> None:
         self._manual = 0
+        self._correcting = asyncio.Lock()
         self._corrected_min = self.commit_log.min_position  # recovery has seen to the queues up to here
         self._derived_min = -1
         self._sweep_end = -1  # where the log ended when deletions whatever the age began at its beginning
@@ -240,14 +242,15 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """After the log's beginning has moved: move the queues' minimum offsets."""
-        log_min = self.commit_log.min_position
-        if log_min <= self._corrected_min:
-            return
-        for number, queue in enumerate(list(self.queues)):
-            if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
-                await self.off_loop.pause(0)
-            await self.off_loop.ask(partial(queue.correct_min, log_min))
-        self._corrected_min = log_min
+        async with self._correcting:  # of many requests that wait, each would hold a list of all queues
+            log_min = self.commit_log.min_position
+            if log_min <= self._corrected_min:
+                return
+            for number, queue in enumerate(list(self.queues)):
+                if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
+                    await self.off_loop.pause(0)
+                await self.off_loop.ask(partial(queue.correct_min, log_min))
+            self._corrected_min = log_min
 
     # -- queues and index -------------------------------------------------------------------------
 

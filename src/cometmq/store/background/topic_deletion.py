@@ -11,7 +11,7 @@ does not know the topic any more. Then the queues that were the deleted topic's 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cometmq import logs
@@ -70,9 +70,9 @@ class TopicDeletion:
             await self._remove_files(topics)
             return gone
 
-    async def keep(self, known: Container[str]) -> list[str]:
-        """Destroy the queues of every topic that is not in `known`; returns those topics. Raises OSError."""
-        gone = [topic for topic in self.queues.topics() if topic not in known]
+    async def keep(self, is_known: Callable[[str], bool]) -> list[str]:
+        """Destroy the queues of all other topics, and return these topics. Raises OSError."""
+        gone = [topic for topic in self.queues.topics() if not is_known(topic)]
         await self.delete(gone)
         return gone
 
