@@ -13,7 +13,7 @@ from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Driver, JavaError
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 from tests.ports import free_port
 
 from benchmarks.apache import CLIENT, LOAD_JVM, SYNC, WARM_UP_S

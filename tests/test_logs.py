@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import Peer
+from tests.kit.brokers import Peer
 
 from cometmq import logs
 from cometmq.protocol.codes import RequestCode

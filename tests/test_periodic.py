@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import sys
+import time
 from collections.abc import Callable
 
 import pytest
+from tests.kit.waiting import until
 
+from cometmq.clock import boottime
 from cometmq.periodic import Periodic
 
 SHORT_S = 0.005
@@ -26,12 +30,6 @@ def started(job: Callable[[], object]) -> Periodic:
     return periodic
 
 
-async def until(count: int, runs: list[float]) -> None:
-    async with asyncio.timeout(60):
-        while len(runs) < count:
-            await asyncio.sleep(SHORT_S)
-
-
 async def test_a_job_runs_after_each_interval(runs: list[float]) -> None:
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -41,7 +39,7 @@ async def test_a_job_runs_after_each_interval(runs: list[float]) -> None:
     await periodic.stop()  # of what was never started: nothing
     periodic.start()
     periodic.start()
-    await until(3, runs)
+    await until(lambda: len(runs) >= 3)
     periodic.cancel()
     times = [began, *runs]
 
@@ -55,7 +53,7 @@ async def test_a_changed_interval_counts_from_the_next_wait_on(runs: list[float]
     )
 
     periodic.start()
-    await until(2, runs)
+    await until(lambda: len(runs) >= 2)
     await asyncio.sleep(10 * SHORT_S)
     periodic.cancel()
 
@@ -79,7 +77,7 @@ async def test_failures_are_logged_and_the_next_run_comes(
     periodic = Periodic(asyncio.get_running_loop(), SHORT_S, job, name="sweeping")
     with caplog.at_level(logging.ERROR, "cometmq"):
         periodic.start()
-        await until(3, runs)
+        await until(lambda: len(runs) >= 3)
         await periodic.stop()
 
     assert "sweeping failed, trying again in 0.005 s" in caplog.text
@@ -104,7 +102,7 @@ async def test_runs_do_not_overlap(runs: list[float], restarts: int) -> None:
             under_way -= 1
 
     periodic = started(job)
-    await until(3, runs)
+    await until(lambda: len(runs) >= 3)
     await periodic.stop()
 
     assert most == 1
@@ -122,7 +120,7 @@ async def test_stop_waits_for_a_run_under_way_and_cancel_interrupts_it(
         done.append(True)
 
     periodic = started(job)
-    await until(1, runs)
+    await until(lambda: len(runs) >= 1)
     if cancel:
         periodic.cancel()
     await periodic.stop()
@@ -138,7 +136,7 @@ async def test_a_job_may_stop_itself(runs: list[float]) -> None:
         await periodic.stop()
 
     periodic = started(job)
-    await until(1, runs)
+    await until(lambda: len(runs) >= 1)
     await asyncio.sleep(10 * SHORT_S)
 
     assert len(runs) == 1
@@ -151,7 +149,7 @@ async def test_a_job_that_was_cancelled_from_within_runs_again(runs: list[float]
         raise asyncio.CancelledError
 
     periodic = started(job)
-    await until(2, runs)
+    await until(lambda: len(runs) >= 2)
     periodic.cancel()
 
 
@@ -170,13 +168,32 @@ async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval(runs: li
 
     periodic.soon()
     periodic.soon()  # is one run
-    await until(1, runs)
+    await until(lambda: len(runs) >= 1)
     periodic.soon()
     await asyncio.sleep(SHORT_S)
     assert len(runs) == 1
     gate.set()
-    await until(2, runs)
+    await until(lambda: len(runs) >= 2)
     await asyncio.sleep(SHORT_S)
     periodic.cancel()
 
     assert len(runs) == 2
+
+
+# -- The clock by which delays and locks are measured (cometmq/clock.py)
+
+
+MONOTONIC, MACHINES, BOOTTIME = 1.0, 2.0, 3.0
+
+
+@pytest.mark.parametrize(
+    ("platform", "reads"), [("linux", BOOTTIME), ("darwin", MACHINES), ("win32", MONOTONIC)]
+)
+def test_it_counts_sleep_on_each_platform(
+    monkeypatch: pytest.MonkeyPatch, platform: str, reads: float
+) -> None:
+    clocks = {getattr(time, "CLOCK_BOOTTIME", 7): BOOTTIME, time.CLOCK_MONOTONIC: MACHINES}
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
+    monkeypatch.setattr(time, "monotonic", lambda: MONOTONIC)
+    assert boottime() == reads

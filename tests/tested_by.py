@@ -20,12 +20,16 @@ TABLE = """
 admin/test_access.py: admin/acl
 admin/test_formats.py: admin/admin admin/errors admin/group_admin admin/groups admin/message_admin
     admin/servers admin/stats admin/topic_admin admin/values
+broker/test_checks.py: broker/transactions/service
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
+broker/test_consumers.py: broker/admin/clients
 broker/test_decision.py: broker/access/explain broker/access/rights
+broker/test_disagreements.py: broker/groups/subscriptions
 broker/test_ending.py: broker/send/half broker/transactions/records
-broker/test_model.py: broker/transactions/service
+broker/test_ha_master.py: broker/replication/ha_frames broker/replication/replica_waits
 broker/test_offset_requests.py: broker/base/compat
+broker/test_parts.py: broker/server
 broker/test_progress.py: broker/base/times
 broker/test_pull.py: broker/pull/checks
 broker/test_purge.py: broker/base/attributes
@@ -48,10 +52,12 @@ cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipelin
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/consume cli/options
 cli/test_lazy.py: cli/app
+cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/console cli/doctor cli/local_cluster cli/outcome cli/shutdown cli/standalone
 cli/test_serving.py: remoting/loop
-cli/test_store_commands.py: cli/progress cli/store
+cli/test_store_commands.py: cli/progress cli/store cli/store_text
+client/test_agreement.py: client/group/subscription
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
@@ -62,15 +68,17 @@ client/test_push.py: client/cluster/server_requests client/consumer/acknowledgin
     client/consumer/polling client/consumer/push_session client/consumer/queue_puller
     client/consumer/rebalance client/consumer/retry_topic client/consumer/single_pulls client/group/group
     client/group/options
+client/test_retry.py: client/producer/latency client/producer/selectors
 console/test_app.py: console/frame/actions console/frame/asking console/frame/forms console/frame/listing
     console/frame/page console/frame/secret console/messages/dead_group console/messages/message
     console/messages/search console/messages/timers console/messages/transactions console/pages/access_changes
-console/test_brokers.py: console/frame/charts console/frame/settings console/pages/overview
-    console/pages/places console/pages/producers
+console/test_brokers.py: console/frame/charts console/frame/settings console/pages/names
+    console/pages/overview console/pages/places console/pages/producers
+console/test_dead.py: console/frame/export
 console/test_gate.py: console/door/attempts console/door/http console/door/login
 console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
-faults/test_power_loss.py: testing/crash_images testing/history testing/recording_disk
+faults/test_power_loss.py: testing/history
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
 namesrv/test_name_server.py: namesrv/kv namesrv/metrics namesrv/requests namesrv/server
@@ -85,11 +93,14 @@ pipeline/test_task.py: pipeline/table/partition_writer
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns
-protocol/test_bodies.py: protocol/bodies_admin protocol/bodies_client protocol/bodies_route protocol/json_body
+protocol/test_bodies.py: protocol/batch protocol/bodies_admin protocol/bodies_client protocol/bodies_route
+    protocol/json_body
 protocol/test_frame.py: protocol/binary_header protocol/send_ext
-protocol/test_headers.py: protocol/ext protocol/headers_admin protocol/headers_client protocol/headers_message
-    protocol/headers_namesrv
+protocol/test_headers.py: protocol/codes protocol/ext protocol/headers_admin protocol/headers_client
+    protocol/headers_message protocol/headers_namesrv
+protocol/test_one.py: protocol/checksum protocol/record/layout
 protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
+protocol/test_values.py: protocol/properties/key_hashes
 raft/test_node.py: raft/following raft/leading raft/members raft/outbox
 remoting/test_bounds.py: remoting/limits remoting/partial
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
@@ -97,12 +108,13 @@ remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file
 store/test_batch_items.py: store/base/refusal
 store/test_cold_reads.py: store/base/files
-store/test_faults.py: store/base/disk testing/faulty_disk
+store/test_faults.py: store/base/disk
 store/test_find_and_stats.py: store/inspect/find store/inspect/stats store/log/log_reader
 store/test_flush.py: store/background/checkpointing store/background/derived_writer store/background/upkeep
 store/test_full_disk.py: store/background/space_ahead
 store/test_ledger.py: protocol/record/framing store/ledger/entry_index
 store/test_lengths.py: store/tables/clean_stop
+store/test_links.py: store/reading/lost_units
 store/test_log_ends.py: store/ledger/member_files
 store/test_model.py: store/message_store
 store/test_queue_reader.py: store/log/block_cache store/log/entry_runs store/log/entry_tail store/log/recent
@@ -120,6 +132,7 @@ store/test_verify_derived.py: store/inspect/index_check store/inspect/index_file
     store/inspect/unit_files
 store/test_writing.py: store/derived/consume_queue store/derived/index_service store/derived/queue_table
     store/log/commit_log store/writing/dispatch store/writing/log_cut store/writing/record_dispatch
+test_periodic.py: clock
 testing/test_in_memory.py: remoting/networks testing/memory
 testing/test_plugin.py: testing/local testing/process
 testing/test_proxy.py: testing/faults

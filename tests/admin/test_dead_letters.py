@@ -11,7 +11,9 @@ from contextlib import aclosing
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import StartCluster, start_cluster, until  # noqa: F401 - a fixture
+from tests.broker.conftest import start_cluster  # noqa: F401 - a fixture
+from tests.kit.brokers import StartCluster
+from tests.kit.waiting import until
 
 from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
 from cometmq.admin import (
@@ -358,7 +360,7 @@ async def test_from_the_first_failure_to_the_cure(
         sent = await admin.send(Message("orders", b"poison"))
         consumer = PushConsumer("g", cured_later, "orders", namesrv=cluster.namesrv_addr, options=options)
         async with consumer:
-            await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table, 30)
+            await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table)
             assert [message.reconsume_times for message in tries] == list(range(17))
             assert {(message.topic, message.msg_id) for message in tries} == {("orders", sent.msg_id)}
             async with asyncio.timeout(60):  # the letter is stored after its topic is made and registered

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.broker.conftest import Peer
 from tests.certificates import Certificates
+from tests.kit.brokers import Peer
+from tests.kit.fakes import FakeServer, Script
 from tests.ports import free_port
 
 from cometmq.admin import Admin, TopicSettings
@@ -27,7 +28,6 @@ from cometmq.protocol.bodies import BrokerData, ClusterInfo, DataVersion, KVTabl
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterBrokerRequestHeader
-from cometmq.remoting import Connection, RemotingServer
 from cometmq.store import SystemClock
 from cometmq.store.base.flags import Flag
 
@@ -67,23 +67,19 @@ async def broker(path: Path, namesrv: str, clock: SystemClock | None = None) -> 
 @asynccontextmanager
 async def hostile_broker(path: Path, runtime: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
     """A name server, and a registered broker that says what it likes of itself."""
-
-    def say(_connection: Connection, frame: Frame) -> Frame:
-        return frame.response(body=KVTable(table=runtime).encode())
-
-    server = RemotingServer({RequestCode.GET_BROKER_RUNTIME_INFO: say})
-    addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-    header = RegisterBrokerRequestHeader(
-        broker_name="broker-x", broker_addr=addr, cluster_name="C", broker_id=0, ha_server_addr="",
-        compressed=False, body_crc32=0,
-    )  # fmt: skip
+    say: Script = lambda frame: frame.response(body=KVTable(table=runtime).encode())  # noqa: E731
     body = RegisterBrokerBody.of({}, DataVersion(timestamp=1, counter=1), []).encode(compressed=False)
-    try:
-        async with name_server(path) as namesrv, Peer(namesrv) as peer:
-            assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
-            yield namesrv, addr
-    finally:
-        await server.stop()
+    async with (
+        FakeServer({RequestCode.GET_BROKER_RUNTIME_INFO: say}) as server,
+        name_server(path) as namesrv,
+        Peer(namesrv) as peer,
+    ):
+        header = RegisterBrokerRequestHeader(
+            broker_name="broker-x", broker_addr=server.addr, cluster_name="C", broker_id=0, ha_server_addr="",
+            compressed=False, body_crc32=0,
+        )  # fmt: skip
+        assert (await peer.call(RequestCode.REGISTER_BROKER, header, body)).code == 0
+        yield namesrv, server.addr
 
 
 def only(findings: list[Finding]) -> Finding:
@@ -208,7 +204,7 @@ async def test_what_a_hostile_broker_says_is_cut(tmp_path: Path) -> None:
 
 
 async def test_a_name_server_that_tells_of_too_many_brokers_is_not_followed(tmp_path: Path) -> None:
-    def cluster(_connection: Connection, frame: Frame) -> Frame:
+    def cluster(frame: Frame) -> Frame:
         table = {
             f"b{n}": BrokerData(cluster="C", broker_name=f"b{n}", broker_addrs={0: f"192.0.2.1:{n + 1}"})
             for n in range(1_001)
@@ -217,12 +213,8 @@ async def test_a_name_server_that_tells_of_too_many_brokers_is_not_followed(tmp_
             body=ClusterInfo(broker_addr_table=table, cluster_addr_table={"C": list(table)}).encode()
         )
 
-    server = RemotingServer({RequestCode.GET_BROKER_CLUSTER_INFO: cluster})
-    port = await server.start("127.0.0.1", 0)
-    try:
-        assert "1001 brokers are registered" in only(await examine([f"127.0.0.1:{port}"])).problem
-    finally:
-        await server.stop()
+    async with FakeServer({RequestCode.GET_BROKER_CLUSTER_INFO: cluster}) as server:
+        assert "1001 brokers are registered" in only(await examine([server.addr])).problem
 
 
 async def test_who_speaks_tls_hears_of_ports_that_take_more(

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell
+from tests.faults.hostile import EVIL
 
-EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]x\u202e"
 BODY = f"{EVIL}\nMSGID: forged"
 
 

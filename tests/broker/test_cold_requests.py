@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.broker.conftest import Peer, commit, offset_of, running
+from tests.kit.brokers import Peer, commit, offset_of, running
 from tests.store.cold_disk import ColdDisk
 
 from cometmq.protocol.codes import RequestCode

@@ -6,8 +6,9 @@ import os
 import re
 
 import pytest
-from tests.broker.conftest import refused, running, until
 from tests.filtersrv.conftest import EVEN
+from tests.kit.brokers import refused, running
+from tests.kit.waiting import until
 
 from cometmq.broker import filter_servers
 from cometmq.broker.base.address import BrokerAddress

@@ -10,7 +10,8 @@ import socket
 import time
 
 import pytest
-from tests.broker.conftest import COMMIT, held, records, running, until
+from tests.kit.brokers import COMMIT, held, records, running
+from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq.broker.base.address import ports_of

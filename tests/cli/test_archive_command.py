@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from tests.cli.conftest import Run, Serve
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 from cometmq.cli.pipeline.archive import archive, report

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.cli.local_cluster import MODES, modes

@@ -11,10 +11,10 @@ from typing import IO, Any
 
 import pytest
 from tests.cli.conftest import BIN, Run
+from tests.faults.hostile import EVIL
 
 pytestmark = pytest.mark.usefixtures("namesrv")
 END_S = 60
-EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]x\u202e"
 
 
 def consume(topic: str, *words: str, stdout: int | IO[Any] = subprocess.PIPE) -> subprocess.Popen[str]:

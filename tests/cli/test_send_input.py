@@ -16,6 +16,7 @@ from typing import IO
 import click
 import pytest
 from tests.cli.conftest import BIN, Run
+from tests.kit.waiting import until
 
 from cometmq.cli import send
 
@@ -125,8 +126,7 @@ class TestInputLines:
             file.close()  # ends the thread that reads
 
     async def arrived(self, lines: send.InputLines) -> None:
-        while not lines.chunks:
-            await asyncio.sleep(0.001)
+        await until(lambda: lines.chunks)
 
     async def test_what_was_read_before_the_stop_is_given_out(self, pipe: IO[bytes]) -> None:
         stop = asyncio.Event()

@@ -44,7 +44,7 @@ def port_of(line: str) -> int:
 
 async def send_until_it_stops(addr: str, broker: ServerProcess, acknowledged: set[str]) -> None:
     """Send with 32 at once, ask the broker to stop after 2000 messages, and go on until sends fail."""
-    options = ProducerOptions(send_timeout_s=1.0, retry_times=0)
+    options = ProducerOptions(send_timeout_s=20.0, retry_times=0)
 
     async def work(producer: Producer) -> None:
         while True:

@@ -13,6 +13,7 @@ import zlib
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.cli.conftest import BIN, Run
 from tests.store.kit import open_store, send
@@ -21,8 +22,10 @@ from tests.store.planted import extract_golden, flip, places, snapshot
 from cometmq import Message
 from cometmq.cli import main as cometmq_main
 from cometmq.cli import store_text
+from cometmq.cli.store_text import print_stats
 from cometmq.client.blocking import SyncProducer
 from cometmq.message import MessageExt
+from cometmq.store.inspect.stats import Outlook, QueueStats, StoreStats, TopicStats
 from cometmq.testing.local import local_broker
 from cometmq.testing.process import StandaloneProcess
 
@@ -389,3 +392,32 @@ class TestTruncate:
         open_store(tmp_path)
         done = store("truncate", str(tmp_path), "--to", "0")
         assert (done.returncode, "a broker is using this store; stop it first" in done.stderr) == (1, True)
+
+
+# -- Tables of a store whose names are not ours
+
+
+NAME = "[red]:smile:\x1b[2J"
+
+
+def blank(kind: type[msgspec.Struct], **given: object) -> dict[str, object]:
+    """Fields of a struct, nothing in those that are not given."""
+    empty = {int: -1, float: 0.0, str: "", bool: False}
+    fields = msgspec.structs.fields(kind)
+    return {field.name: given.get(field.name, empty.get(field.type)) for field in fields}
+
+
+@pytest.mark.parametrize("by_queue", [False, True])
+def test_a_topics_name_is_neither_markup_nor_an_escape(
+    capsys: pytest.CaptureFixture[str], by_queue: bool
+) -> None:
+    outlook = Outlook(**blank(Outlook))
+    topics = [TopicStats(**blank(TopicStats, topic=NAME))]
+    queues = [QueueStats(**blank(QueueStats, topic=NAME))]
+    print_stats(
+        StoreStats(**blank(StoreStats, topics=topics, queues=queues, outlook=outlook)), by_queue=by_queue
+    )
+
+    shown = capsys.readouterr().out
+    assert "[red]:smile:\\x1b[2J" in shown
+    assert "\x1b" not in shown

@@ -10,7 +10,8 @@ import random
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending, until
+from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending
+from tests.kit.waiting import until
 from tests.long_form import LONG
 
 from cometmq import Message, MessageExt, PushConsumer

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
 from tests.client.scenarios import PATIENT_BROKER
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq.testing import LocalBroker, local_broker
 

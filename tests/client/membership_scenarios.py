@@ -18,8 +18,8 @@ from tests.client.scenarios import (
     read_at_least,
     reading,
     sending,
-    until,
 )
+from tests.kit.waiting import until
 
 from cometmq import (
     Admin,
@@ -47,16 +47,21 @@ async def pull_members_share_queues_and_hand_them_over(namesrv: str) -> None:
     await fill(namesrv, name.topic, first)
     ledger = Ledger()
 
+    polls = 0
+
     async def poll(consumer: PullConsumer) -> None:
+        nonlocal polls
         while True:
             ledger.add(await consumer.poll(1.0))
+            polls += 1
 
     async with reading(namesrv, name.group, FROM_FIRST_PULL) as one:
         await one.subscribe(name.topic)
         polling = asyncio.create_task(poll(one))
         await ledger.has_all(first)
-        # What the last poll gave out is committed by the next one, which comes within a second.
-        await asyncio.sleep(1.5)
+        # What the last poll gave out is committed by the next one.
+        before = polls
+        await until(lambda: polls >= before + 2, "two more polls")
         await one.commit()
         called = Ledger()
 

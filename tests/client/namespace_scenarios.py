@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.client.scenarios import PATIENT, Ledger, names, reading, until
+from tests.client.scenarios import PATIENT, Ledger, names, reading
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,

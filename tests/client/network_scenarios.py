@@ -12,7 +12,8 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
-from tests.client.scenarios import names, until
+from tests.client.scenarios import names
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientOptions,

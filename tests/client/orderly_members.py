@@ -20,7 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending, until
+from tests.client.scenarios import FROM_FIRST, PATIENT_CLIENT, names, sending
+from tests.kit.waiting import until
 
 from cometmq import Message, MessageExt, OrderlyContext, OrderlyStatus, PushConsumer, PushOptions, SendStatus
 from cometmq.client.consumer import orderly_queue, queue_locks

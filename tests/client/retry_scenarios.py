@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.client.scenarios import Ledger, Scenario, bodies, consuming, fill, names, sending, until
+from tests.client.scenarios import Ledger, Scenario, bodies, consuming, fill, names, sending
+from tests.kit.waiting import until
 
 from cometmq import ConsumeContext, ConsumeFromWhere, ConsumeStatus, Message, MessageExt, PushOptions
 from cometmq.admin import Admin, Resending, Selection

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import pytest
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientOptions,
@@ -119,13 +120,6 @@ class Ledger:
     async def has_all(self, bodies: Iterable[bytes]) -> None:
         wanted = set(bodies)
         await self.wait_until(lambda ledger: wanted <= ledger.bodies.keys(), f"all {len(wanted)} messages")
-
-
-async def until(check: Callable[[], Awaitable[bool]], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not await check():
-        assert time.monotonic() < deadline, f"after {PATIENCE_S:g} s not {what}"
-        await asyncio.sleep(0.05)
 
 
 def bodies(count: int, prefix: str = "m") -> list[bytes]:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 import pytest
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientStateError,
@@ -100,8 +101,7 @@ def test_so_many_are_under_way_and_more_wait(thread: LoopThread) -> None:
     sends, open_gate = AsyncSends(2), threading.Event()
 
     async def send() -> int:
-        while not open_gate.is_set():
-            await asyncio.sleep(0.001)
+        await until(lambda: open_gate.is_set())
         return 1
 
     first = [sends.begin(thread, send, None) for _ in range(2)]

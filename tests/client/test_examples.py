@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 from httpx import ASGITransport, AsyncClient
-from tests.client.scenarios import until
+from tests.kit.waiting import until
 
 from cometmq import Message, SyncProducer
 from cometmq.testing import LocalBroker, TestBroker, local_broker

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-from tests.client.scenarios import FROM_FIRST, Ledger, bodies, fill, until
+from tests.client.scenarios import FROM_FIRST, Ledger, bodies, fill
+from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq import BrokerError, Message, NoRouteError, Producer, ProducerOptions, PushConsumer

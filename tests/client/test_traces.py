@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, Script
+from tests.kit.fakes import FakeBroker, FakeNamesrv, Script
 
 from cometmq import (
     ClientInstance,

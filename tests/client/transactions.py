@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from tests.client.scenarios import PATIENT, PATIENT_CLIENT, Ledger, consuming, fill, names, read_all, until
+from tests.client.scenarios import PATIENT, PATIENT_CLIENT, Ledger, consuming, fill, names, read_all
+from tests.kit.waiting import until
 
 from cometmq import Message, MessageExt, TransactionProducer, TransactionState
 

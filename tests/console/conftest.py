@@ -143,7 +143,7 @@ def log_in(page: Page, name: str, password: str) -> None:
     page.click("button[type=submit]")
 
 
-def shown(page: Page, text: str) -> None:
+def shown(page: Page, text: str | re.Pattern[str]) -> None:
     """Wait until a page shows a text."""
     page.get_by_text(text).first.wait_for(timeout=WAIT_MS)
 

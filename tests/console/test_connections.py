@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import uvicorn
+from tests.kit.waiting import until
 
 from cometmq.console.app import _Server
 from cometmq.console.door import connections
@@ -34,8 +35,7 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
     config = uvicorn.Config(app, http=TimedProtocol, limit_concurrency=3, lifespan="off", log_config=None)
     server = _Server(config)
     serving = asyncio.create_task(server.serve([listening]))
-    while not server.started:
-        await asyncio.sleep(0.005)
+    await until(lambda: server.started)
     yield listening.getsockname()
     server.should_exit = True
     await serving

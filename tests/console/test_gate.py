@@ -12,6 +12,7 @@ from urllib.parse import urlencode
 
 import pytest
 from argon2 import PasswordHasher
+from tests.kit.waiting import until
 
 from cometmq.console.door.accounts import Accounts, Role
 from cometmq.console.door.attempts import Attempts, address_key
@@ -367,9 +368,7 @@ class TestConnections:
             sent.append(message)
 
         self.task = asyncio.create_task(house.gate(scope, coming.get, send))
-        async with asyncio.timeout(60):
-            while not (sent or house.heard):
-                await asyncio.sleep(0.002)
+        await until(lambda: sent or house.heard)
         return sent, coming
 
     @pytest.mark.parametrize(
@@ -440,14 +439,10 @@ class TestConnections:
         session.used_s = before = session.used_s - 10
         for text in ("3", '42["ack",{"client_id":"x"}]'):
             coming.put_nowait({"type": "websocket.receive", "text": text})
-        async with asyncio.timeout(60):
-            while len(house.heard) < 3:
-                await asyncio.sleep(0.002)
+        await until(lambda: len(house.heard) >= 3)
         assert session.used_s == before
         coming.put_nowait({"type": "websocket.receive", "text": '42["event",{"id":1}]'})
-        async with asyncio.timeout(60):
-            while session.used_s == before:
-                await asyncio.sleep(0.002)
+        await until(lambda: session.used_s != before)
         coming.put_nowait({"type": "websocket.disconnect"})
         await asyncio.wait_for(self.task, 5)
 

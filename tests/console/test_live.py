@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import time
 
 import pytest
+from tests.kit.waiting import until
 
-from cometmq.console.frame.live import FEEDS_MAX, Feed, Live, Rate, Reading, Ring, Tops
+from cometmq.console.frame.live import FEEDS_MAX, PAUSE, Feed, Live, Rate, Reading, Ring, Tops
 from cometmq.errors import ConnectError
 
 
@@ -30,12 +31,6 @@ class Question:
         if self.failing is not None:
             raise self.failing
         return self.asked
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.002)
 
 
 async def test_nothing_is_asked_unless_somebody_looks() -> None:
@@ -186,11 +181,12 @@ def test_rates_are_growth_by_time(
 async def test_who_asks_again_and_again_does_not_have_it_asked_without_a_pause() -> None:
     question = Question()
     feed = Feed(question, 2.0)
+    begun = time.monotonic()
     end = feed.watch(lambda _reading: feed.refresh())
-    await asyncio.sleep(0.5)
+    await until(lambda: question.asked >= 3)
     end()
 
-    assert 2 <= question.asked <= 3
+    assert time.monotonic() - begun >= 2 * 2.0 * PAUSE * 0.9
 
 
 def test_the_past_of_the_largest_is_kept_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

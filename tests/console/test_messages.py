@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import TYPE_CHECKING
 
 from tests.console.conftest import RunningConsole, asked, confirm, go_on, shown
 from tests.console.test_topics import made
+from tests.kit.waiting import until
 
 from cometmq import PushConsumer
 from cometmq.admin import Admin
@@ -88,9 +88,7 @@ def test_a_message_is_processed_once_more_and_sent_again(page: Page, console: Ru
             raise ValueError("not today")
 
     async def count(least: int) -> None:
-        async with asyncio.timeout(60):
-            while len(taken) < least:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(taken) >= least)
 
     with loop_in_thread("consumer") as run:
         consumer = PushConsumer("repeaters", take, "repeated", namesrv=console.namesrv)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.kit.waiting import until
 
 from cometmq.console.frame.live import Live
 from cometmq.console.frame.patience import Patience
@@ -91,9 +92,7 @@ async def test_pages_are_told_of_a_late_answer() -> None:
     told: list[object] = []
     end = feed.watch(lambda reading: told.append(reading.value))
     async with asyncio.timeout(60):
-        while told != [["a"]]:
-            await asyncio.sleep(0.005)
+        await until(lambda: told == [["a"]])
         brokers.gate.set()
-        while told[-1] != ["a", "b"]:
-            await asyncio.sleep(0.005)
+        await until(lambda: told[-1] == ["a", "b"])
     end()

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import by_key
 
 from cometmq.protocol.properties.values import index_hash
@@ -16,7 +17,6 @@ from cometmq.store import JsonTable, MessageStore, StoreConfig
 from cometmq.store.base.config import CONSUME_QUEUE_UNIT
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_STRUCT
 from cometmq.store.derived.index_file import ENTRY_DTYPE, HEADER
-from cometmq.testing.recording_disk import RecordingDisk
 
 ROOT = "/store"
 TABLE = f"{ROOT}/config/table.json"

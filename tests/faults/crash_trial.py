@@ -11,13 +11,13 @@ from unittest import mock
 
 from tests.faults.crash_model import Entry, Expected, Found, Wrong, config, entry_of, examine
 from tests.faults.crash_workloads import SHORT, Worker, work
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import Image, RecordingDisk
 from tests.store.kit import put
 
 from cometmq.errors import StoreError
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.recovery import recovery
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import Image, RecordingDisk
 
 LATER_MS = 1_800_000_000_000
 BROKEN = (Wrong, StoreError, OSError)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from unittest import mock
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import HOST, committed, put
 
 from cometmq.protocol.batch import encode_batch
@@ -21,7 +22,6 @@ from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.log import zero_ahead
 from cometmq.store.log.syncer import ThreadSyncer
 from cometmq.store.log.zero_ahead import ZeroAhead
-from cometmq.testing.recording_disk import RecordingDisk
 
 T = TypeVar("T")
 

@@ -15,8 +15,9 @@ from pathlib import Path
 from tests.faults.groups import BROKERS, QUEUES, TOPIC, Group, Layout
 from tests.faults.nemesis import KINDS, Ways, idle_faults_do_not_show, inflict, trouble
 from tests.interop.driver import Driver, JavaError, message
-from tests.interop.processes import ProcessError, wait_until
+from tests.interop.processes import ProcessError
 from tests.interop.store_input import served
+from tests.kit.waiting import wait_until
 
 from cometmq import ClientOptions, CometError, Message, ProducerOptions, SyncProducer
 from cometmq.testing import History, Report, check_history

@@ -21,8 +21,8 @@ from pathlib import Path
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker, CometNamesrv
-from tests.interop.processes import wait_until
 from tests.interop.store_input import Feeder, served
+from tests.kit.waiting import wait_until
 from tests.ports import free_port
 
 from cometmq.remoting import loop_in_thread

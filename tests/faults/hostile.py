@@ -13,6 +13,8 @@ from tests.faults.good_requests import Request
 from tests.faults.malformed import command
 
 KIB, MIB = 1024, 1024 * 1024
+EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]x\u202e"
+"""A text that takes a terminal over, turns its direction and means something to rich."""
 
 NAMES = (
     "", " ", ".", "..", "/abs", "x/../Good", "x/../../../../evil", "x/../../config/topics.json", "a\0b",

@@ -15,7 +15,7 @@ import psutil
 from tests.faults import namespace
 from tests.faults.groups import BROKERS, NAME_SERVERS, Group
 from tests.interop import wire
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 from cometmq.testing import Fault, FaultProxy, Kind
 

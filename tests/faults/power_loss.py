@@ -7,8 +7,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeVar
 
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import Image, RecordingDisk
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import Image, RecordingDisk
 
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 

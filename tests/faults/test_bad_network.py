@@ -23,7 +23,7 @@ from contextlib import AsyncExitStack
 import psutil
 import pytest
 from tests.client.network_scenarios import API_S, CLIENT, CONSUMER, PRODUCER, SEND_S, BadNetwork, in_time
-from tests.client.scenarios import until
+from tests.kit.waiting import until
 from tests.long_form import LONG
 
 from cometmq import CometError, Message, MessageExt, Producer, PushConsumer

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 import pytest
+from tests.kit.recording_disk import Image, RecordingDisk
 from tests.long_form import LONG
 from tests.store.kit import send
 
@@ -23,7 +24,6 @@ from cometmq.store import JsonTable, ManualClock, MessageStore, StoreConfig
 from cometmq.store.base.disk import write_new_file
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.verify import VerifyReport, verify
-from cometmq.testing.recording_disk import Image, RecordingDisk
 
 ROOT = "/rot"
 SECTOR = 512

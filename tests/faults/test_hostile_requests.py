@@ -18,7 +18,7 @@ from tests.faults import hostile
 from tests.faults.good_requests import BROKER_REQUESTS, NAMESRV_REQUESTS, Request
 from tests.faults.malformed import command
 from tests.faults.servers import BROKER, NAMESRV, ServerProcess
-from tests.remoting.peers import RawPeer
+from tests.kit.raw_peer import RawPeer
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.store.derived.queue_table import TRASH

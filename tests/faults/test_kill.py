@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.kit.waiting import until
 
 from cometmq.errors import RemotingError
 from cometmq.message import MessageExt
@@ -305,9 +306,7 @@ async def delayed_arrive(addr: str, ledger: Ledger) -> None:
 async def kill_under_load(broker: BrokerProcess, ledger: Ledger, delay_s: float) -> None:
     """Kill the broker some time after it acknowledged the first message of this load."""
     before = ledger.count
-    async with asyncio.timeout(60):
-        while ledger.count == before:
-            await asyncio.sleep(0.001)
+    await until(lambda: ledger.count != before)
     await asyncio.sleep(delay_s)
     await asyncio.to_thread(broker.kill)
 

@@ -19,8 +19,8 @@ from tests.faults.good_requests import (
 )
 from tests.faults.malformed import command, frame
 from tests.faults.servers import BROKER, NAMESRV, ServerProcess
-from tests.interop.processes import wait_until
-from tests.remoting.peers import RawPeer
+from tests.kit.raw_peer import RawPeer
+from tests.kit.waiting import wait_until
 
 MIB = 1024 * 1024
 SEND, MAKE_TOPIC = 10, 17

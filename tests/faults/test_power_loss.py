@@ -1,5 +1,5 @@
 """Power failures at every moment of several workloads: what was promised is there, nothing else is, and a
-second recovery changes nothing. The fault model is that of `cometmq.testing.recording_disk`.
+second recovery changes nothing. The fault model is that of `tests.kit.recording_disk`.
 
 `COMETMQ_CRASH_IMAGES=100000` tries that many images (3,000 by default), `COMETMQ_CRASH_SEED=n` others of
 them, `COMETMQ_CRASH_REPLAY=workload/seed/image` (as a failure prints it) a single one.
@@ -16,6 +16,8 @@ import pytest
 from tests.faults import crash_trial
 from tests.faults.crash_model import Wrong, config
 from tests.faults.crash_workloads import WORKLOADS
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import RecordingDisk
 
 from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
@@ -33,8 +35,6 @@ from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.store.recovery.recovery import Recovery
 from cometmq.store.recovery.recovery_scan import RecoveryScan
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import RecordingDisk
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))

@@ -17,9 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
-from tests.client.scenarios import names, until
+from tests.client.scenarios import names
 from tests.faults.test_kill import CYCLES, SEED
 from tests.interop.comet import CometBroker, CometNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     Admin,

@@ -14,6 +14,8 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from tests.faults.power_loss import try_images
+from tests.kit.recording_disk import Image, RecordingDisk
+from tests.kit.waiting import until
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import SendReplies
@@ -29,7 +31,6 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import iter_records
 from cometmq.remoting import Tick
 from cometmq.store import WAITING, GetStatus, ManualClock, MessageStore, StoreConfig
-from cometmq.testing.recording_disk import Image, RecordingDisk
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 50
 PER_RUN = 10  # images of one run, before another seed takes its turn
@@ -87,9 +88,7 @@ class World:
         self.clock.advance(seconds)
         await asyncio.sleep(0.004)
         service = self.service
-        async with asyncio.timeout(60):
-            while service.follower.behind() or not service.pending.wait_ms(service.times()):
-                await asyncio.sleep(0.001)
+        await until(lambda: not (service.follower.behind() or not service.pending.wait_ms(service.times())))
         flushed = self.store.flusher.flushed
         for each in [each for each in self._unpromised if each[0] <= flushed]:
             self._unpromised.remove(each)

@@ -14,13 +14,13 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from tests.broker.transactions.world import Place, World, step
 from tests.faults.power_loss import try_images
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import Image, RecordingDisk
 
 from cometmq.broker.transactions import checks
 from cometmq.broker.transactions.inherited import Inherited
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import Image, RecordingDisk
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 10
 PER_RUN = 30  # images of one run, before another seed takes its turn

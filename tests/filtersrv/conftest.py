@@ -6,15 +6,15 @@ import zlib
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.client.fakes import FakeBroker
+from tests.kit.brokers import Peer, records
+from tests.kit.fakes import FakeBroker
 
 from cometmq.filtersrv import filters
+from cometmq.filtersrv import server as filter_server
 from cometmq.filtersrv.server import FilterServer, Settings
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import PullMessageRequestHeader, RegisterMessageFilterClassRequestHeader
-from cometmq.protocol.record.one import iter_records
-from cometmq.remoting import RemotingClient
 
 EVEN = "class Wanted:\n    def match(self, message):\n        return int(message.body) % 2 == 0\n"
 
@@ -31,12 +31,8 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(filters, name, 60.0)
 
 
-class Consumer:
+class Consumer(Peer):
     """A bare client of a filter server."""
-
-    def __init__(self, addr: str) -> None:
-        self.addr = addr
-        self.remoting = RemotingClient()
 
     async def upload(
         self,
@@ -54,10 +50,9 @@ class Consumer:
             class_name=name,
             class_crc=zlib.crc32(body) & 0x7FFFFFFF if crc is None else crc,
         )
-        request = Frame.request(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, header, body)
-        return await self.remoting.call(self.addr, request, 20)
+        return await self.call(RequestCode.REGISTER_MESSAGE_FILTER_CLASS, header, body)
 
-    async def pull(
+    async def pull(  # type: ignore[override]
         self, offset: int = 0, *, group: str = "g", topic: str = "T", hold_ms: int = 0, flags: int = 8
     ) -> Frame:
         header = PullMessageRequestHeader(
@@ -70,12 +65,11 @@ class Consumer:
             commit_offset=3,
             suspend_timeout_millis=hold_ms,
         )
-        return await self.remoting.call(self.addr, Frame.request(RequestCode.PULL_MESSAGE, header), 30)
+        return await self.call(RequestCode.PULL_MESSAGE, header)
 
 
 def bodies(answer: Frame) -> list[bytes]:
-    assert answer.code == 0, (answer.code, answer.remark)
-    return [message.body for message in iter_records(answer.body)]
+    return [message.body for message in records(answer)]
 
 
 def next_offset(answer: Frame) -> int:
@@ -95,7 +89,8 @@ def settings(broker: FakeBroker) -> Settings:
 
 
 @pytest.fixture
-async def server(settings: Settings) -> AsyncIterator[FilterServer]:
+async def server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FilterServer]:
+    monkeypatch.setattr(filter_server, "REGISTER_S", 3600.0)  # tests look round by themselves
     running = FilterServer(settings)
     await running.start()
     yield running
@@ -104,6 +99,5 @@ async def server(settings: Settings) -> AsyncIterator[FilterServer]:
 
 @pytest.fixture
 async def consumer(server: FilterServer) -> AsyncIterator[Consumer]:
-    client = Consumer(server.addr)
-    yield client
-    await client.remoting.close()
+    async with Consumer(server.addr) as client:
+        yield client

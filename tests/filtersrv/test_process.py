@@ -11,8 +11,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.broker.conftest import Peer, until
 from tests.filtersrv.conftest import EVEN, matching
+from tests.kit.brokers import Peer
+from tests.kit.waiting import until
 
 from cometmq import ConsumeFromWhere, Message, Producer, PullConsumer, PushConsumer, PushOptions, filter_class
 from cometmq.broker import filter_servers

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import refused
-from tests.client.fakes import pull_answer
 from tests.filtersrv.conftest import EVEN, Consumer, bodies, matching, next_offset
+from tests.kit.brokers import refused
+from tests.kit.fakes import pull_answer
 
 from cometmq.filtersrv import filters
 from cometmq.filtersrv import server as filter_server

@@ -21,7 +21,7 @@ from pathlib import Path
 from tests.golden.tap import Recorded, Recording, Tap
 from tests.interop.apache import ApacheBroker, ApacheNamesrv, mqadmin
 from tests.interop.driver import Driver, message
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 from tests.ports import free_port
 
 DATA = Path(__file__).parent.parent / "data"

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
-import struct
 from collections import Counter
 from dataclasses import dataclass, field
+
+from tests.kit.raw_peer import header_and_body
 
 LARGEST_KEPT = 12_000
 """Frames above this size (bytes) add nothing that a smaller one does not show."""
@@ -131,10 +131,5 @@ class Tap:
 
 def envelope(data: bytes) -> tuple[int, int, int]:
     """(code, opaque, flag) of a frame with its length word, in either serialisation."""
-    word = int.from_bytes(data[4:8])
-    header = data[8 : 8 + (word & 0xFFFFFF)]
-    if word >> 24 == 0:
-        fields = json.loads(header)
-        return fields["code"], fields["opaque"], fields["flag"]
-    code, _, _, opaque, flag = struct.unpack_from(">hBhii", header)
-    return code, opaque, flag
+    header, _ = header_and_body(data[4:])
+    return header["code"], header["opaque"], header["flag"]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
 from tests.golden.frames import load, recordings
 from tests.golden.tap import Recorded
-from tests.interop.wire import _binary
+from tests.kit.raw_peer import header_and_body
 from tests.protocol.frames import frames_of
 
 from cometmq.protocol import headers as h
@@ -80,9 +79,7 @@ def frames(request: pytest.FixtureRequest) -> list[Recorded]:
 
 def _parts(data: bytes) -> tuple[int, dict[str, Any], bytes]:
     """(serialisation, header fields, body) read without the code under test."""
-    word = int.from_bytes(data[4:8])
-    end = 8 + (word & 0xFFFFFF)
-    return word >> 24, json.loads(data[8:end]) if word >> 24 == 0 else _binary(data[8:end]), data[end:]
+    return data[4], *header_and_body(data[4:])
 
 
 def _check(frame: Frame, data: bytes) -> None:

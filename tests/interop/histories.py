@@ -13,8 +13,9 @@ from typing import Any
 
 from tests.client.scenarios import read_all
 from tests.interop.driver import JavaError, Json, body_of, message
-from tests.interop.processes import PATIENCE_S, wait_until
+from tests.interop.processes import PATIENCE_S
 from tests.interop.space import Space
+from tests.kit.waiting import wait_until
 
 from cometmq.admin import Admin, Resending, Selection
 from cometmq.admin.dead_letters import original_topic

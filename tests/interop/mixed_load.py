@@ -12,7 +12,7 @@ from functools import partial
 from tests.interop.driver import Driver, JavaError, Json, body_of, message
 from tests.interop.histories import COMMIT, ROLLBACK, UNKNOWN
 from tests.interop.our_driver import OurDriver
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 from cometmq.errors import CometError
 from cometmq.testing import Expected, History, Report, check_history

@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from tests.interop import wire
 from tests.interop.jars import java_tool, locked
 from tests.ports import free_port
 
-T = TypeVar("T")
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0
 """For what a slow and busy machine does in the end: a wait that ends with its event costs nothing."""
@@ -33,18 +32,6 @@ QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 
 class ProcessError(Exception):
     """A process ended or stayed silent; the text carries the end of its output."""
-
-
-def wait_until(what: str, check: Callable[[], T], timeout_s: float = PATIENCE_S, every_s: float = 0.05) -> T:
-    """Poll ``check`` until it returns something true, and return that; AssertionError when time is up."""
-    deadline = time.monotonic() + timeout_s
-    while True:
-        found = check()
-        if found:
-            return found
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {timeout_s:g} s: {what}")
-        time.sleep(every_s)
 
 
 def compiled(name: str, sources: Sequence[Path], class_path: Sequence[Path]) -> Path:

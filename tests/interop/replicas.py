@@ -11,8 +11,9 @@ from typing import Any
 from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
-from tests.interop.processes import QUICK, wait_until
+from tests.interop.processes import QUICK
 from tests.interop.stores import Record, loads, units_of
+from tests.kit.waiting import wait_until
 from tests.ports import free_port
 
 OURS = "ours"

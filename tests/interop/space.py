@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from tests.interop.driver import Driver, JavaError, Json, body_of
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 _numbers, _traced = itertools.count(1), itertools.count(1)
 

@@ -14,7 +14,8 @@ from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometCluster, CometNamesrv
 from tests.interop.driver import Driver, JavaError, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS
-from tests.interop.processes import Cluster, wait_until
+from tests.interop.processes import Cluster
+from tests.kit.waiting import wait_until
 
 from cometmq import Message, Producer, PullConsumer
 from cometmq.client import ClientOptions

@@ -10,8 +10,8 @@ import pytest
 from tests.interop.driver import Driver, body_of, message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
-from tests.interop.processes import wait_until
 from tests.interop.space import Cluster, Space
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 from cometmq import Message, SyncProducer, SyncPushConsumer

@@ -10,7 +10,7 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 PURGE_TOPIC = 21001
 DELETE_EXPIRED = 329

@@ -8,12 +8,13 @@ from collections.abc import Callable
 
 import pytest
 from tests.client.every_scenario import EVERY_SCENARIO, SINCE_5
-from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all, until
+from tests.client.scenarios import FROM_FIRST, Ledger, Scenario, bodies, fill, read_all
 from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, body_of
 from tests.interop.driver import message as java_message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.space import Space
+from tests.kit.waiting import until
 from tests.long_form import LONG
 
 from cometmq import Message, Producer, ProducerOptions, PushConsumer

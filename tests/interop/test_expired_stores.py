@@ -11,8 +11,8 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
-from tests.interop.processes import wait_until
 from tests.interop.stores import Record
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 DELETE_EXPIRED, MIN_OFFSET = 329, 31

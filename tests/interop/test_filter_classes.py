@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.interop.comet import CometBroker, CometNamesrv
 from tests.interop.driver import Driver, body_of, message
-from tests.interop.processes import wait_until
 from tests.interop.space import Space, assert_exactly_once
+from tests.kit.waiting import wait_until
 
 EVEN = "class Even:\n    def match(self, message):\n        return int(message.body) % 2 == 0\n"
 

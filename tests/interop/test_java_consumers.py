@@ -11,9 +11,10 @@ import pytest
 from tests.client.group.test_allocate import NEARBY
 from tests.interop import wire
 from tests.interop.driver import Driver, JavaError, Json, body_of, message
-from tests.interop.processes import PATIENCE_S, wait_until
+from tests.interop.processes import PATIENCE_S
 from tests.interop.space import Space, assert_exactly_once, bodies
 from tests.interop.store_input import QUERY_OFFSET, max_offset
+from tests.kit.waiting import wait_until
 
 from cometmq import MessageExt
 from cometmq.admin import Admin, Resending, Selection

@@ -11,7 +11,7 @@ import pytest
 from tests.golden.record_ledger import settings
 from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 from tests.ports import free_port
 from tests.store.kit import open_configured, put_batch

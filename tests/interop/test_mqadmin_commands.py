@@ -22,7 +22,7 @@ from tests.interop import apache
 from tests.interop.apache import ApacheCluster
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 from cometmq.admin import Admin, AllQueuesOnly, OffsetWay, Reset

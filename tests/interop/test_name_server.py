@@ -11,7 +11,7 @@ from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometNamesrv
 from tests.interop.mqadmin import AdminShell
-from tests.interop.processes import wait_until
+from tests.kit.waiting import wait_until
 
 SERVER_VERSIONS = ["4.9.7", "5.5.0"]
 # Broker name by version; the 4.9.7 one sends its registrations compressed.

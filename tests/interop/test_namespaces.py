@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.client.scenarios import FROM_FIRST, PATIENT, Ledger, bodies, until
+from tests.client.scenarios import FROM_FIRST, PATIENT, Ledger, bodies
 from tests.interop.driver import Driver, body_of, message
 from tests.interop.space import Cluster, Space
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from tests.client.orderly_members import members_come_and_go, traffic
 from tests.client.orderly_scenarios import ORDERLY
-from tests.client.scenarios import until
 from tests.interop.apache import ApacheBroker
 from tests.interop.driver import Driver, Json, body_of, message
 from tests.interop.jars import CLIENT_VERSIONS, SERVER_VERSIONS
-from tests.interop.processes import QUICK, wait_until
+from tests.interop.processes import QUICK
 from tests.interop.space import Cluster, Space
+from tests.kit.waiting import until, wait_until
 from tests.long_form import long_form
 
 from cometmq import MessageExt, PushConsumer

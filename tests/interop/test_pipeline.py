@@ -14,9 +14,10 @@ import pytest
 from tests.interop import wire
 from tests.interop.apache import ApacheBroker, ApacheCluster, mqadmin
 from tests.interop.processes import QUICK
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 from tests.pipeline import store_files
-from tests.pipeline.feeding import Topic, wait_for
+from tests.pipeline.feeding import Topic
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.errors import ConfigError
@@ -45,7 +46,7 @@ def topic(cluster: ApacheCluster) -> Topic:
     made.send(999)
     made.send_raw(zlib.compress(b"squeezed: " * 50), sys_flag=0x301)
     # Apache's broker acknowledges before it has put a message into its queue.
-    wait_for(lambda: sum(held.maximum for held in made.bounds().values()) == 1001, "all are in queues")
+    wait_until("all are in queues", lambda: sum(held.maximum for held in made.bounds().values()) == 1001)
     return made
 
 
@@ -139,7 +140,7 @@ def test_messages_that_a_broker_refuses_are_set_aside_and_their_neighbours_arriv
         sender.flush()
         assert sender.messages == 4
     assert refused == [(5 << 20, ResponseCode.MESSAGE_ILLEGAL)]
-    wait_for(lambda: sum(held.maximum for held in other.bounds().values()) == 4, "all are in queues")
+    wait_until("all are in queues", lambda: sum(held.maximum for held in other.bounds().values()) == 4)
     assert [len(row["body"]) for row in rows(other)] == [1, 2, 3, 4]
 
 
@@ -181,7 +182,7 @@ def test_a_static_topic_of_5x_is_refused_by_name(apache_5: ApacheCluster, tmp_pa
         "DefaultCluster",
     )
     with Cluster((apache_5.namesrv,), timeout_ms=10_000) as cluster:
-        wait_for(lambda: name in cluster.topic_names(), f"the topic is there: {said}")
+        wait_until(f"the topic is there: {said}", lambda: name in cluster.topic_names())
         with pytest.raises(ConfigError, match=f"{name}.*is static"):
             cluster.queues(Topics(names=(name,)))
 
@@ -211,9 +212,9 @@ def test_a_slave_is_read_while_its_master_is_away(names: str, tmp_path: Path) ->
                 for queue, bounds in held.items()
             )
 
-        wait_for(copied, "the slave has the topic and its messages", 120)
+        wait_until("the slave has the topic and its messages", copied, 120)
         master.kill()
-        wait_for(lambda: all(bounds.replica for bounds in topic.bounds().values()), "the master is gone")
+        wait_until("the master is gone", lambda: all(bounds.replica for bounds in topic.bounds().values()))
         assert {queue: bounds.maximum for queue, bounds in topic.bounds().items()} == {
             queue: bounds.maximum for queue, bounds in held.items()
         }

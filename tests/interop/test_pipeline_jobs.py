@@ -12,8 +12,8 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.interop.apache import ApacheCluster, mqadmin
 from tests.interop.driver import Driver, body_of, message
-from tests.interop.processes import wait_until
 from tests.interop.space import Space
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 from tests.pipeline.feeding import Topic
 

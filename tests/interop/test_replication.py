@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.interop import store_input, wire
 from tests.interop.driver import Driver, body_of, message
-from tests.interop.processes import side_by_side, wait_until
+from tests.interop.processes import side_by_side
 from tests.interop.replicas import (
     ALONE,
     COPIED_WITHIN_S,
@@ -34,6 +34,7 @@ from tests.interop.replicas import (
 )
 from tests.interop.stores import loads
 from tests.interop.test_store_commands import run
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 from cometmq import (

@@ -16,8 +16,8 @@ from typing import Any, Self
 import pytest
 from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
-from tests.interop.processes import wait_until
 from tests.interop.stores import read_store
+from tests.kit.waiting import wait_until
 from tests.long_form import LONG, long_form
 
 COMMAND = str(Path(sys.executable).with_name("cometmq"))

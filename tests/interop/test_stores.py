@@ -13,8 +13,9 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.conftest import instead_of_ours
-from tests.interop.processes import side_by_side, wait_until
+from tests.interop.processes import side_by_side
 from tests.interop.stores import Record, Store, differences, read_store
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}

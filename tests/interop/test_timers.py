@@ -16,8 +16,9 @@ from tests.interop import store_input, wire
 from tests.interop.apache import ApacheBroker
 from tests.interop.comet import CometBroker
 from tests.interop.driver import Driver, JavaError, body_of, message
-from tests.interop.processes import side_by_side, wait_until
+from tests.interop.processes import side_by_side
 from tests.interop.space import Cluster, Space
+from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 CHECK_POINT, METRICS = 60, 61

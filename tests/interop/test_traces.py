@@ -12,9 +12,9 @@ from tests.interop.apache import ApacheCluster
 from tests.interop.driver import Driver, message
 from tests.interop.jars import SERVER_VERSIONS
 from tests.interop.mqadmin import AdminShell
-from tests.interop.processes import wait_until
 from tests.interop.space import Cluster, Space
 from tests.interop.test_mqadmin import OURS, as_columns, our_mqadmin
+from tests.kit.waiting import wait_until
 
 from cometmq import (
     Admin,

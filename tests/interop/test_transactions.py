@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.scenarios import PATIENT, PATIENT_CLIENT, read_all, until
+from tests.client.scenarios import PATIENT, PATIENT_CLIENT, read_all
 from tests.client.transactions import Undecided
 from tests.interop.apache import ApacheBroker, ApacheNamesrv
 from tests.interop.comet import CometBroker
 from tests.interop.driver import Json, body_of, message
 from tests.interop.jars import SERVER_VERSIONS
-from tests.interop.processes import side_by_side, wait_until
+from tests.interop.processes import side_by_side
 from tests.interop.space import Space
+from tests.kit.waiting import until, wait_until
 from tests.long_form import LONG, long_form
 
 from cometmq import Admin, Message, TransactionProducer

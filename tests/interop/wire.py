@@ -10,6 +10,8 @@ import socket
 import struct
 from typing import Any, Self
 
+from tests.kit.raw_peer import header_and_body, raw_frame
+
 GET_BROKER_RUNTIME_INFO = 28
 GET_ROUTEINFO_BY_TOPIC = 105
 GET_BROKER_CLUSTER_INFO = 106
@@ -33,24 +35,12 @@ class Connection:
 
     def call(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Answer:
         """Send one request and return (response header, response body)."""
-        header = {
-            "code": code,
-            "language": "JAVA",
-            "version": 407,
-            "opaque": next(_opaque),
-            "flag": 0,
-            "extFields": ext or {},
-            "serializeTypeCurrentRPC": "JSON",
-        }
-        head = json.dumps(header).encode()
-        self._socket.sendall(struct.pack(">II", 4 + len(head) + len(body), len(head)) + head + body)
+        opaque = next(_opaque)
+        self._socket.sendall(raw_frame(code, opaque, body, ext=ext or {}, version=407))
         while True:
             (total,) = struct.unpack(">I", _exactly(self._socket, 4))
-            payload = _exactly(self._socket, total)
-            (word,) = struct.unpack(">I", payload[:4])
-            head, rest = payload[4 : 4 + (word & 0xFFFFFF)], payload[4 + (word & 0xFFFFFF) :]
-            answer = json.loads(head) if word >> 24 == 0 else _binary(head)
-            if answer["flag"] & 1 and answer["opaque"] == header["opaque"]:
+            answer, rest = header_and_body(_exactly(self._socket, total))
+            if answer["flag"] & 1 and answer["opaque"] == opaque:
                 return answer, rest
 
 
@@ -58,22 +48,6 @@ def call(port: int, code: int, ext: dict[str, str] | None = None, body: bytes = 
     """One request over a connection of its own."""
     with Connection(port) as connection:
         return connection.call(code, ext, body)
-
-
-def _binary(head: bytes) -> dict[str, Any]:
-    """The binary header: a 5.x server that was told to write it answers so even to JSON."""
-    code, _, version, opaque, flag, size = struct.unpack_from(">hBhiii", head)
-    remark, at = head[17 : 17 + size].decode(), 17 + size
-    end = at + 4 + int.from_bytes(head[at : at + 4])
-    at += 4
-    ext = {}
-    while at < end:
-        key_end = at + 2 + int.from_bytes(head[at : at + 2])
-        value_end = key_end + 4 + int.from_bytes(head[key_end : key_end + 4])
-        ext[head[at + 2 : key_end].decode()] = head[key_end + 4 : value_end].decode()
-        at = value_end
-    fields = {"code": code, "version": version, "opaque": opaque, "flag": flag, "remark": remark}
-    return {**fields, "extFields": ext}
 
 
 def _exactly(connection: socket.socket, size: int) -> bytes:

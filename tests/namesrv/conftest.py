@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import struct
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.remoting import peers
-from tests.remoting.peers import RawPeer
+from tests.kit import raw_peer
+from tests.kit.raw_peer import RawPeer
 
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
@@ -52,18 +51,13 @@ async def running(path: Path, clock: Clock | None = None, **properties: str) -> 
 
 
 def peer(server: NameServer) -> contextlib.AbstractAsyncContextManager[RawPeer]:
-    return peers.peer(server.port)
+    return raw_peer.peer(server.port)
 
 
 async def ask(
     raw: RawPeer, code: int, ext: dict[str, str] | None = None, body: bytes = b"", version: int = 407
 ) -> tuple[dict[str, Any], bytes]:
-    header = {"code": code, "flag": 0, "language": "JAVA", "opaque": 1, "version": version}
-    if ext is not None:
-        header["extFields"] = ext  # type: ignore[assignment]
-    text = json.dumps(header).encode()
-    await raw.send(struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body)
-    return await raw.read()
+    return await raw.ask(code, 1, body, ext=ext, version=version)
 
 
 def refused(answer: tuple[dict[str, Any], bytes], code: int, words: str) -> None:

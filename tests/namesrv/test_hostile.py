@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.raw_peer import RawPeer
 from tests.namesrv.conftest import (
     TOPIC_A,
     ask,
@@ -23,7 +24,6 @@ from tests.namesrv.conftest import (
     running,
 )
 from tests.namesrv.test_tables import says
-from tests.remoting.peers import RawPeer
 
 from cometmq.errors import BodyError
 from cometmq.namesrv import kv, requests, tables

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.raw_peer import RawPeer, header_and_body, raw_frame
+from tests.kit.waiting import until
 from tests.namesrv.conftest import (
     TOPIC_A,
     Clock,
@@ -26,7 +28,6 @@ from tests.namesrv.conftest import (
     running,
     topics_named,
 )
-from tests.remoting.peers import RawPeer, raw_frame, until
 
 from cometmq.errors import BodyError
 from cometmq.namesrv.server import NameServer
@@ -441,12 +442,11 @@ class TestConfiguration:
         ext = struct.pack(">H", len(key)) + key + struct.pack(">i", len(value)) + value
         header = struct.pack(">hbhiiii", 105, 0, 409, 77, 0, 0, len(ext)) + ext
         await raw.send(struct.pack(">II", 4 + len(header), 1 << 24 | len(header)) + header)
-        (size,) = struct.unpack(">I", await raw.reader.readexactly(4))
-        payload = await raw.reader.readexactly(size)
+        payload = await raw.read_payload()
         await raw.send(raw_frame(106, 5))
         after, _ = await raw.read()
 
         assert payload[0] == 1  # answered in kind
-        code, _, _, opaque, flag = struct.unpack_from(">hbhii", payload, 4)
-        assert (code, opaque, flag & 1) == (17, 77, 1)
+        answer, _ = header_and_body(payload)
+        assert (answer["code"], answer["opaque"], answer["flag"] & 1) == (17, 77, 1)
         assert after["opaque"] == 5

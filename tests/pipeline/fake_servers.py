@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import socket
-import socketserver
-import threading
-from collections import Counter, deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from tests.kit.fakes import FakeBroker, FakeServer, offset_answer, pull_answer, serving
 
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.options import read_options
@@ -16,20 +15,15 @@ from cometmq.pipeline.live.source import CometStreamReader, ReadTask, full_schem
 from cometmq.protocol.batch import iter_batch
 from cometmq.protocol.bodies import (
     BrokerData,
-    ClusterInfo,
     QueueData,
     TopicConfig,
-    TopicList,
     TopicRouteData,
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.frame import Frame, decode_frame, encode_frame
+from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetMaxOffsetRequestHeader,
-    GetRouteInfoRequestHeader,
-    OffsetResponseHeader,
     PullMessageRequestHeader,
-    PullMessageResponseHeader,
     SendMessageRequestHeaderV2,
 )
 from cometmq.protocol.record.one import encode_record
@@ -47,105 +41,36 @@ MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 
 
-@contextmanager
-def serving(answer: Callable[[Frame], Frame], admit: Callable[[], bool] = lambda: True) -> Iterator[str]:
-    """A server on a free port; its address. In the end its connections are closed too.
-
-    admit: whether a connection is served, or closed at once.
-    """
-    connections: list[socket.socket] = []
-
-    class Handler(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            connections.append(self.connection)
-            with suppress(OSError):
-                while size := self.rfile.read(4):
-                    frame = decode_frame(self.rfile.read(int.from_bytes(size, "big")))
-                    self.wfile.write(encode_frame(answer(frame)))
-
-    class Server(socketserver.ThreadingTCPServer):
-        daemon_threads = True
-        request_queue_size = 128
-
-        def verify_request(self, request: object, client_address: object) -> bool:
-            return admit()
-
-    with Server(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield f"127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
-        for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
-
-
-class Broker:
+class TakingBroker(FakeBroker):
     """Keeps the bodies it is sent by queue, or answers with `refusal`; `illegal` bodies it never takes."""
 
-    def __init__(self, refusal: int = 0, illegal: frozenset[bytes] = frozenset()) -> None:
-        self.refusal, self.illegal, self.asked = refusal, illegal, 0
+    def __init__(self, refusal: int = 0, illegal: frozenset[bytes] = frozenset(), name: str = "a") -> None:
+        super().__init__(name)
+        self.refusal, self.illegal = refusal, illegal
         self.queues: dict[int, list[bytes]] = {}
 
-    def answer(self, request: Frame) -> Frame:
-        self.asked += 1
+    def answer(self, frame: Frame) -> Frame:
         if self.refusal:
-            return request.response(self.refusal, "as the test says")
-        bodies = [bytes(request.body)]
-        if request.code == RequestCode.SEND_BATCH_MESSAGE:
-            bodies = [bytes(item.body) for item in iter_batch(bytes(request.body))]
+            return frame.response(self.refusal, "as the test says")
+        bodies = [bytes(frame.body)]
+        if frame.code == RequestCode.SEND_BATCH_MESSAGE:
+            bodies = [bytes(item.body) for item in iter_batch(bytes(frame.body))]
         if not self.illegal.isdisjoint(bodies):
-            return request.response(ResponseCode.MESSAGE_ILLEGAL, "as the test says")
-        self.queues.setdefault(request.header(SendMessageRequestHeaderV2).queue_id, []).extend(bodies)
-        return request.response()
+            return frame.response(ResponseCode.MESSAGE_ILLEGAL, "as the test says")
+        self.queues.setdefault(frame.header(SendMessageRequestHeaderV2).queue_id, []).extend(bodies)
+        return frame.response()
 
     @property
     def bodies(self) -> list[bytes]:
         return [body for queue in self.queues.values() for body in queue]
 
 
-class NameServer:
-    """Knows brokers by name, and on all of them the same topics."""
-
-    def __init__(self, *topics: str, queues: int = 4) -> None:
-        self.topics = topics
-        self.brokers: dict[str, str] = {}
-        self.write_only: set[str] = set()
-        self.queues, self.looks = queues, 0
-
-    def answer(self, request: Frame) -> Frame:
-        if request.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
-            return request.response(body=TopicList(topic_list=list(self.topics)).encode())
-        datas = {
-            name: BrokerData(cluster="c", broker_name=name, broker_addrs={0: address})
-            for name, address in self.brokers.items()
-        }
-        if request.code == RequestCode.GET_BROKER_CLUSTER_INFO:
-            return request.response(body=ClusterInfo(broker_addr_table=datas).encode())
-        self.looks += 1
-        if request.header(GetRouteInfoRequestHeader).topic not in self.topics:
-            return request.response(ResponseCode.TOPIC_NOT_EXIST)
-        route = TopicRouteData(
-            queue_datas=[
-                QueueData(
-                    broker_name=name,
-                    read_queue_nums=4,
-                    write_queue_nums=self.queues,
-                    perm=2 if name in self.write_only else 6,
-                )
-                for name in self.brokers
-            ],
-            broker_datas=list(datas.values()),
-        )
-        return request.response(body=route.encode())
-
-
-class FakeCluster:
+class FakeCluster(FakeServer):
     """Name server and broker in one, for what real ones do too rarely: one queue of one topic.
     `stored_ms` are the store times of its messages, from offset `minimum`."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.minimum = 0
         self.log_at = 0  # where the log begins, of which each message takes 100 bytes
         self.cut_at: int | None = None  # from this offset on messages lie elsewhere in the log
@@ -160,9 +85,7 @@ class FakeCluster:
         self.moving: dict[str, Any] = {}  # the mapping of a static topic
         self.attributes: dict[str, str] | None = None  # None: as a broker of 4.9, which knows none
         self.stored: int | None = None  # every group's offset
-        self.asked: Counter[int] = Counter()  # request codes
-        self.connections = 0
-        self.address = ""
+        self.admitted = 0
 
     @property
     def maximum(self) -> int:
@@ -182,16 +105,15 @@ class FakeCluster:
         ]
 
     def admit(self) -> bool:
-        self.connections += 1
+        self.admitted += 1
         return not self.closing
 
     def answer(self, frame: Frame) -> Frame:
-        self.asked[frame.code] += 1
         if frame.code == RequestCode.GET_ROUTEINFO_BY_TOPIC:
             if not self.routed:
                 return frame.response(ResponseCode.TOPIC_NOT_EXIST, "no such topic")
             brokers = BrokerData(
-                cluster="c", broker_name="broker-a", broker_addrs=self.brokers or {0: self.address}
+                cluster="c", broker_name="broker-a", broker_addrs=self.brokers or {0: self.addr}
             )
             queues = QueueData(broker_name="broker-a", read_queue_nums=1, write_queue_nums=1)
             route = TopicRouteData(queue_datas=[queues], broker_datas=[brokers])
@@ -200,14 +122,14 @@ class FakeCluster:
         if frame.code == RequestCode.GET_TOPIC_CONFIG and self.attributes is not None:
             return frame.response(body=TopicConfig(topic_name=TOPIC, attributes=self.attributes).encode())
         if frame.code == RequestCode.QUERY_CONSUMER_OFFSET and self.stored is not None:
-            return frame.response(header=OffsetResponseHeader(offset=self.stored))
+            return offset_answer(frame, self.stored)
         if frame.code in UNKNOWN:
             return frame.response(UNKNOWN[frame.code], "not known")
         if frame.code == RequestCode.GET_MIN_OFFSET:
-            return frame.response(header=OffsetResponseHeader(offset=self.minimum))
+            return offset_answer(frame, self.minimum)
         if frame.code == RequestCode.GET_MAX_OFFSET:
             own = frame.header(GetMaxOffsetRequestHeader).queue_id == QUEUE.queue_id
-            return frame.response(header=OffsetResponseHeader(offset=self.maximum if own else 0))
+            return offset_answer(frame, self.maximum if own else 0)
         assert frame.code == RequestCode.PULL_MESSAGE
         return self._pulled(frame, frame.header(PullMessageRequestHeader))
 
@@ -221,11 +143,9 @@ class FakeCluster:
         elif at < self.maximum:
             code, behind = ResponseCode.SUCCESS, min(at + header.max_msg_nums, self.maximum)
             body = b"".join(self.record(offset) for offset in range(at, behind))
-        answer = PullMessageResponseHeader(
-            suggest_which_broker_id=self.suggested, next_begin_offset=behind, min_offset=self.minimum,
-            max_offset=self.maximum,
-        )  # fmt: skip
-        return frame.response(code, header=answer, body=body)
+        return pull_answer(
+            frame, code, behind, self.maximum, body, start=self.minimum, broker_id=self.suggested
+        )
 
     def record(self, offset: int, **fields: Any) -> bytes:
         body, sys_flag = self.bodies.get(offset, (b"%d" % offset, 0))
@@ -244,7 +164,7 @@ class FakeCluster:
 @contextmanager
 def fake_cluster() -> Iterator[FakeCluster]:
     made = FakeCluster()
-    with serving(made.answer, made.admit) as made.address:
+    with serving(made, made.admit):
         yield made
 
 
@@ -256,7 +176,7 @@ class Stream:
     """A stream as Spark drives it, one planned batch after the other."""
 
     def __init__(self, fake: FakeCluster, **options: str) -> None:
-        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
+        given = {"namesrv": fake.addr, "topic": TOPIC, "timeoutMs": "1000", **options}
         self.reader = CometStreamReader(full_schema(), read_options(given, streaming=True))
 
     def next(self, start: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-
-import pytest
 
 from cometmq.admin.admin import Admin
 from cometmq.client.cluster.requests import committed_request, offset_in
@@ -93,12 +90,3 @@ class Topic:
     @property
     def options(self) -> dict[str, str]:
         return {"namesrv": self.namesrv, "subscribe": self.name}
-
-
-def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = 120.0) -> None:
-    """Poll until the condition holds."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            pytest.fail(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.05)

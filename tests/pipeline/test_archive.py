@@ -16,7 +16,8 @@ import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError, NoRouteError
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
@@ -229,9 +230,9 @@ class TestResuming:
         thread = threading.Thread(target=work)
         thread.start()
         try:
-            wait_for(lambda: any(item.records == 30 for item in seen), "the first messages")
+            wait_until("the first messages", lambda: any(item.records == 30 for item in seen))
             topic.send(12)
-            wait_for(lambda: any(item.records == 42 for item in seen), "the second messages")
+            wait_until("the second messages", lambda: any(item.records == 42 for item in seen))
         finally:
             stop.set()
             thread.join(60)

@@ -16,7 +16,8 @@ import psutil
 import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 from tests.ports import free_port
 
 from cometmq.pipeline.jobs.archive import ArchiveProgress, archive
@@ -178,7 +179,7 @@ def test_a_second_interrupt_ends_the_job_at_once(spark: SparkSession, topic: Top
     command = [str(BIN / "cometmq"), "archive", *arguments, "--batch-records", "20"]
     job = ServerProcess(command, "")
     try:
-        wait_for(lambda: len(list(Path(output).glob("_cometmq/commits/*"))) > 3, "some commits")
+        wait_until("some commits", lambda: len(list(Path(output).glob("_cometmq/commits/*"))) > 3)
         os.kill(job.pid, signal.SIGINT)
         job.wait_line("finishing the current batch", 30)
         os.kill(job.pid, signal.SIGINT)

@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.kit.waiting import wait_until
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster
-from tests.pipeline.feeding import Topic, wait_for
+from tests.pipeline.feeding import Topic
 
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.jobs import archive as archive_module
@@ -33,7 +34,7 @@ class Job:
         self.spark, self.fake, self.output = spark, fake, output
 
     def run(self, **options: Any) -> ArchiveSummary:
-        return archive(self.spark, self.fake.address, [TOPIC], self.output, timeout_ms=2000, **options)
+        return archive(self.spark, self.fake.addr, [TOPIC], self.output, timeout_ms=2000, **options)
 
     def tolerant(self, **options: Any) -> ArchiveSummary:
         return self.run(fail_on_data_loss=False, **options)
@@ -259,9 +260,9 @@ def test_a_continuous_run_counts_each_life_by_itself(fake: FakeCluster, job: Job
     thread = threading.Thread(target=work)
     thread.start()
     try:
-        wait_for(lambda: records[-1] == 1, "the first life")
+        wait_until("the first life", lambda: records[-1] == 1)
         fake.make_anew(60)
-        wait_for(lambda: records[-1] == 61, "the second life")
+        wait_until("the second life", lambda: records[-1] == 61)
     finally:
         stop.set()
         thread.join(60)

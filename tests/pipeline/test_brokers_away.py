@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.fake_servers import TOPIC, NameServer, fake_cluster, serving
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.fakes import FakeBroker, FakeNamesrv, serving
+from tests.kit.waiting import wait_until
+from tests.pipeline.fake_servers import TOPIC, fake_cluster
+from tests.pipeline.feeding import Topic
 from tests.ports import free_port
 
 from cometmq.errors import ConnectError, NoRouteError
@@ -155,20 +157,20 @@ def test_an_archive_takes_what_it_can_and_the_rest_later(
     topic.send(600)
     pair.stop_second()
     with Cluster((topic.namesrv,), timeout_ms=5000) as cluster:
-        wait_for(lambda: brokers_of(cluster, topic) == {"broker-a"}, "broker-b is out of the route")
+        wait_until("broker-b is out of the route", lambda: brokers_of(cluster, topic) == {"broker-a"})
         first = archive(spark, topic.namesrv, [topic.name], output)
         assert 0 < first.records < 600
         pair.start_second()
-        wait_for(lambda: len(brokers_of(cluster, topic)) == 2, "broker-b is back in the route")
+        wait_until("broker-b is back in the route", lambda: len(brokers_of(cluster, topic)) == 2)
         second = archive(spark, topic.namesrv, [topic.name], output)
         assert first.records + second.records == 600
         assert (second.away, second.complete) == ([], True)
         pair.stop_second()
-        wait_for(lambda: brokers_of(cluster, topic) == {"broker-a"}, "broker-b is out of the route")
+        wait_until("broker-b is out of the route", lambda: brokers_of(cluster, topic) == {"broker-a"})
         third = archive(spark, topic.namesrv, output=output, pattern=topic.name)
         assert (third.records, third.away, third.complete) == (0, ["broker-b"], False)
         pair.start_second()
-        wait_for(lambda: len(brokers_of(cluster, topic)) == 2, "broker-b is back in the route")
+        wait_until("broker-b is back in the route", lambda: len(brokers_of(cluster, topic)) == 2)
     table = spark.read.parquet(output).select("body").collect()
     assert Counter(bytes(row.body).decode() for row in table) == Counter(topic.sent)
 
@@ -189,20 +191,23 @@ def test_an_archive_takes_what_it_can_and_the_rest_later(
 def test_a_broker_is_away_if_it_is_known_and_cannot_be_read(
     wanted: Topics, here: str, topics: list[str], write_only: str, away: list[str]
 ) -> None:
-    names = NameServer(*topics)
-    names.brokers, names.write_only = dict.fromkeys(here, "127.0.0.1:1"), set(write_only)
+    names = FakeNamesrv()
+    for topic in topics:
+        names.serve(topic, *map(FakeBroker, here))
+        for queues in names.routes[topic].queue_datas:
+            queues.perm = 2 if queues.broker_name in write_only else 6
     known = [MessageQueue("t", broker_name, 0) for broker_name in "ab"]
-    with serving(names.answer) as namesrv, Cluster((namesrv,), timeout_ms=5000) as cluster:
+    with serving(names) as namesrv, Cluster((namesrv,), timeout_ms=5000) as cluster:
         assert cluster.away(wanted, known, cluster.queues(wanted)) == away
 
 
 def test_a_replica_is_read_and_its_master_is_away(spark: SparkSession, output: str) -> None:
     with fake_cluster() as fake:
         fake.stored_ms = [1_000_000] * 5
-        fake.brokers = {1: fake.address}
-        first = archive(spark, fake.address, [TOPIC], output)
+        fake.brokers = {1: fake.addr}
+        first = archive(spark, fake.addr, [TOPIC], output)
         fake.brokers = {}
-        second = archive(spark, fake.address, [TOPIC], output)
+        second = archive(spark, fake.addr, [TOPIC], output)
     assert (first.records, first.away, first.complete) == (5, ["broker-a"], False)
     assert (second.records, second.away, second.complete) == (0, [], True)
 

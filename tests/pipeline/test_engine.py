@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from py4j.clientserver import ClientServerConnection
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import wait_for
+from tests.kit.waiting import wait_until
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import run_action, run_units, slots
@@ -121,7 +121,7 @@ class Endless:
         self.directory = directory
 
     def wait_started(self) -> None:
-        wait_for(lambda: any(self.directory.glob("started-*")), "a task")
+        wait_until("a task", lambda: any(self.directory.glob("started-*")))
 
     def work(self) -> Callable[[int], None]:
         place = str(self.directory)

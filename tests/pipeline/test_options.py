@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import cometmq.pipeline
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST
@@ -250,3 +251,17 @@ def test_the_end_of_today_is_an_end() -> None:
     assert read_options({**BASE, "endingTimestamp": tonight}, streaming=False).ending.timestamp_ms == int(
         tonight
     )
+
+
+# -- What `cometmq.pipeline` offers by name
+
+
+@pytest.mark.parametrize("name", cometmq.pipeline.__all__)
+def test_every_name_is_the_function_of_that_name(name: str) -> None:
+    assert getattr(cometmq.pipeline, name).__name__ == name
+    assert name in dir(cometmq.pipeline)
+
+
+def test_an_unknown_name_is_said() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'arhive'"):
+        cometmq.pipeline.arhive  # noqa: B018

@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
-from tests.pipeline.fake_servers import Broker, NameServer, serving
+from tests.kit.fakes import FakeBroker, FakeNamesrv, serving
+from tests.pipeline.fake_servers import TakingBroker
 
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, ConnectError, NoRouteError
@@ -38,9 +39,9 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_of_a_key_go_where_producers_send_that_key() -> None:
     keys = ["", "a", "order-1", "TagA", "aaaaaaa", "äöü", "polygenelubricants", *map(str, range(20))]
-    broker, names = Broker(), NameServer(TOPIC, queues=7)
-    with serving(broker.answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
+    broker, names = TakingBroker(), FakeNamesrv()
+    with serving(broker), serving(names) as namesrv:
+        names.serve(TOPIC, broker, queues=7)
         with Sender(options(namesrv)) as sender:
             for number, key in enumerate(keys):
                 sender.send(row(number, key))
@@ -64,13 +65,14 @@ def test_rows_of_a_key_go_where_producers_send_that_key() -> None:
     ],
 )
 def test_a_master_that_moved_is_found(key: str | None, refusal: int | None) -> None:
-    old, new, names = Broker(), Broker(), NameServer(TOPIC)
-    with serving(new.answer) as address, serving(names.answer) as namesrv, ExitStack() as first:
-        names.brokers = {"a": first.enter_context(serving(old.answer))}
+    old, new, names = TakingBroker(), TakingBroker(), FakeNamesrv()
+    with serving(new), serving(names) as namesrv, ExitStack() as first:
+        first.enter_context(serving(old))
+        names.serve(TOPIC, old, queues=4)
         with Sender(options(namesrv)) as sender:
             sender.send(row(0, key))
             sender.flush()
-            names.brokers = {"a": address}
+            names.serve(TOPIC, new, queues=4)
             if refusal is None:
                 first.close()
             else:
@@ -87,56 +89,58 @@ def test_a_master_that_moved_is_found(key: str | None, refusal: int | None) -> N
 
 
 def test_rows_without_a_key_go_round_a_broker_that_left_the_route() -> None:
-    left, stays, names = Broker(), Broker(), NameServer(TOPIC)
-    with serving(stays.answer) as address, serving(names.answer) as namesrv, ExitStack() as first:
-        names.brokers = {"a": first.enter_context(serving(left.answer)), "b": address}
+    left, stays, names = TakingBroker(), TakingBroker(name="b"), FakeNamesrv()
+    with serving(stays), serving(names) as namesrv, ExitStack() as first:
+        first.enter_context(serving(left))
+        names.serve(TOPIC, left, stays, queues=4)
         with Sender(options(namesrv)) as sender:
             sender.send(row(0))
             sender.flush()
-            names.brokers = {"b": address}
+            names.serve(TOPIC, stays, queues=4)
             first.close()
             for number in range(1, 100):
                 sender.send(row(number))
             sender.flush()
     assert sorted(left.bodies + stays.bodies, key=int) == [b"%d" % number for number in range(100)]
-    assert names.looks <= 1 + 4, "after the first refusal no batch is tried at the broker that left"
+    assert len(names.asked) <= 1 + 4, "after the first refusal no batch is tried at the broker that left"
 
 
 @pytest.mark.parametrize("refusal", [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY])
 def test_a_master_that_is_nowhere_ends_the_task_after_its_retries(refusal: int) -> None:
-    broker, names = Broker(refusal), NameServer(TOPIC)
-    with serving(broker.answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
+    broker, names = TakingBroker(refusal), FakeNamesrv()
+    with serving(broker), serving(names) as namesrv:
+        names.serve(TOPIC, broker, queues=4)
         with Sender(options(namesrv, retries=3)) as sender:
             sender.send(row(0, "k"))
             with pytest.raises(BrokerError) as caught:
                 sender.flush()
     assert caught.value.code == refusal
-    assert broker.asked == 4
-    assert names.looks == (1 if refusal == ResponseCode.SYSTEM_BUSY else 4), "a busy broker has not moved"
+    assert len(broker.requests) == 4
+    assert len(names.asked) == (1 if refusal == ResponseCode.SYSTEM_BUSY else 4), "a busy one has not moved"
 
 
 def test_name_servers_that_are_away_too_do_not_hide_what_failed() -> None:
-    broker, names = Broker(), NameServer(TOPIC)
+    broker, names = TakingBroker(), FakeNamesrv()
     with ExitStack() as servers:
-        names.brokers = {"a": servers.enter_context(serving(broker.answer))}
-        namesrv = servers.enter_context(serving(names.answer))
+        servers.enter_context(serving(broker))
+        namesrv = servers.enter_context(serving(names))
+        names.serve(TOPIC, broker)
         with Sender(options(namesrv, timeout_ms=600_000)) as sender:
             sender.send(row(0, "k"))
             sender.flush()
             servers.close()
             sender.send(row(1, "k"))
-            with pytest.raises(ConnectError, match=names.brokers["a"]):
+            with pytest.raises(ConnectError, match=broker.addr):
                 sender.flush()
 
 
 @pytest.mark.parametrize("key", [None, "k", "encoded"], ids=["any queue", "keyed", "encoded together"])
 @pytest.mark.parametrize("illegal", [[0], [9], [3, 4], [1, 5, 6, 19], [*range(20)]])
 def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: str | None) -> None:
-    broker, names = Broker(illegal=frozenset(b"%d" % number for number in illegal)), NameServer(TOPIC)
+    broker, names = TakingBroker(illegal=frozenset(b"%d" % number for number in illegal)), FakeNamesrv()
     aside: list[tuple[bytes, int]] = []
-    with serving(broker.answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
+    with serving(broker), serving(names) as namesrv:
+        names.serve(TOPIC, broker, queues=4)
         refused = lambda message, refusal: aside.append((message.body, refusal.code))  # noqa: E731
         with Sender(options(namesrv, batch_records=10), 0, refused) as sender:
             if key == "encoded":
@@ -159,17 +163,18 @@ def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: 
 
 def test_a_batch_that_is_too_large_is_halved_as_well() -> None:
     """As Apache's 5.5 says it."""
-    broker, names = Broker(illegal=frozenset([b"2"])), NameServer(TOPIC)
+    broker, names = TakingBroker(illegal=frozenset([b"2"])), FakeNamesrv()
     aside: list[bytes] = []
 
     def answer(request: Frame) -> Frame:
         answered = broker.answer(request)
-        if answered.code == ResponseCode.MESSAGE_ILLEGAL and request.code == RequestCode.SEND_BATCH_MESSAGE:
+        if answered.code == ResponseCode.MESSAGE_ILLEGAL:
             return request.response(ResponseCode.SYSTEM_ERROR, "RuntimeException: message body size exceeded")
         return answered
 
-    with serving(answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
+    broker.on(RequestCode.SEND_BATCH_MESSAGE, answer)
+    with serving(broker), serving(names) as namesrv:
+        names.serve(TOPIC, broker, queues=4)
         with Sender(options(namesrv), 0, lambda message, _: aside.append(message.body)) as sender:
             for number in range(4):
                 sender.send(row(number))
@@ -178,9 +183,9 @@ def test_a_batch_that_is_too_large_is_halved_as_well() -> None:
 
 
 def test_without_a_place_for_it_an_illegal_message_ends_the_task() -> None:
-    broker, names = Broker(illegal=frozenset([b"1"])), NameServer(TOPIC)
-    with serving(broker.answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
+    broker, names = TakingBroker(illegal=frozenset([b"1"])), FakeNamesrv()
+    with serving(broker), serving(names) as namesrv:
+        names.serve(TOPIC, broker, queues=4)
         with Sender(options(namesrv)) as sender:
             for number in range(4):
                 sender.send(row(number))
@@ -188,38 +193,39 @@ def test_without_a_place_for_it_an_illegal_message_ends_the_task() -> None:
                 sender.flush()
 
 
-class Late(NameServer):
-    """Does not know the topic when it is asked first: its broker is just starting."""
-
-    def answer(self, request: Frame) -> Frame:
-        self.topics = (TOPIC,) if self.looks >= 4 else ()
-        return super().answer(request)
-
-
 def test_a_broker_that_is_away_when_the_first_row_comes_is_waited_for() -> None:
-    broker, names = Broker(), Late()
-    with serving(broker.answer) as address, serving(names.answer) as namesrv:
-        names.brokers = {"a": address}
-        with Sender(options(namesrv)) as sender:
-            sender.send(row(0))
-            sender.flush()
+    """Its name server does not know the topic at first."""
+    broker, names = TakingBroker(), FakeNamesrv()
+
+    def late(request: Frame) -> Frame | None:
+        if len(names.asked) == 4:
+            names.serve(TOPIC, broker)
+        return names.answer(request)
+
+    names.on(RequestCode.GET_ROUTEINFO_BY_TOPIC, late)
+    with serving(broker), serving(names) as namesrv, Sender(options(namesrv)) as sender:
+        sender.send(row(0))
+        sender.flush()
     assert broker.bodies == [b"0"]
 
 
 def test_a_topic_that_nobody_has_is_named_after_as_many_attempts_as_a_batch_gets() -> None:
-    names = NameServer()
+    names = FakeNamesrv()
     with (
-        serving(names.answer) as namesrv,
+        serving(names) as namesrv,
         Sender(options(namesrv)) as sender,
         pytest.raises(NoRouteError, match=TOPIC),
     ):
         sender.send(row(0))
-    assert names.looks == 2 * 4, "the topic and the one after which it would be made"
+    assert len(names.asked) == 2 * 4, "the topic and the one after which it would be made"
 
 
 def test_a_topic_without_a_queue_to_write_to_is_named() -> None:
-    names = NameServer(TOPIC, queues=0)
-    with serving(names.answer) as namesrv, Sender(options(namesrv)) as sender:
-        names.brokers = {"a": "127.0.0.1:1"}
-        with pytest.raises(NoRouteError, match=TOPIC):
-            sender.send(row(0))
+    names = FakeNamesrv()
+    names.serve(TOPIC, FakeBroker(), queues=0)
+    with (
+        serving(names) as namesrv,
+        Sender(options(namesrv)) as sender,
+        pytest.raises(NoRouteError, match=TOPIC),
+    ):
+        sender.send(row(0))

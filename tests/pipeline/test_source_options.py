@@ -17,8 +17,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from pyspark.sql.types import LongType, StructField, StructType
+from tests.kit.waiting import wait_until
 from tests.pipeline.fake_servers import MINUTES, QUEUE, TOPIC, FakeCluster, Stream, fake_cluster, position
-from tests.pipeline.feeding import Topic, wait_for
+from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError, ConnectError
 from cometmq.message import MessageQueue
@@ -84,8 +85,8 @@ def test_reading_goes_on_where_a_group_stands(spark: SparkSession, topic: Topic)
 def test_a_group_that_stands_in_some_queues_leaves_the_rest_to_the_other_option(fake: FakeCluster) -> None:
     other = MessageQueue(TOPIC, "broker-a", 0)
     fake.stored = 17
-    options = {"namesrv": fake.address, "topic": TOPIC, "startingGroup": "g"}
-    with Cluster((fake.address,), timeout_ms=5000) as cluster:
+    options = {"namesrv": fake.addr, "topic": TOPIC, "startingGroup": "g"}
+    with Cluster((fake.addr,), timeout_ms=5000) as cluster:
         starting = read_options(options, streaming=False).starting
         assert cluster.resolve(starting, [other]) == {other: 17}
         fake.stored = None
@@ -185,7 +186,7 @@ class TestAStreamThatWaitsForMore:
         assert look(end) is end
         second.send(3)
         with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
-            wait_for(lambda: bool(cluster.queues(Topics(pattern=second.name))), "the new topic")
+            wait_until("the new topic", lambda: bool(cluster.queues(Topics(pattern=second.name))))
         later = look(end)
         reader.stop()
         assert later[topic.name] == end[topic.name] != start[topic.name]
@@ -206,35 +207,37 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
         with closing(socket.socket()) as free:
             free.bind(("127.0.0.1", 0))
             gone = f"127.0.0.1:{free.getsockname()[1]}"
-        fake.brokers = {0: gone, 2: fake.address}
+        fake.brokers = {0: gone, 2: fake.addr}
         return fake
 
     def test_a_batch_is_planned_and_read_from_its_replica(self, fake: FakeCluster) -> None:
-        with Cluster((fake.address,), timeout_ms=5000) as cluster:
+        with Cluster((fake.addr,), timeout_ms=5000) as cluster:
             (held,) = cluster.bounds(cluster.queues(Topics(names=(TOPIC,)))).values()
             assert (held.maximum, held.replica) == (40, True)
-            assert cluster.addresses([QUEUE]) == {"broker-a": fake.address}
+            assert cluster.addresses([QUEUE]) == {"broker-a": fake.addr}
             assert cluster.offset_at(QUEUE, held, MINUTES[7]) == 7
-            fake.asked.clear()
+            fake.requests.clear()
             assert cluster.bounds([QUEUE]) == {QUEUE: held}
-            assert not fake.asked[RequestCode.GET_ROUTEINFO_BY_TOPIC], "the dead address is not tried again"
+            assert not fake.requests.count(RequestCode.GET_ROUTEINFO_BY_TOPIC), (
+                "the dead address is not tried again"
+            )
         assert read(fake, fake.brokers[0]) == list(range(40))
 
     def test_what_the_replica_lacks_is_read_from_the_master_when_it_is_back(self, fake: FakeCluster) -> None:
         with fake_cluster() as master:
             master.stored_ms = [*MINUTES, MINUTES[-1] + 1]
-            back = {0: master.address, 2: fake.address}
+            back = {0: master.addr, 2: fake.addr}
             threading.Timer(0.3, lambda: setattr(fake, "brokers", back)).start()
-            assert read(fake, fake.address, end=41) == list(range(41))
+            assert read(fake, fake.addr, end=41) == list(range(41))
 
     def test_a_replica_that_may_not_be_read_is_left_when_the_master_is_back(self, fake: FakeCluster) -> None:
         """As 5.x refuses it without slaveReadEnable."""
         fake.refuse_always = ResponseCode.SYSTEM_BUSY
         with fake_cluster() as master:
             master.stored_ms = list(MINUTES)
-            back = {0: master.address, 2: fake.address}
+            back = {0: master.addr, 2: fake.addr}
             threading.Timer(0.3, lambda: setattr(fake, "brokers", back)).start()
-            assert read(fake, fake.address) == list(range(40))
+            assert read(fake, fake.addr) == list(range(40))
 
     def test_a_stream_reads_the_replica_and_goes_back(self, fake: FakeCluster) -> None:
         stream = Stream(fake)
@@ -242,14 +245,14 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
             end = stream.next(position(10))
             assert end[TOPIC] == position(40)[TOPIC]
             (task,) = stream.reader.partitions(position(10), end)
-            assert task.addresses == {"broker-a": fake.address}
+            assert task.addresses == {"broker-a": fake.addr}
         finally:
             stream.reader.stop()
 
     def test_all_addresses_away_is_the_masters_failure(self, fake: FakeCluster) -> None:
         gone = fake.brokers[0]
         fake.brokers = {0: gone, 1: "127.0.0.1:1"}
-        with Cluster((fake.address,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
+        with Cluster((fake.addr,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
             cluster.bounds([QUEUE])
         assert caught.value.addr in fake.brokers.values()
 
@@ -257,7 +260,7 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
 def read(fake: FakeCluster, address: str, end: int = 40) -> list[int]:
     schema = arrow_schema(["queue_offset"])
     ranges = [QueueRange(QUEUE, 0, end)]
-    parts = read_parts((fake.address,), ranges, {"broker-a": address}, schema, PullOptions(timeout_ms=5000))
+    parts = read_parts((fake.addr,), ranges, {"broker-a": address}, schema, PullOptions(timeout_ms=5000))
     try:
         return [offset for part in parts for offset in part.batch.column("queue_offset").to_pylist()]
     finally:
@@ -267,12 +270,12 @@ def read(fake: FakeCluster, address: str, end: int = 40) -> list[int]:
 def test_a_stream_does_not_ask_for_its_route_at_each_look(fake: FakeCluster) -> None:
     stream = Stream(fake)
     end = stream.next(position(0))
-    fake.asked.clear()
+    fake.requests.clear()
     for _ in range(5):
         stream.next(end)
     stream.reader.stop()
-    assert fake.asked[RequestCode.GET_MAX_OFFSET] == 5
-    assert not fake.asked[RequestCode.GET_ROUTEINFO_BY_TOPIC]
+    assert fake.requests.count(RequestCode.GET_MAX_OFFSET) == 5
+    assert not fake.requests.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
 
 
 def test_times_of_many_queues_are_looked_up_together(topic: Topic) -> None:
@@ -300,7 +303,7 @@ def test_topics_whose_offsets_mean_something_else_are_refused_by_name(
     for name, value in what.items():
         setattr(fake, name, value)
     with (
-        Cluster((fake.address,), timeout_ms=5000) as cluster,
+        Cluster((fake.addr,), timeout_ms=5000) as cluster,
         pytest.raises(ConfigError, match=f"subscribe = '{TOPIC}'.*{words}"),
     ):
         cluster.queues(Topics(names=(TOPIC,)))
@@ -312,17 +315,17 @@ def test_topics_whose_offsets_mean_something_else_are_refused_by_name(
 
 def test_ordinary_attributes_are_no_obstacle_and_asked_for_once(fake: FakeCluster) -> None:
     fake.attributes = {"cleanup.policy": "DELETE", "message.type": "NORMAL", "retention.ms": "1000"}
-    with Cluster((fake.address,), timeout_ms=5000) as cluster:
+    with Cluster((fake.addr,), timeout_ms=5000) as cluster:
         for _ in range(3):
             assert cluster.queues(Topics(names=(TOPIC,))) == [QUEUE]
-    assert fake.asked[RequestCode.GET_TOPIC_CONFIG] == 1
+    assert fake.requests.count(RequestCode.GET_TOPIC_CONFIG) == 1
 
 
 class TestEndsThatAreNone:
     """The fake queue holds offsets 0 to 39."""
 
     def planned(self, fake: FakeCluster, **options: str) -> list[Any]:
-        given = {"namesrv": fake.address, "topic": TOPIC, "timeoutMs": "1000", **options}
+        given = {"namesrv": fake.addr, "topic": TOPIC, "timeoutMs": "1000", **options}
         return list(CometReader(full_schema(), read_options(given, streaming=False)).partitions())
 
     @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StreamingQuery
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 
 from cometmq.pipeline.base.options import read_options
 from cometmq.pipeline.live.source import CometStreamReader, full_schema
@@ -104,7 +105,7 @@ def test_latest_stays_after_a_crash_in_the_first_batch(spark: SparkSession, topi
     topic.send(40)
     job = Job(spark, topic, home, startingOffsets="latest")
     query = job.start(processingTime="100 milliseconds")
-    wait_for(lambda: bool(query.recentProgress), "the first batch, empty as it is, is logged")
+    wait_until("the first batch, empty as it is, is logged", lambda: bool(query.recentProgress))
     query.stop()
     assert "@start" in job.end_offsets(0)
     job.forget("commits", 0)  # died in batch 0
@@ -119,7 +120,7 @@ def test_a_first_batch_with_records_replays_from_its_logged_start(
     topic.send(10)
     job = Job(spark, topic, home, startingOffsets="latest")
     query = job.start(processingTime="100 milliseconds")
-    wait_for(lambda: bool(query.recentProgress), "the query is up")
+    wait_until("the query is up", lambda: bool(query.recentProgress))
     wanted = topic.send(15)
     query.processAllAvailable()
     query.stop()
@@ -155,7 +156,7 @@ def test_idle_queries_make_no_batches(spark: SparkSession, topic: Topic, home: P
     query = job.start(processingTime="50 milliseconds")
     try:
         query.processAllAvailable()
-        wait_for(lambda: not query.status["isDataAvailable"], "the query is idle")
+        wait_until("the query is idle", lambda: not query.status["isDataAvailable"])
         batches = len(list((job.checkpoint / "offsets").glob("[0-9]*")))
         topic.send(1)
         query.processAllAvailable()

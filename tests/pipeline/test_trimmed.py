@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException, PythonException, StreamingQueryException
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.jobs.archive import archive
@@ -54,7 +55,7 @@ def let_it_forget(topic: Topic) -> None:
         forgotten = sum(bounds.minimum for bounds in held.values()) >= 40
         return forgotten and time.monotonic() - since > 1
 
-    wait_for(settled, "old segments were deleted")
+    wait_until("old segments were deleted", settled)
 
 
 def held_now(topic: Topic) -> int:

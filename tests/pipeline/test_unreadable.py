@@ -5,13 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PythonException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.cli.pipeline.archive import report
@@ -30,6 +33,7 @@ from cometmq.pipeline.live import cluster
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import CometReader, CometStreamReader, ReadTask, full_schema
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
+from cometmq.protocol.compression import Compression, compress
 
 QUEUE_MESSAGES = 16  # a batch of Topic.send
 
@@ -49,7 +53,7 @@ def set_queues(topic: Topic, read: int, write: int, perm: int = 6) -> None:
             return (item.read_queue_nums, item.write_queue_nums, item.perm) == (read, write, perm)
 
     asyncio.run(change())
-    wait_for(shown, "the route shows the change")
+    wait_until("the route shows the change", shown)
 
 
 @pytest.fixture
@@ -259,3 +263,47 @@ class TestJobs:
         summary = run(spark, str(file))
         assert (summary.sinks[0].rows, summary.unreadable) == (32, unread(shrunk, 2, 3))
         assert not summary.complete
+
+
+# -- Messages made to end a read: they are bad records, and everything else of their topic is read
+
+
+BOMBS = 9
+
+
+@pytest.fixture(scope="module")
+def bomb() -> bytes:
+    """8 KB that become 255 MiB."""
+    made = compress(bytes(255 << 20), Compression.ZSTD)
+    assert len(made) < 10_000
+    return made
+
+
+@pytest.fixture
+def attacked(topic: Topic, bomb: bytes) -> Topic:
+    topic.send(50)
+    for _ in range(BOMBS):
+        topic.send_raw(bomb, Compression.ZSTD.sys_flag)
+    for born_ms in (2**62, -(2**63)):
+        topic.send_raw(b"never", 0, born_ms)
+    topic.send(50)
+    return topic
+
+
+def test_a_read_names_the_first_or_leaves_them_out(spark: SparkSession, attacked: Topic) -> None:
+    reader = spark.read.format("cometmq").options(**attacked.options)
+    with pytest.raises(
+        PythonException, match=rf"bad record at {attacked.name} broker-a 0 offset \d+ \(body\)"
+    ):
+        reader.load().collect()
+    rows = reader.option("onBadRecord", "skip").load().collect()
+    assert Counter(bytes(row.body).decode() for row in rows) == Counter(attacked.sent)
+
+
+def test_an_archive_puts_them_into_quarantine(spark: SparkSession, attacked: Topic, output: str) -> None:
+    summary = archive(spark, attacked.namesrv, [attacked.name], output)
+    assert (summary.records, summary.bad, summary.lost) == (100, BOMBS + 2, 0)
+    rows = spark.read.parquet(f"{output}/_cometmq/quarantine").collect()
+    assert Counter(row.stage for row in rows) == {"body": BOMBS, "time": 2}
+    assert all(row.topic == attacked.name and row.queue_id == 0 for row in rows)
+    assert archive(spark, attacked.namesrv, [attacked.name], output).records == 0

@@ -46,7 +46,7 @@ def no_connection_left() -> Iterator[None]:
 def parts(fake: FakeCluster, end: int = 40, address: str = "", **options: Any) -> Iterator[Part]:
     where = {"broker-a": address} if address else {}
     pull = PullOptions(**{"timeout_ms": 5000, **options})
-    return read_parts((fake.address,), [QueueRange(QUEUE, 0, end)], where, SCHEMA, pull)
+    return read_parts((fake.addr,), [QueueRange(QUEUE, 0, end)], where, SCHEMA, pull)
 
 
 def offsets(read: Iterator[Part]) -> list[int]:
@@ -62,7 +62,7 @@ def stream(fake: FakeCluster) -> Iterator[Stream]:
 
 class TestStartingAtATime:
     def at(self, fake: FakeCluster, time_ms: int, timeout_ms: int = 5000) -> int:
-        with Cluster((fake.address,), timeout_ms=timeout_ms) as cluster:
+        with Cluster((fake.addr,), timeout_ms=timeout_ms) as cluster:
             return cluster.offset_at(QUEUE, Bounds(fake.minimum, fake.maximum), time_ms)
 
     @pytest.mark.parametrize(("time_ms", "offset"), [(0, 0), (1000, 0), (1001, 1), (1390, 39), (1391, 40)])
@@ -91,7 +91,7 @@ class TestStartingAtATime:
 
     def test_an_offset_that_the_broker_does_not_have_is_no_position(self, fake: FakeCluster) -> None:
         with (
-            Cluster((fake.address,), timeout_ms=300) as cluster,
+            Cluster((fake.addr,), timeout_ms=300) as cluster,
             pytest.raises(BrokerError, match="PULL_OFFSET_MOVED"),
         ):
             cluster.offset_at(QUEUE, Bounds(0, 400), 10**6)
@@ -106,9 +106,9 @@ class TestStartingAtATime:
 
     def test_messages_deleted_meanwhile_are_stepped_over(self, fake: FakeCluster) -> None:
         fake.minimum, fake.stored_ms = 30, TIMES[30:]
-        with Cluster((fake.address,), timeout_ms=300) as cluster:
+        with Cluster((fake.addr,), timeout_ms=300) as cluster:
             assert cluster.offset_at(QUEUE, Bounds(0, 40), 1101) == 30
-        assert fake.asked[RequestCode.PULL_MESSAGE] < 10
+        assert fake.requests.count(RequestCode.PULL_MESSAGE) < 10
 
 
 @pytest.fixture
@@ -116,24 +116,24 @@ def rude(fake: FakeCluster) -> Iterator[FakeCluster]:
     """The broker that the route names: it accepts connections and closes them."""
     with fake_cluster() as made:
         made.closing, made.stored_ms = True, list(TIMES)
-        fake.brokers = {0: made.address}
+        fake.brokers = {0: made.addr}
         yield made
 
 
 class TestABrokerThatHangsUp:
     def test_it_is_connected_a_few_times_and_no_more(self, fake: FakeCluster, rude: FakeCluster) -> None:
-        with pytest.raises(SendFailed, match=rude.address):
+        with pytest.raises(SendFailed, match=rude.addr):
             list(parts(fake, timeout_ms=2000))
-        assert 2 < rude.connections < 12
+        assert 2 < rude.admitted < 12
 
     def test_it_is_read_on_when_it_stays(self, fake: FakeCluster, rude: FakeCluster) -> None:
         threading.Timer(0.5, lambda: setattr(rude, "closing", False)).start()
         assert offsets(parts(fake)) == list(range(40))
 
     def test_planning_paces_itself_too(self, fake: FakeCluster, rude: FakeCluster) -> None:
-        with Cluster((fake.address,), timeout_ms=1000) as cluster, pytest.raises(SendFailed):
+        with Cluster((fake.addr,), timeout_ms=1000) as cluster, pytest.raises(SendFailed):
             cluster.bounds([QUEUE])
-        assert rude.connections < 12
+        assert rude.admitted < 12
 
 
 class TestAReplicaThatLags:
@@ -141,15 +141,15 @@ class TestAReplicaThatLags:
 
     @pytest.fixture
     def replica(self, fake: FakeCluster) -> FakeCluster:
-        fake.brokers = {1: fake.address}
+        fake.brokers = {1: fake.addr}
         return fake
 
     def test_what_it_does_not_have_is_asked_of_the_master_when_it_is_back(self, replica: FakeCluster) -> None:
         with fake_cluster() as master:
             master.stored_ms = [*TIMES, *range(2000, 2010)]
-            back = {0: master.address, 1: replica.address}
+            back = {0: master.addr, 1: replica.addr}
             threading.Timer(0.5, lambda: setattr(replica, "brokers", back)).start()
-            assert offsets(parts(replica, end=50, address=replica.address)) == list(range(50))
+            assert offsets(parts(replica, end=50, address=replica.addr)) == list(range(50))
 
     def test_it_may_catch_up(self, replica: FakeCluster) -> None:
         threading.Timer(2.5, lambda: replica.stored_ms.extend(range(2000, 2010))).start()
@@ -157,9 +157,9 @@ class TestAReplicaThatLags:
 
     @pytest.mark.parametrize("fail", [True, False])
     def test_what_it_lacks_in_time_is_an_error_and_no_loss(self, replica: FakeCluster, fail: bool) -> None:
-        with pytest.raises(ReplicaBehindError, match=f"{replica.address}.*offset 40.*0 to 40"):
+        with pytest.raises(ReplicaBehindError, match=f"{replica.addr}.*offset 40.*0 to 40"):
             list(parts(replica, end=50, timeout_ms=300, fail_on_data_loss=fail))
-        assert replica.asked[RequestCode.GET_ROUTEINFO_BY_TOPIC] <= 3
+        assert replica.requests.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) <= 3
 
     def test_a_master_that_does_not_have_it_has_lost_it(self, fake: FakeCluster) -> None:
         with pytest.raises(DataLossError, match="10 records are gone"):
@@ -178,14 +178,14 @@ class TestABusyMaster:
     @pytest.fixture
     def replica(self, fake: FakeCluster) -> Iterator[FakeCluster]:
         with fake_cluster() as replica:
-            fake.brokers, fake.suggested = {0: fake.address, 1: replica.address}, 1
+            fake.brokers, fake.suggested = {0: fake.addr, 1: replica.addr}, 1
             fake.stored_ms = [1_000_000] * 50
             yield replica
 
     def test_its_replica_is_read(self, fake: FakeCluster, replica: FakeCluster) -> None:
         replica.stored_ms = list(fake.stored_ms)
         assert offsets(parts(fake, end=50, pull_batch_size=5)) == list(range(50))
-        assert replica.asked[RequestCode.PULL_MESSAGE] >= 5
+        assert replica.requests.count(RequestCode.PULL_MESSAGE) >= 5
 
     @pytest.mark.parametrize("refusal", [None, ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SYSTEM_BUSY])
     def test_what_the_replica_lacks_or_refuses_is_read_at_the_master(
@@ -193,7 +193,7 @@ class TestABusyMaster:
     ) -> None:
         replica.stored_ms, replica.refuse_always = fake.stored_ms[:30], refusal
         assert offsets(parts(fake, end=50, pull_batch_size=5)) == list(range(50))
-        assert replica.asked[RequestCode.PULL_MESSAGE] > 0
+        assert replica.requests.count(RequestCode.PULL_MESSAGE) > 0
 
 
 class TestAStreamWhoseBrokersAreAway:
@@ -202,7 +202,7 @@ class TestAStreamWhoseBrokersAreAway:
     ) -> None:
         with fake_cluster() as dying:
             dying.stored_ms = list(TIMES)
-            fake.brokers = {0: dying.address}
+            fake.brokers = {0: dying.addr}
             end = stream.next(position(10))
             assert end[TOPIC] == position(40)[TOPIC]
         for _ in range(3):
@@ -216,18 +216,18 @@ class TestAStreamWhoseBrokersAreAway:
         self, fake: FakeCluster, stream: Stream
     ) -> None:
         end = stream.next(position(10))
-        fake.asked.clear()
+        fake.requests.clear()
         assert stream.reader.partitions(end, end) == []
-        assert not fake.asked
+        assert not fake.requests
 
     def test_one_that_stays_away_is_left_alone_for_ever_longer(
         self, fake: FakeCluster, rude: FakeCluster
     ) -> None:
-        with Cluster((fake.address,), timeout_ms=300) as cluster:
+        with Cluster((fake.addr,), timeout_ms=300) as cluster:
             for _ in range(20):
                 with pytest.raises(SendFailed):
                     cluster.look(Topics(names=(TOPIC,)), [QUEUE])
-            assert rude.connections == 1
+            assert rude.admitted == 1
 
     def test_a_name_server_that_has_just_started_takes_nothing_away(
         self, fake: FakeCluster, stream: Stream
@@ -260,15 +260,15 @@ class TestAStreamWhoseBrokersAreAway:
         self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch, topics: Topics
     ) -> None:
         monkeypatch.setattr(Cluster, "topic_names", lambda *_, **__: [TOPIC])
-        with Cluster((fake.address,), timeout_ms=300) as cluster:
+        with Cluster((fake.addr,), timeout_ms=300) as cluster:
             assert set(cluster.look(topics, [QUEUE, MessageQueue("Dropped", "broker-a", 0)])) == {QUEUE}
 
     def test_a_batch_read_names_the_address_after_its_time_out(self, fake: FakeCluster) -> None:
         with fake_cluster() as gone:
-            fake.brokers = {0: gone.address}
-        with Cluster((fake.address,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
+            fake.brokers = {0: gone.addr}
+        with Cluster((fake.addr,), timeout_ms=300) as cluster, pytest.raises(ConnectError) as caught:
             cluster.bounds([QUEUE])
-        assert caught.value.addr == gone.address
+        assert caught.value.addr == gone.addr
 
 
 def ask_until_it_raises(stream: Stream, start: dict[str, Any]) -> None:
@@ -294,7 +294,7 @@ class TestWhatAReadHolds:
         assert "maxPlainBytes" in bad.problem
         whole = PullOptions(timeout_ms=5000, max_plain_bytes=(1 << 20) - 1)
         with pytest.raises(BadRecordError, match=f"{TOPIC} broker-a 0 offset 7"):
-            list(read_batches((fake.address,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, whole))
+            list(read_batches((fake.addr,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, whole))
 
     def test_other_queues_records_are_bad(self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch) -> None:
         whole = fake.record
@@ -316,7 +316,7 @@ class TestWhatAReadHolds:
     ) -> None:
         fake.minimum, fake.stored_ms = 30, TIMES[30:]
         options = PullOptions(timeout_ms=5000, fail_on_data_loss=False)
-        rows = read_batches((fake.address,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, options)
+        rows = read_batches((fake.addr,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, options)
         assert sum(batch.num_rows for batch in rows) == 10
         assert [record.getMessage() for record in caplog.records] == [
             f"30 records of {QUEUE} are gone from the broker and left out"
@@ -324,9 +324,9 @@ class TestWhatAReadHolds:
 
     def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:
         for timeout_ms in (5000, 5000, 7000):
-            assert len(offsets(parts(fake, address=fake.address, timeout_ms=timeout_ms))) == 40
+            assert len(offsets(parts(fake, address=fake.addr, timeout_ms=timeout_ms))) == 40
         assert sorted(timeout_s for _, timeout_s in reading.idle_wires(PLAIN)) == [5.0, 7.0]
-        assert fake.connections == 2
+        assert fake.admitted == 2
         assert {wire.timeout_s for wire in reading.idle_wires(PLAIN).values()} == {5.0, 7.0}
 
 

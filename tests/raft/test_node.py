@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 from tests.long_form import LONG
+from tests.raft import mutants, scripts
 from tests.raft.chaos import live
 from tests.raft.cluster import Cluster
-from tests.raft.solo import ELECTION_MS, Solo, append, ask, has, yes
+from tests.raft.solo import ELECTION_MS, Maker, Solo, append, ask, has, yes
 
-from cometmq.errors import RaftMessageError, RaftRefused
+from cometmq.errors import CometError, RaftMessageError, RaftRefused
 from cometmq.raft import (
     AppendRequest,
     AppendResponse,
     Members,
+    RaftNode,
     Reset,
     Role,
     TransferRequest,
@@ -504,3 +507,51 @@ def test_retention_keeps_what_is_not_committed() -> None:
         solo.node.log_trimmed(2)
     solo.node.log_trimmed(1)
     assert solo.node.status().first == 1
+
+
+# -- The hard cases with the real node, and nodes that break a rule: each is caught
+
+
+SCRIPTS = [
+    scripts.figure_eight,
+    scripts.removed_leader_is_still_needed,
+    scripts.same_leader_in_a_later_term,
+    scripts.lower_leader_learns_of_a_higher_term,
+    scripts.one_change_at_a_time,
+    scripts.candidate_without_leader,
+    scripts.paused_leader_and_a_lost_disk,
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_a_hard_case(script: Callable[[Maker], None]) -> None:
+    script(RaftNode)
+
+
+def lives(make: Maker) -> None:
+    for seed in range(30):
+        live(seed, make)
+
+
+CAUGHT: list[tuple[type[RaftNode], Callable[[Maker], None]]] = [
+    (mutants.VotesForShorterLogs, lives),
+    (mutants.CountsItselfBeforeSync, lives),
+    (mutants.SpeaksBeforeItsStateIsSaved, lives),
+    (mutants.AcknowledgesBeforeSync, lives),
+    (mutants.StandsWithoutPreVote, lives),
+    (mutants.StandsWithoutPreVote, scripts.candidate_without_leader),
+    (mutants.CutsWithoutContradiction, lives),
+    (mutants.VotesWithADamagedLog, lives),
+    (mutants.CommitsOldTermsByCounting, scripts.figure_eight),
+    (mutants.ChangesMembersAtAnyTime, scripts.one_change_at_a_time),
+    (mutants.TrustsWhatAgreedBefore, scripts.same_leader_in_a_later_term),
+    (mutants.DoesNotStandOnceRemoved, scripts.removed_leader_is_still_needed),
+    (mutants.TrustsAnyLeaderWithALostDisk, scripts.paused_leader_and_a_lost_disk),
+    (mutants.AnswersOlderLeadersNothing, scripts.lower_leader_learns_of_a_higher_term),
+]
+
+
+@pytest.mark.parametrize(("mutant", "by"), CAUGHT, ids=lambda value: value.__name__)
+def test_a_broken_rule_is_noticed(mutant: Maker, by: Callable[[Maker], None]) -> None:
+    with pytest.raises((AssertionError, CometError)):
+        by(mutant)

@@ -9,8 +9,9 @@ from types import TracebackType
 from typing import Self
 
 import pytest
-from tests.broker.conftest import running, until
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.brokers import running
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import ClientInstance, ClientOptions, Message, Producer
 from cometmq.errors import ConfigError, ConnectError

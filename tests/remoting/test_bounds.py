@@ -7,7 +7,8 @@ import struct
 from typing import Any
 
 import pytest
-from tests.remoting.peers import peer, raw_frame, until
+from tests.kit.raw_peer import peer, raw_frame
+from tests.kit.waiting import until
 from tests.remoting.test_server import ECHO, MIB, SLOW, CountingTransport, echo, serving
 
 from cometmq.protocol.frame import Frame

@@ -6,7 +6,7 @@ import asyncio
 from unittest.mock import Mock
 
 import pytest
-from tests.remoting.peers import until
+from tests.kit.waiting import until
 
 from cometmq.errors import RequestTimeout, SendFailed
 from cometmq.protocol.frame import Frame

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import pytest
-from tests.remoting.peers import RawPeer, raw_frame, soon, until
+from tests.kit.raw_peer import RawPeer, raw_frame
+from tests.kit.waiting import soon, until
 from tests.remoting.test_server import echo, serving
 
 from cometmq.errors import ConnectError, RequestTimeout, SendFailed

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.remoting.peers import peer, raw_frame, soon, until
+from tests.kit.raw_peer import peer, raw_frame
+from tests.kit.waiting import soon, until
 
 from cometmq.errors import CommandError
 from cometmq.protocol.frame import Frame
@@ -423,7 +424,7 @@ async def test_answers_piling_up_without_requests_cut_the_connection() -> None:
 
 
 async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
-    limits = Limits(idle_s=0.4)
+    limits = Limits(idle_s=1.0)
     async with serving(limits=limits, scan_s=0.05) as (server, port), peer(port) as idle, peer(port) as busy:
         await until(lambda: len(server.connections) == 2)
         ended = asyncio.create_task(idle.read_end())

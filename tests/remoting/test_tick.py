@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.remoting.peers import RawPeer, raw_frame, until
+from tests.kit.raw_peer import RawPeer, raw_frame
+from tests.kit.waiting import until
 
 from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, RemotingServer

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from tests.certificates import Certificates
-from tests.remoting.peers import RawPeer, raw_frame
+from tests.kit.raw_peer import RawPeer, raw_frame
 
 from cometmq.errors import ConfigError, ConnectError, RemotingError
 from cometmq.protocol.frame import Frame
@@ -195,7 +195,7 @@ async def test_garbage_ends_its_own_connection(certificates: Certificates, garba
 
 
 async def test_slow_handshakes_are_bounded_in_number_and_time(certificates: Certificates) -> None:
-    async with serving(certificates.file, handshakes=3, handshake_s=1.0) as (_server, port):
+    async with serving(certificates.file, handshakes=3, handshake_s=2.0) as (_server, port):
         slow = [await RawPeer.connect(port) for _ in range(3)]
         for peer in slow:
             await peer.send(b"\x16\x03\x01")

@@ -7,9 +7,10 @@ import os
 import random
 from collections import Counter
 
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import Image, RecordingDisk
+
 from cometmq.store import Buffer, DiskUsage
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import Image, RecordingDisk
 
 _KINDS = (0, 1, 2, 3, *range(4, 14))  # of images, see CrashPoint.sampled_image
 

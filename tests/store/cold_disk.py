@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 
+from tests.kit.faulty_disk import FaultyDisk
+
 from cometmq.store.base.disk import Buffer
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class ColdDisk(FaultyDisk):

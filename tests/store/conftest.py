@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import START_MS, open_store, opened
 from tests.store.planted import root, sound  # noqa: F401 - fixtures
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @pytest.fixture(autouse=True)

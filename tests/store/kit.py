@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from tests.kit.faulty_disk import FaultyDisk
+
 from cometmq.protocol.record.one import iter_records
 from cometmq.store import (
     Clock,
@@ -22,7 +24,6 @@ from cometmq.store import (
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.inspect.verify import verify
 from cometmq.store.writing.appender import BatchRecords
-from cometmq.testing.faulty_disk import FaultyDisk
 
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000

@@ -7,11 +7,11 @@ import errno
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import after_crash, bodies, by_key, everything, numbered, open_store, put, send, send_all
 
 from cometmq.store import JsonTable, MessageStore, StoreRefused
 from cometmq.store.background import checkpointing
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 def test_a_full_disk_refuses_the_send_and_leaves_no_file(

@@ -12,13 +12,13 @@ from pathlib import Path
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store import kit
 from tests.store.kit import START_MS, bodies, by_key, committed, offset_by_time, open_store, put, put_batch
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore
-from cometmq.testing.faulty_disk import FaultyDisk
 
 TOPICS = ("A", "%RETRY%B")
 topics = st.sampled_from(TOPICS)

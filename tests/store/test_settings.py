@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.background.test_retention import age, filled
 from tests.store.kit import (
     START_MS,
@@ -31,7 +32,6 @@ from cometmq.store.base.disk import DiskUsage
 from cometmq.store.base.flags import Flag
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
-from cometmq.testing.faulty_disk import FaultyDisk
 
 LATE = 1 << 62
 

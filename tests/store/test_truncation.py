@@ -6,14 +6,14 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import check_sound, everything, open_store, quick, small
 from tests.store.pair import feed, fill, same
 from tests.store.planted import places
 
 from cometmq.errors import StoreError
 from cometmq.store import TIMERS, JsonTable, MessageStore, truncate_log
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import RecordingDisk
 
 SIZES = [300, 9000, 20, 15_000, 0, 700, 22_000, 50, 8000, 40] * 4  # four segments and a half
 

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.client.scenarios import FROM_FIRST, Ledger, bodies, until
+from tests.client.scenarios import FROM_FIRST, Ledger, bodies
+from tests.kit.waiting import until
 
 from cometmq import (
     Admin,

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.client.scenarios import until
+from tests.kit.waiting import until
 
 from cometmq.errors import ClientStateError, ConfigError
 from cometmq.testing import Direction, Fault, FaultProxy, Kind, random_faults

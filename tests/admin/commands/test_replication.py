@@ -7,14 +7,15 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from tests.broker.conftest import running, until
+from tests.kit.brokers import running
+from tests.kit.fakes import FakeServer
+from tests.kit.waiting import until
 
 from cometmq.admin.commands import mqadmin
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers_admin import AddBrokerHeader, RemoveBrokerHeader
-from cometmq.remoting import RemotingServer
 
 HOST = "127.0.0.1"
 
@@ -106,18 +107,17 @@ async def container():
     """A broker container of 5.x that starts and stops nothing, and what it was asked."""
     asked = []
 
-    def add(_connection, frame):
+    def add(frame):
         asked.append(frame.header(AddBrokerHeader).config_path)
         return frame.response()
 
-    def remove(_connection, frame):
+    def remove(frame):
         header = frame.header(RemoveBrokerHeader)
         asked.append((header.broker_cluster_name, header.broker_name, header.broker_id))
         return frame.response()
 
-    server = RemotingServer({RequestCode.ADD_BROKER: add, RequestCode.REMOVE_BROKER: remove})
-    yield f"{HOST}:{await server.start(HOST, 0)}", asked
-    await server.stop(0.1)
+    async with FakeServer({RequestCode.ADD_BROKER: add, RequestCode.REMOVE_BROKER: remove}) as server:
+        yield server.addr, asked
 
 
 async def test_a_container_of_apaches_adds_and_removes_brokers(container):

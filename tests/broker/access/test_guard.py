@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.broker.access.test_files import write
-from tests.broker.conftest import Peer, records, refused, running
+from tests.kit.brokers import Peer, records, refused, running
 
 from cometmq import Message, Producer, PushConsumer
 from cometmq.broker.access.guard import REFUSED
@@ -28,7 +28,6 @@ from cometmq.protocol.headers import (
     UpdateGlobalWhiteAddrsConfigRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.remoting import RemotingClient
 from cometmq.standalone import Standalone
 
 ACL = """
@@ -47,8 +46,7 @@ class SigningPeer(Peer):
     """A client with an account."""
 
     def __init__(self, addr: str, credentials: Credentials) -> None:
-        super().__init__(addr)
-        self.remoting = RemotingClient(default=self._notice, outgoing=lambda frame: sign(frame, credentials))
+        super().__init__(addr, outgoing=lambda frame: sign(frame, credentials))
 
 
 @contextlib.asynccontextmanager

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import pytest
 from tests.broker.access.test_files import write
 from tests.broker.access.test_guard import ADMIN, PROGRAM, SigningPeer
-from tests.broker.conftest import Peer, create, records, refused, running, until
 from tests.broker.transactions.conftest import COMMIT, HALF, MANUAL, ROLLBACK, Place, asked, end, prepare
+from tests.kit.brokers import Peer, create, records, refused, running
+from tests.kit.fakes import FakeServer
+from tests.kit.waiting import until
 
 from cometmq.broker.server import Broker
 from cometmq.client import ClientInstance, ClientOptions
@@ -27,7 +29,6 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.ids import pack_host
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import encode_record
-from cometmq.remoting import Connection, RemotingServer, listen
 
 ACL = """
 accounts:
@@ -219,23 +220,19 @@ async def test_name_servers_get_no_signature(tmp_path: Path) -> None:
     topic is as good for its deletion."""
     seen: list[Frame] = []
 
-    def note(_connection: Connection, frame: Frame) -> Frame:
+    def note(frame: Frame) -> Frame:
         seen.append(frame)
         return frame.response(17, "no route")
 
-    server = RemotingServer(dict.fromkeys(NAMESRV_REQUESTS, note))
-    addr = f"127.0.0.1:{await listen(server, '127.0.0.1', 0)}"
-    try:
-        async with scene(tmp_path, namesrvAddr=addr):
+    async with FakeServer(dict.fromkeys(NAMESRV_REQUESTS, note)) as server:
+        async with scene(tmp_path, namesrvAddr=server.addr):
             await until(lambda: seen)
         for told in (False, True):
             options = ClientOptions(
                 access_key="adminer", secret_key="secret-of-adminer", sign_to_name_servers=told
             )
-            async with ClientInstance(addr, options) as client:
-                await client.remoting.call(addr, Frame.request(105, ext={"topic": "Orders"}))
-    finally:
-        await server.stop()
+            async with ClientInstance(server.addr, options) as client:
+                await client.remoting.call(server.addr, Frame.request(105, ext={"topic": "Orders"}))
     *unsigned, signed = seen
     assert {frame.code for frame in unsigned} >= {103, 104, 105}
     assert not any("Signature" in (frame.ext or {}) for frame in unsigned)

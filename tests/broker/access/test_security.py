@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from tests.broker.access.test_files import write
 from tests.broker.access.test_guard import ACL, ADMIN
-from tests.broker.conftest import running, until
 from tests.certificates import Certificates
+from tests.kit.brokers import running
+from tests.kit.waiting import until
 
 from cometmq import Message, Producer, PullConsumer
 from cometmq.client import ClientOptions

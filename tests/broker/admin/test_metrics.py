@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from tests.broker.conftest import Peer, records
+from tests.kit.brokers import Peer, records
+from tests.kit.waiting import until
 
 from cometmq import conf
 from cometmq.broker.base.config import BrokerConfig
@@ -150,9 +151,7 @@ async def test_names_and_labels_are_those_of_rocketmqs_own_monitoring(tmp_path: 
         await peer.send_numbers(5)
         await peer.send(topic="%DLQ%G")
         await peer.send(properties={"TIMER_DELAY_SEC": "600"})
-        async with asyncio.timeout(60):
-            while one.parts.timers.pending.followed < 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: one.parts.timers.pending.followed >= 1)
         await peer.heartbeat()
         await peer.heartbeat(producers=("P",))
         await commit(peer, 0, 2)

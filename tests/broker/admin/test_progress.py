@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from tests.broker.conftest import commit, create, queue, records, refused
+from tests.kit.brokers import commit, create, queue, records, refused
 
 from cometmq.protocol.bodies import (
     BrokerConsumeStats,

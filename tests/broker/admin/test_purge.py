@@ -6,7 +6,8 @@ import json
 import os
 
 import pytest
-from tests.broker.conftest import records, until
+from tests.kit.brokers import records
+from tests.kit.waiting import until
 
 from cometmq.protocol.bodies_admin import PurgeResult
 from cometmq.protocol.codes import RequestCode, ResponseCode

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import create, records, until
+from tests.kit.brokers import create, records
+from tests.kit.waiting import until
 
 from cometmq.protocol.bodies import KVTable, TopicRouteData
 from cometmq.protocol.codes import RequestCode

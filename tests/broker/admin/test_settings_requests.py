@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.broker.conftest import records, refused, running
+from tests.kit.brokers import records, refused, running
+from tests.kit.faulty_disk import FaultyDisk
 
 from cometmq import logs
 from cometmq.broker.base.config import NOT_BY_REQUEST, BrokerConfig
@@ -25,7 +26,6 @@ from cometmq.remoting import resolve
 from cometmq.standalone import Standalone
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.recovery.store_layout import read_layout
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @contextlib.contextmanager

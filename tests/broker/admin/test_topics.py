@@ -6,7 +6,8 @@ import asyncio
 import tracemalloc
 
 import pytest
-from tests.broker.conftest import commit, create, held, records, until
+from tests.kit.brokers import commit, create, held, records
+from tests.kit.waiting import until
 
 from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,

@@ -5,7 +5,8 @@ from __future__ import annotations
 import socket
 
 import pytest
-from tests.broker.conftest import running, until
+from tests.kit.brokers import running
+from tests.kit.waiting import until
 
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import BrokerAddress

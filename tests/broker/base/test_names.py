@@ -6,8 +6,8 @@ import asyncio
 import json
 
 import pytest
-from tests.broker.conftest import records
 from tests.faults.good_requests import BROKER_REQUESTS
+from tests.kit.brokers import records
 
 from cometmq.broker.base.names import FIELDS, check_group, check_topic
 from cometmq.errors import CommandError

@@ -7,13 +7,14 @@ import contextlib
 import threading
 import time
 
-from tests.broker.conftest import Peer, records, refused, running, until
+from tests.kit.brokers import Peer, records, refused, running
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq.broker.base.protection import MEASURE_INTERVAL_S
 from cometmq.protocol.bodies import KVTable
 from cometmq.protocol.codes import RequestCode
-from cometmq.testing.faulty_disk import FaultyDisk
 
 BUSY = 2
 

@@ -8,7 +8,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from tests.broker.conftest import records, running, table_on_disk
+from tests.kit.brokers import records, running, table_on_disk
 
 from cometmq.broker.base import turns as turns_module
 from cometmq.message import MessageQueue

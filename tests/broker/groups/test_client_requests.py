@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import Peer, records, refused, running, subscription, until
+from tests.kit.brokers import Peer, records, refused, running, subscription
+from tests.kit.waiting import until
 
 from cometmq.broker.base import attributes
 from cometmq.broker.groups.clients import EXPIRED_MS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.broker.conftest import subscription
+from tests.kit.brokers import subscription
 
 from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
 from cometmq.remoting import LogBudget

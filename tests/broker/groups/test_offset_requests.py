@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import offset_of, records
+from tests.kit.brokers import offset_of, records
 
 from cometmq.protocol.bodies import ConsumerOffsetTable
 from cometmq.protocol.codes import RequestCode

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import records, refused
+from tests.kit.brokers import records, refused
 
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import records, refused
+from tests.kit.brokers import records, refused
 
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.pull import slow_readers

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.broker.conftest import Peer, running, until
+from tests.kit.brokers import Peer, running
+from tests.kit.waiting import until
 
 from cometmq.broker.replication import ha_slave
 from cometmq.broker.server import Broker

@@ -9,7 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from tests.broker.conftest import Peer, until
+from tests.kit.brokers import Peer
+from tests.kit.waiting import until
 from tests.ports import HOST, free_port
 
 from cometmq.broker.base.config import BrokerConfig

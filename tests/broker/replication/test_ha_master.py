@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from cometmq.broker.replication.ha_frames import Pieces, Reports, beat, cut
 from cometmq.broker.replication.ha_master import (
     NOWHERE,
     SEND_BYTES,
@@ -14,6 +17,8 @@ from cometmq.broker.replication.ha_master import (
     LogState,
     Send,
 )
+from cometmq.broker.replication.replica_waits import ReplicaWaits
+from cometmq.errors import ProtocolError
 
 SEGMENT = 1000
 LOG = LogState(first=0, sendable=2500, end=2500, segment_size=SEGMENT)
@@ -191,3 +196,77 @@ def test_events_of_connections_that_are_gone_are_ignored():
     ha.taken(0.0, 7)
     ha.closed(7)
     assert ha.turn(0.0, LOG) == []
+
+
+# -- Who waits for slaves, and until when
+
+
+def waits(*rows):
+    made = ReplicaWaits()
+    for slaves, position, deadline in rows:
+        made.add(slaves, position, deadline, position)
+    return made
+
+
+def test_waits_end_in_order_with_the_copies():
+    made = waits((1, 100, 3.0), (1, 200, 3.0), (1, 300, 3.0))
+    assert made.reached(lambda position: int(position <= 200)) == [100, 200]
+    assert made.reached(lambda position: int(position <= 200)) == []
+    assert len(made) == 1
+
+
+def test_waits_for_more_slaves_hold_up_nobody():
+    made = waits((2, 100, 3.0), (1, 200, 3.0))
+    assert made.reached(lambda _position: 1) == [200]
+    assert made.reached(lambda _position: 2) == [100]
+
+
+def test_waits_end_with_their_time():
+    made = waits((1, 100, 3.0), (2, 150, 3.5), (1, 200, 4.0))
+    assert made.next_deadline() == 3.0
+    assert made.expired(2.9) == []
+    assert made.expired(3.5) == [100, 150]
+    assert (made.next_deadline(), len(made)) == (4.0, 1)
+    assert made.expired(4.0) == [200]
+    assert made.next_deadline() is None
+
+
+# -- The bytes of the HA port (docs/reference/storage.md, HA port)
+
+
+def test_frames_are_position_size_and_bytes():
+    assert b"".join(cut(5, memoryview(b"abcde"), 3)).hex() == (
+        "000000000000000500000003616263" + "0000000000000008000000026465"
+    )
+    assert beat(7).hex() == "000000000000000700000000"
+
+
+@given(st.binary(max_size=60), st.integers(1, 20), st.lists(st.integers(1, 9), min_size=1))
+def test_pieces_come_back_however_they_are_cut(data, most, sizes):
+    sent = b"".join([*cut(100, memoryview(data), most), beat(100 + len(data))])
+    pieces, found, at = Pieces(), [], 0
+    for turn in range(len(sent) + 1):
+        size = sizes[turn % len(sizes)]
+        found += [(at_, bytes(piece)) for at_, piece in pieces.feed(memoryview(sent)[at : at + size])]
+        at += size
+    assert b"".join(piece for _, piece in found) == data
+    position = 100
+    for where, piece in found:
+        assert where == position
+        position += len(piece)
+    assert found[-1] == (100 + len(data), b"")
+
+
+@pytest.mark.parametrize("header", ["ffffffffffffffff00000001", "0000000000000001ffffffff"])
+def test_positions_and_sizes_that_are_none_are_refused(header):
+    with pytest.raises(ProtocolError):
+        list(Pieces().feed(memoryview(bytes.fromhex(header))))
+
+
+def test_the_last_whole_report_counts():
+    reports = Reports()
+    three = b"".join(number.to_bytes(8, "big") for number in (1, 2, 3))
+    assert reports.feed(three[:5]) is None
+    assert reports.feed(three[5:17]) == 2
+    assert reports.feed(three[17:]) == 3
+    assert reports.feed(b"") is None

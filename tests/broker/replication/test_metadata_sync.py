@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import commit, create, until
+from tests.kit.brokers import commit, create
+from tests.kit.waiting import until
 
 from cometmq.broker.replication.metadata_sync import merged
 from cometmq.protocol.codes import RequestCode

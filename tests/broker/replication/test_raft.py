@@ -6,8 +6,9 @@ import asyncio
 import itertools
 
 import pytest
-from tests.broker.conftest import Peer, commit, records, running, until
 from tests.broker.replication.raft_group import ELECTION_S, OPTIONS, RaftGroup
+from tests.kit.brokers import Peer, commit, records, running
+from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq.broker.replication import raft, raft_member
@@ -154,10 +155,8 @@ async def test_a_member_is_replaced_while_the_group_runs(group):
         return answer.code == ResponseCode.SUCCESS
 
     async with asyncio.timeout(60):
-        while not await joined("addLearner"):
-            await asyncio.sleep(0.05)
-        while not await joined("promote"):
-            await asyncio.sleep(0.05)
+        await until(lambda: joined("addLearner"))
+        await until(lambda: joined("promote"))
     n7 = group.brokers["n7"].parts.replication
     await until(lambda: {each.member for each in n7.status().members if each.voter} == set(group.brokers))
     await group.equal()

@@ -9,8 +9,8 @@ import re
 from collections import Counter
 
 import pytest
-from tests.broker.conftest import until
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
+from tests.kit.waiting import until
 from tests.long_form import LONG, long_form
 
 from cometmq.broker.replication import raft

@@ -11,7 +11,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.broker.conftest import until
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 from tests.ports import HOST, free_port
 from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member, seen
 
@@ -32,7 +33,6 @@ from cometmq.raft import (
 )
 from cometmq.remoting import Tick
 from cometmq.store import MessageStore, SystemClock
-from cometmq.testing.faulty_disk import FaultyDisk
 
 NAMES = ("n0", "n1", "n2")
 START = MembersEntry(-1, -1, Members(frozenset(NAMES)))

@@ -8,7 +8,7 @@ import struct
 from unittest import mock
 
 import pytest
-from tests.broker.conftest import until
+from tests.kit.waiting import until
 
 from cometmq.broker.replication import raft_peers, raft_wire, warning_limiter
 from cometmq.broker.replication.raft_peers import Peers

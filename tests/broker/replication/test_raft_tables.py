@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import commit, create, records, until
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
+from tests.kit.brokers import commit, create, records
+from tests.kit.waiting import until
 
 from cometmq.broker.replication import raft, raft_tables
 from cometmq.broker.replication.metadata_sync import MetadataSync, NotTheMaster

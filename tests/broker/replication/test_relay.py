@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import Peer, records, until
 from tests.broker.replication.raft_group import OPTIONS, RaftGroup
+from tests.kit.brokers import Peer, records
+from tests.kit.waiting import until
 
 from cometmq.broker.replication import raft
 from cometmq.broker.send import relay

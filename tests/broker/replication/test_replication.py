@@ -6,7 +6,8 @@ import asyncio
 import shutil
 
 import pytest
-from tests.broker.conftest import COMMIT, offset_of, records, until
+from tests.kit.brokers import COMMIT, offset_of, records
+from tests.kit.waiting import until
 
 from cometmq.broker import register
 from cometmq.broker.replication import ha_server

@@ -6,7 +6,8 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from tests.broker.conftest import commit, create, until
+from tests.kit.brokers import commit, create
+from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq.broker.replication import ha_slave

@@ -9,7 +9,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from tests.broker.conftest import records, refused
+from tests.kit.brokers import records, refused
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RequestCode, ResponseCode

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.broker.conftest import create, queue, records, store_raw, take
+from tests.kit.brokers import create, queue, records, store_raw, take
 
 from cometmq.protocol.bodies import ConsumerConnection, LockBatchBody
 from cometmq.protocol.codes import RequestCode

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.broker.conftest import records, refused
+from tests.kit.brokers import records, refused
 
 from cometmq.broker.send import send_templates
 from cometmq.errors import CometError

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 
 from cometmq.broker.tables import table_file
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @pytest.fixture

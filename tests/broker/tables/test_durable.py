@@ -9,7 +9,11 @@ import errno
 import threading
 
 import pytest
-from tests.broker.conftest import records, refused, running, table_on_disk, until
+from tests.kit.brokers import records, refused, running, table_on_disk
+from tests.kit.crash_images import CrashPoint
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.recording_disk import RecordingDisk
+from tests.kit.waiting import until
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.errors import StoreCorrupt
@@ -21,9 +25,6 @@ from cometmq.protocol.headers import (
     DeleteTopicRequestHeader,
 )
 from cometmq.protocol.lenient import read_lenient
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.faulty_disk import FaultyDisk
-from cometmq.testing.recording_disk import RecordingDisk
 
 
 def new_topic(name: str) -> CreateTopicRequestHeader:
@@ -112,7 +113,7 @@ class TestPowerFailure:
     @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
     async def test_the_cursor_of_a_delayed_message_lasts_no_longer_than_its_copy(self, mode, monkeypatch):
         """The copy is written but its sync lags: the cursor behind it must not get onto the device first."""
-        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((600, 600)))
+        monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((2_000, 2_000)))
         disk = GatedDisk()
         async with running("/store", disk, flushDiskType=mode, flushIntervalCommitLog="3600000") as (
             broker,

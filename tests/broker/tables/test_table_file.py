@@ -6,7 +6,8 @@ import asyncio
 import threading
 
 import pytest
-from tests.broker.conftest import running, until
+from tests.kit.brokers import running
+from tests.kit.waiting import until
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.tables import table_file

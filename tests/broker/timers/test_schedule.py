@@ -11,8 +11,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from tests.broker.conftest import records, running, store_raw, take, until
 from tests.broker.timers.kit import move_all, short_retention
+from tests.kit.brokers import records, running, store_raw, take
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 
 from cometmq.broker.base.delay_levels import STEP_MS, DelayLevels
 from cometmq.broker.base.times import mono_ms
@@ -25,7 +27,6 @@ from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.store import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.base.clock import ManualClock, SystemClock
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 @pytest.fixture
@@ -453,7 +454,7 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path, mo
         await peer.send(body=b"after", properties={"DELAY": "1"})
     disk.cannot_read("commitlog", position + 100)
     async with running(tmp_path, disk, messageDelayLevel="1s") as (broker, peer):
-        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
+        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3)
         disk.heal()
         assert [m.body for m in records(await peer.pull(offset=1))] == [b"before", b"after"]
     assert "message at 1 is not delivered" in caplog.text

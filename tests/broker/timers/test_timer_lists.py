@@ -7,8 +7,9 @@ import shutil
 import struct
 
 import pytest
-from tests.broker.conftest import running, take, until
 from tests.broker.timers.kit import move_all, now_ms, recall, short_retention, waiting
+from tests.kit.brokers import running, take
+from tests.kit.waiting import until
 
 from cometmq.protocol.bodies import TimerMetrics
 from cometmq.protocol.codes import RequestCode
@@ -129,10 +130,10 @@ class TestLists:
             await recall(peer, handles[2])
             await until(lambda: counts(broker) == {"Orders": 1})
             shutil.copytree(tmp_path / "a", tmp_path / "b")
-            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1, 10)  # the first one's time
+            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1)  # the first one's time
             assert counts(broker) == {"Orders": 1}
         async with running(tmp_path / "b", recallMessageEnable="true") as (broker, peer):
-            await until(lambda: len(broker.parts.timers.pending) == 9, 10)
+            await until(lambda: len(broker.parts.timers.pending) == 9)
             assert counts(broker) == {"Orders": 1}
 
     async def test_a_recall_that_a_client_sends_as_a_message_is_not_counted(self, cluster, peer):

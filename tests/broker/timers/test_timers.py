@@ -8,8 +8,10 @@ import shutil
 import time
 
 import pytest
-from tests.broker.conftest import records, refused, running, take, until
 from tests.broker.timers.kit import fill, move_all, now_ms, recall, short_retention, waiting
+from tests.kit.brokers import records, refused, running, take
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 
 from cometmq.broker.timers.following import Follower
 from cometmq.protocol.bodies import TimerMetrics
@@ -23,7 +25,6 @@ from cometmq.store.base.disk import DiskUsage
 from cometmq.store.base.flags import Flag
 from cometmq.store.inspect import verify
 from cometmq.store.inspect.findings import ERROR
-from cometmq.testing.faulty_disk import FaultyDisk
 
 WALL = 1_700_000_000_000
 
@@ -502,7 +503,7 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
         await peer.send(body=b"good", properties={"TIMER_DELIVER_MS": at})
     async with running(tmp_path, disk=disk) as (broker, peer):
         disk.cannot_read("commitlog", position + 100)
-        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3, 10)
+        await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3)
         disk.heal()
         assert [m.body for m in records(await peer.pull(offset=2))] == [b"good"]
 
@@ -546,8 +547,7 @@ async def test_a_refused_delivery_does_not_hold_up_a_move(tmp_path):
         given_up.cancel()
         disk.heal()
         await take(peer, "Orders", 1)
-        while not await asyncio.wait_for(timers.move_on(65_536), 10):
-            await asyncio.sleep(0.01)
+        await until(lambda: asyncio.wait_for(timers.move_on(65_536), 10))
         (message,), _ = await waiting(peer)
         assert message.properties["TIMER_ROLL_TIMES"] == "1"
 

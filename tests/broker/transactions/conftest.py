@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, NamedTuple
 
-from tests.broker.conftest import Cluster, Peer, records
+from tests.kit.brokers import Cluster, Peer, records
 
 from cometmq.message import MessageExt
 from cometmq.protocol.codes import RequestCode

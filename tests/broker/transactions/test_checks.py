@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
+import random
 import time
 
 import pytest
-from tests.broker.conftest import refused, until
 from tests.broker.transactions.conftest import (
     GIVEN_UP,
     HALF,
@@ -20,6 +21,10 @@ from tests.broker.transactions.conftest import (
     prepare,
     stored,
 )
+from tests.broker.transactions.world import Place, World, step
+from tests.kit.brokers import refused
+from tests.kit.recording_disk import RecordingDisk
+from tests.kit.waiting import until
 
 from cometmq.broker.transactions import checks
 from cometmq.protocol.codes import RequestCode
@@ -319,3 +324,32 @@ async def test_half_messages_that_retention_took_are_passed_over(cluster, peer):
     await check_round(cluster)
     assert (await asked(peer))[0].body == b"2"
     await until(lambda: cluster.broker.parts.transactions.ledger.head == 3)
+
+
+# -- Anything may happen in any order, and a kill in between: every transaction ends once, as it should
+
+
+RUNS = int(os.environ.get("COMETMQ_TRANSACTION_RUNS", "30"))
+FIRST = int(os.environ.get("COMETMQ_TRANSACTION_SEED", "1"))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + RUNS))
+async def test_every_transaction_ends_once(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checks, "PAUSE_S", 0)
+    chance = random.Random(seed)
+    world = World(RecordingDisk())
+    await world.open()
+    known: list[Place] = []
+    written: set[str] = set()
+    for _ in range(120):
+        await step(world, chance, known, kill=True)
+        written |= {message.msg_id for message in world.messages("RMQ_SYS_TRANS_HALF_TOPIC")}
+    await world.turn()
+    written |= {message.msg_id for message in world.messages("RMQ_SYS_TRANS_HALF_TOPIC")}
+    await world.settle()
+    world.check(certain=written)
+    await world.kill()
+    await world.open()
+    await world.settle()
+    world.check(certain=written)
+    await world.kill()

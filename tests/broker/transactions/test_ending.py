@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.broker.conftest import create, records, refused, running, store_raw, take, until
 from tests.broker.transactions.conftest import (
     COMMIT,
     GIVEN_UP,
@@ -22,6 +21,8 @@ from tests.broker.transactions.conftest import (
     prepare,
     stored,
 )
+from tests.kit.brokers import create, records, refused, running, store_raw, take
+from tests.kit.waiting import until
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader

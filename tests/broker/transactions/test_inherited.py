@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 
 import pytest
-from tests.broker.conftest import refused, store_raw, until
 from tests.broker.transactions.conftest import (
     HALF,
     MANUAL,
@@ -18,6 +17,8 @@ from tests.broker.transactions.conftest import (
     prepare,
     stored,
 )
+from tests.kit.brokers import refused, store_raw
+from tests.kit.waiting import until
 
 from cometmq.broker.transactions.inherited import MAX_FILLERS
 from cometmq.protocol.properties.values import encode_properties

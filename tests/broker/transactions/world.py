@@ -8,6 +8,8 @@ import random
 from collections import Counter
 from typing import NamedTuple
 
+from tests.kit.recording_disk import RecordingDisk
+
 from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.base.replies import SendReplies
@@ -26,7 +28,6 @@ from cometmq.protocol.properties.values import encode_properties
 from cometmq.protocol.record.one import decode_record, iter_records
 from cometmq.remoting import Tick
 from cometmq.store import WAITING, GetStatus, ManualClock, MessageStore, StoreConfig
-from cometmq.testing.recording_disk import RecordingDisk
 
 COMMIT, ROLLBACK = 8, 12
 GROUP = "PG"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     Admin,
@@ -31,9 +31,9 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
         yield running
 
 
-async def use(namesrv: str, options: ClientOptions) -> bytes:
+async def use(namesrv: str, options: ClientOptions, send_timeout_s: float = 60.0) -> bytes:
     """Send, look up, and read again."""
-    once = ProducerOptions(retry_times=0, send_timeout_s=1.0)
+    once = ProducerOptions(retry_times=0, send_timeout_s=send_timeout_s)
     async with Producer("p", namesrv=namesrv, options=once, client_options=options) as producer:
         await producer.create_topic("TBW102", "Mapped", 1)
         sent = await producer.send(Message("Mapped", b"x"))
@@ -51,7 +51,7 @@ async def test_a_broker_is_connected_where_the_map_says(
 ) -> None:
     port = hidden.broker_addr.rpartition(":")[2]
     with pytest.raises(ConnectError, match=r"192\.0\.2\.1"):
-        await use(hidden.namesrv, ClientOptions())
+        await use(hidden.namesrv, ClientOptions(), 1.0)
     by_port = {f"192.0.2.1:{port}": f"127.0.0.1:{port}"}
     for mapped in (by_port, {"192.0.2.1": "127.0.0.1"}):
         assert await use(hidden.namesrv, ClientOptions(address_map=mapped)) == b"x"

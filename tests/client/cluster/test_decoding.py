@@ -5,7 +5,8 @@ from __future__ import annotations
 import zlib
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import PullConsumer
 from cometmq.client.cluster.decoding import decode_messages

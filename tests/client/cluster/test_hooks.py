@@ -7,7 +7,7 @@ import logging
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,

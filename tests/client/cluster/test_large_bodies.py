@@ -6,7 +6,8 @@ import zlib
 from typing import Any
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import MessageQueue, PullConsumer, PullOptions
 from cometmq.client.cluster import decoding

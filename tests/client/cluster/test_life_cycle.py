@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
+from tests.client.fakes import ignore
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     Admin,
@@ -195,9 +197,7 @@ async def test_whoever_waits_for_a_route_hears_of_the_stop(namesrv: FakeNamesrv,
         user = PullConsumer("g", namesrv=namesrv.addr)
         await user.start()
         asking = asyncio.create_task(user.fetch_queues("T"))
-    async with asyncio.timeout(60):
-        while not namesrv.asked:
-            await asyncio.sleep(0.01)
+    await until(lambda: namesrv.asked)
     await (instance if shared else user).stop()
     with pytest.raises(ClientStateError, match="is stopp"):
         await asking

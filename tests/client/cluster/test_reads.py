@@ -10,7 +10,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,
@@ -170,12 +171,6 @@ async def consuming(pair: Pair, kind: str) -> AsyncIterator[Seen]:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
-
-
-async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not check():
-            await asyncio.sleep(0.01)
 
 
 def numbers(count: int) -> Seen:

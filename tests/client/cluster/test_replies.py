@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from typing import NoReturn
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, ignore
+from tests.client.fakes import ignore
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     ClientInstance,

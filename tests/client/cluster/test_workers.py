@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from tests.client.scenarios import FROM_FIRST
+from tests.kit.waiting import wait_until
 
 from cometmq import (
     ClientOptions,
@@ -54,13 +54,6 @@ class Failing:
 
     async def on_loop(self, *_: object) -> None:
         self()
-
-
-def wait_for(check: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
-    while not check():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize("error", [*NOT_ERRORS[:3], asyncio.CancelledError, SystemExit, KeyboardInterrupt])
@@ -181,7 +174,7 @@ def test_a_listener_that_answers_requests_may_raise_anything(local: LocalBroker)
         with SyncPushConsumer(
             "any-request", listener, "AnyRequest", namesrv=local.namesrv, options=FROM_FIRST
         ) as consumer:
-            wait_for(lambda: consumer.health().failed == len(NOT_ERRORS))
+            wait_until("the condition", lambda: consumer.health().failed == len(NOT_ERRORS))
             assert producer.request(Message("AnyRequest", b"question"), timeout_s=20).body == b"answer"
 
 
@@ -266,6 +259,6 @@ def test_what_watches_queues_may_raise_anything(local: LocalBroker, error: type[
     ):
         consumer.watch_queues(topic, failing)
         producer.send(Message(topic, b"makes the topic"))
-        wait_for(lambda: not failing.left)
+        wait_until("the condition", lambda: not failing.left)
         producer.create_topic("TBW102", topic, 7)
         assert failing.is_done.wait(20)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     ClientInstance,

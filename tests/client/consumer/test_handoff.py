@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 from tests.client.coming_and_going import Call, check
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import MessageQueue
 from cometmq.protocol.codes import RequestCode, ResponseCode

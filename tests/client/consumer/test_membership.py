@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, push_consumer
+from tests.client.fakes import Box, ignore, push_consumer
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,
@@ -76,9 +78,7 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
         await member.rebalance()
         assert not box.messages  # not so soon
         monkeypatch.setattr(queue_puller, "_LATE_S", 0.0)
-        async with asyncio.timeout(60):
-            while not any("no answer to a pull" in problem for problem in member.health().problems):
-                await asyncio.sleep(0.1)
+        await until(lambda: any("no answer to a pull" in problem for problem in member.health().problems))
         monkeypatch.undo()
         monkeypatch.setattr(BrokerApi, "pull", lossy)
         monkeypatch.setattr(queue_puller, "PULL_MAX_IDLE_S", 0.02)
@@ -105,9 +105,7 @@ async def test_a_pull_that_fails_in_an_odd_way_is_named_and_tried_again(
     monkeypatch.setattr(BrokerApi, "pull", fails)
     broker.store("T", 0, b"waited for")
     async with box.consumer() as member:
-        async with asyncio.timeout(60):
-            while not any(repr(failure) in problem for problem in member.health().problems):
-                await asyncio.sleep(0.01)
+        await until(lambda: any(repr(failure) in problem for problem in member.health().problems))
         failing = False
         await box.has(1)
 
@@ -208,11 +206,12 @@ async def test_limits_of_a_topic_are_shared_out_among_its_queues(
         await release.wait()
 
     async with push_consumer(namesrv, listener, pull_batch_size=5, topic_max_count=20) as member:
-        async with asyncio.timeout(60):
-            while [queue.waiting for queue in member.health().queues if queue.queue.topic == "T"] != [
-                "15 messages held, limit 10"
-            ] * 2:
-                await asyncio.sleep(0.01)
+        await until(
+            lambda: (
+                [queue.waiting for queue in member.health().queues if queue.queue.topic == "T"]
+                == ["15 messages held, limit 10"] * 2
+            )
+        )
         release.set()
 
 

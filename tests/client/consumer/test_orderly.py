@@ -10,7 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer, push_consumer
+from tests.client.fakes import push_consumer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.waiting import until
 
 from cometmq import (
     MessageExt,
@@ -215,13 +217,12 @@ async def test_a_plain_call_that_takes_too_long_is_named_and_waited_for(
 
     member = push_consumer(namesrv, listener, orderly=True, consume_timeout_s=0.05, stall_after_s=0.05)
     async with asyncio.timeout(20), member:
-        while "T@broker-a:0 from offset 0 takes more than 0.05 s" not in caplog.text or member.health().ok:
-            await asyncio.sleep(0.01)
+        await until(lambda: "T@broker-a:0 from offset 0 takes more than 0.05 s" in caplog.text)
+        await until(lambda: not member.health().ok)
         assert any("no progress with 2 held messages" in problem for problem in member.health().problems)
         assert offsets == [0]
         go_on.set()
-        while len(offsets) < 2:
-            await asyncio.sleep(0.01)
+        await until(lambda: len(offsets) >= 2)
     assert offsets == [0, 1]
 
 
@@ -392,9 +393,7 @@ async def test_a_lost_lock_ends_the_queue_and_what_its_call_says_later(
         await desk.has(1)
         broker.offsets["T", 0] = 2  # as if another member had gone on
         broker.not_ours = {QUEUE}
-        async with asyncio.timeout(60):
-            while QUEUE in member.assignment:
-                await asyncio.sleep(0.01)
+        await until(lambda: QUEUE not in member.assignment)
         broker.not_ours = set()
         desk.open.set()
         async with asyncio.timeout(60):
@@ -413,9 +412,7 @@ async def test_a_lock_that_cannot_be_renewed_runs_out(broker: FakeBroker, desk: 
     async with desk.member() as member:
         await desk.has(3)
         broker.refuse(CODE.LOCK_BATCH_MQ, ResponseCode.SYSTEM_ERROR, "out of order")
-        async with asyncio.timeout(60):
-            while QUEUE in member.assignment:
-                await asyncio.sleep(0.01)
+        await until(lambda: QUEUE not in member.assignment)
         calls = len(desk.calls)
         await member.rebalance()
         await asyncio.sleep(0.1)
@@ -447,9 +444,7 @@ async def test_what_slept_through_its_lock_begins_nothing_and_stores_nothing(
         await desk.until(lambda: desk.ended == 1)
         if asleep_in == "a call":
             await member.persist_offsets()
-        async with asyncio.timeout(60):
-            while QUEUE in member.assignment:
-                await asyncio.sleep(0.01)
+        await until(lambda: QUEUE not in member.assignment)
         await member.persist_offsets()
         assert (desk.offsets, broker.offsets["T", 0]) == ([0], 2)
         broker.not_ours = set()

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,
@@ -249,9 +250,7 @@ async def test_a_pull_that_never_comes_back_is_named_and_begun_anew(
     monkeypatch.setattr(reading_ahead, "_ERROR_DELAY_S", 0.01)
     store(broker, b"0")
     await consumer.assign([QUEUE])
-    async with asyncio.timeout(60):
-        while not any("no answer to a pull" in problem for problem in consumer.health().problems):
-            await asyncio.sleep(0.01)
+    await until(lambda: any("no answer to a pull" in problem for problem in consumer.health().problems))
     assert texts(await consumer.poll()) == "0"
     assert consumer.health().ok
 
@@ -260,9 +259,7 @@ async def test_health_says_how_far_each_queue_is(consumer: PullConsumer, broker:
     assert consumer.health().queues == ()
     store(broker, *(b"%d" % number for number in range(20)))
     await consumer.assign([QUEUE, OTHER])
-    async with asyncio.timeout(60):
-        while consumer.health().queues[0].waiting is None:
-            await asyncio.sleep(0.01)
+    await until(lambda: consumer.health().queues[0].waiting is not None)
     first, other = consumer.health().queues
     assert (first.waiting, first.next_offset, first.held_count) == ("2 batches are prefetched", 8, 8)
     assert (other.waiting, other.next_offset, other.held_count, other.problem) == (None, 0, 0, None)

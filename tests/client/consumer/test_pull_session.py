@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, offset_answer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, offset_answer
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,
@@ -122,9 +122,7 @@ async def test_a_notice_of_the_broker_is_followed_at_once(consumer: PullConsumer
     broker.members = sorted([*broker.members, "~another"])
     header = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
     broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header))
-    async with asyncio.timeout(60):
-        while list(consumer.assignment) != QUEUES[:2]:
-            await asyncio.sleep(0.01)
+    await until(lambda: list(consumer.assignment) == QUEUES[:2])
 
 
 async def test_who_assigns_does_not_subscribe_and_the_other_way_round(

@@ -9,7 +9,9 @@ import time
 from collections.abc import Sequence
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv, ignore, offset_answer, pull_answer, push_consumer
+from tests.client.fakes import Box, ignore, push_consumer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, offset_answer, pull_answer
+from tests.kit.waiting import until
 
 from cometmq import (
     BrokerError,
@@ -467,9 +469,7 @@ async def test_suspend_and_resume(broker: FakeBroker, box: Box) -> None:
     async with box.consumer(pull_interval_s=0.01) as member:
         await box.has(1)
         member.suspend()
-        async with asyncio.timeout(60):
-            while member.health().queues[0].waiting != "suspended":
-                await asyncio.sleep(0.01)
+        await until(lambda: member.health().queues[0].waiting == "suspended")
         broker.store("T", 0, b"b")
         pulls = len(broker.pulls)
         await asyncio.sleep(0.05)
@@ -488,9 +488,7 @@ async def test_a_new_member_is_noticed_at_once(namesrv: FakeNamesrv, broker: Fak
         broker.members = sorted([member.client.client_id, "~another"])
         notice = NotifyConsumerIdsChangedRequestHeader(consumer_group="g")
         broker.connections[-1].oneway(Frame.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, notice))
-        async with asyncio.timeout(60):
-            while len(member.assignment) != 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(member.assignment) == 2)
         assert [queue.queue_id for queue in member.assignment] == [0, 1]
 
 

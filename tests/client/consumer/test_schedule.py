@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.fakes import FakeBroker, FakeNamesrv, pull_answer
+from tests.kit.waiting import until
 
 from cometmq import MessageQueue, PullConsumer, PullOptions, PullTurn, sql92
 from cometmq.client.consumer import schedule
@@ -62,9 +63,7 @@ class Reader:
             self.running -= 1
 
     async def has(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while sum(map(len, self.bodies.values())) < count:
-                await asyncio.sleep(0.01)
+        await until(lambda: sum(map(len, self.bodies.values())) >= count)
 
 
 def fill(broker: FakeBroker) -> None:
@@ -116,9 +115,7 @@ async def test_a_function_that_fails_is_named_and_called_again(
     reader = Reader()
     reader.failing = 2
     await consumer.schedule("T", reader)
-    async with asyncio.timeout(60):
-        while not consumer.health().problems:
-            await asyncio.sleep(0.01)
+    await until(lambda: consumer.health().problems)
     assert "not now" in consumer.health().problems[0]
     assert "not now" in str(consumer.problems)
     await reader.has(6)
@@ -141,8 +138,9 @@ async def test_a_call_that_hangs_is_noticed_and_what_it_has_left_is_counted(
         await consumer.schedule("T", reader)
         assert [each.queue for each in consumer.health().queues] == QUEUES
         assert await consumer.lag() == {QUEUES[0]: 3, QUEUES[1]: 1}
-        while not any("has moved no offset for 0.1 s" in each for each in consumer.health().problems):
-            await asyncio.sleep(0.02)
+        await until(
+            lambda: any("has moved no offset for 0.1 s" in each for each in consumer.health().problems)
+        )
         assert consumer.health().queues[0].call_s
         consumer.update_offset(QUEUES[0], 4)
         assert await consumer.lag() == {QUEUES[0]: 1, QUEUES[1]: 1}
@@ -175,9 +173,7 @@ async def test_so_many_calls_run_at_once(
     reader.gate.clear()
     await consumer.client.refresh_routes(["T"])
     await consumer.schedule("T", reader)
-    async with asyncio.timeout(60):
-        while reader.running < 20:
-            await asyncio.sleep(0.01)
+    await until(lambda: reader.running >= 20)
     await asyncio.sleep(0.05)
     assert reader.most == 20
     reader.gate.set()

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientOptions,
@@ -218,9 +219,7 @@ async def test_what_was_held_too_long_is_not_given_out_any_more(local: LocalBrok
         (message,) = await take(stream, 1)
         (again,) = await take(stream, 1)
         assert again.reconsume_times == 1
-        async with asyncio.timeout(60):
-            while stream.health().running_listeners > 1:
-                await asyncio.sleep(0.01)
+        await until(lambda: stream.health().running_listeners <= 1)
         with pytest.raises(ClientStateError, match="held too long"):
             await stream.ack(message)
         await stream.ack(again)
@@ -245,9 +244,7 @@ async def test_what_went_to_another_member_cannot_be_acknowledged(local: LocalBr
             "g-Gone", "Gone", namesrv=local.namesrv, options=options, client_options=other
         ) as second:
             again = await take(second, 2)
-            async with asyncio.timeout(60):
-                while stream.health().running_listeners > 2:
-                    await asyncio.sleep(0.01)
+            await until(lambda: stream.health().running_listeners <= 2)
             gone = {message.queue for message in again}
             for message in given:
                 if message.queue in gone:
@@ -352,8 +349,9 @@ async def test_an_orderly_queue_waits_for_its_message_and_says_so(local: LocalBr
         MessageStream("g-waits", "Unacknowledged", namesrv=local.namesrv, options=options) as stream,
     ):
         first = await anext(stream)
-        while not any("no progress with 2 held messages" in each for each in stream.health().problems):
-            await asyncio.sleep(0.02)
+        await until(
+            lambda: any("no progress with 2 held messages" in each for each in stream.health().problems)
+        )
         assert stream.health().failed == 0
         await stream.ack(first)
         assert (await anext(stream)).body == b"second"

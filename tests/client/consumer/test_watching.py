@@ -6,7 +6,8 @@ import asyncio
 import logging
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     BrokerError,
@@ -134,12 +135,12 @@ async def test_a_push_consumer_whose_listener_hangs_is_not_well(local: LocalBrok
         asyncio.timeout(60),
         PushConsumer("g-hanging", listener, "Hanging", namesrv=local.namesrv, options=options) as consumer,
     ):
-        while not any("no progress with 3 held messages" in each for each in consumer.health().problems):
-            await asyncio.sleep(0.02)
+        await until(
+            lambda: any("no progress with 3 held messages" in each for each in consumer.health().problems)
+        )
         assert (await consumer.lag())[queue] == 3
         go_on.set()
-        while not consumer.health().ok:
-            await asyncio.sleep(0.02)
+        await until(lambda: consumer.health().ok)
         assert (await consumer.lag())[queue] == 0
 
 
@@ -151,14 +152,12 @@ async def test_a_pull_consumer_that_nobody_polls_is_not_well(local: LocalBroker)
         PullConsumer("g-unpolled", namesrv=local.namesrv, options=options) as consumer,
     ):
         await consumer.assign([queue])
-        while consumer.health().ok:
-            await asyncio.sleep(0.02)
+        await until(lambda: not (consumer.health().ok))
         assert "held messages for 0.1 s" in consumer.health().problems[0]
         assert await consumer.lag() == {queue: 3}
         while await consumer.poll(0):
             pass
-        while not consumer.health().ok:
-            await asyncio.sleep(0.02)
+        await until(lambda: consumer.health().ok)
         assert await consumer.lag() == {queue: 0}
 
 
@@ -181,8 +180,7 @@ async def test_what_was_given_out_is_not_done_before_it_is_acknowledged(
             assert len(await consumer.poll()) == 3
         assert consumer.health().queues[0].held_count == 3
         assert await consumer.lag() == {queue: 3}
-        while consumer.health().ok:
-            await asyncio.sleep(0.02)
+        await until(lambda: not (consumer.health().ok))
         if iterates:
             await anext(messages)
             assert await consumer.lag() == {queue: 2}

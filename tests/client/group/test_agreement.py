@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
+from types import SimpleNamespace
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv, ignore, push_consumer
+from tests.client.fakes import ignore, push_consumer
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import ClientOptions, Message, Producer, PullConsumer, PushConsumer
+from cometmq.client.group import subscription
 from cometmq.client.group.agreement import disagreements
 from cometmq.protocol.bodies import ClientConnection, ConsumerConnection, SubscriptionData
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -66,9 +69,7 @@ async def test_who_joins_and_who_was_there_are_both_told(
         )
 
     async def told(consumer: PushConsumer | PullConsumer, *, expected: bool = True) -> None:
-        async with asyncio.timeout(60):
-            while any("differently" in each for each in consumer.health().problems) is not expected:
-                await asyncio.sleep(0.02)
+        await until(lambda: any("differently" in each for each in consumer.health().problems) is expected)
 
     async with Producer("p", namesrv=local.namesrv, client_options=quick) as producer:
         await producer.send(Message("Differ", b"makes the topic"))
@@ -115,3 +116,35 @@ async def test_a_member_with_many_topics_fills_no_log(
     async with push_consumer(namesrv, ignore) as member:
         assert "members differ in 1001 topics in all" in member.health().problems
     assert len([line for line in caplog.text.splitlines() if "subscribe" in line]) <= 20
+
+
+# -- Subscriptions as brokers see them: which of two is the newer one
+
+
+@pytest.mark.parametrize("kind", [PushConsumer, PullConsumer])
+async def test_a_changed_subscription_is_newer_though_the_clock_was_set_back(
+    kind: type[PushConsumer | PullConsumer],
+    namesrv: FakeNamesrv,
+    broker: FakeBroker,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers keep what they know unless the version is higher."""
+    times = iter([5000.0, 5000.0, 5000.0, 1400.0, 1400.0])
+    monkeypatch.setattr(subscription, "time", SimpleNamespace(time=lambda: next(times, 1400.0)))
+    member = (
+        PushConsumer("g", ignore, {"T": "a"}, namesrv=namesrv.addr)
+        if kind is PushConsumer
+        else PullConsumer("g", namesrv=namesrv.addr)
+    )
+    async with member:
+        for expression in ("a", "b", "c", "d"):
+            await member.subscribe("T", expression)
+    told = {
+        each.sub_string: each.sub_version
+        for beat in broker.heartbeats
+        for group in beat.consumer_data_set
+        for each in group.subscription_data_set
+        if each.topic == "T"
+    }
+    assert sorted(told, key=told.__getitem__) == ["a", "b", "c", "d"]
+    assert len(set(told.values())) == 4

@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator
 
 import msgspec
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     BrokerError,

@@ -6,7 +6,9 @@ import asyncio
 import time
 
 import pytest
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv, push_consumer
+from tests.client.fakes import Box, push_consumer
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import ConsumeStatus, MessageExt, PullConsumer, PushConsumer
 from cometmq.protocol.codes import RequestCode, ResponseCode
@@ -28,9 +30,7 @@ async def test_a_listener_that_always_fails_is_named(
 
     async def handled(count: int) -> None:
         gate.release()
-        async with asyncio.timeout(60):
-            while member.health().failed + member.health().consumed < count:
-                await asyncio.sleep(0.005)
+        await until(lambda: member.health().failed + member.health().consumed >= count)
 
     namesrv.serve("%RETRY%g", broker, queues=1)
     for body in (b"bad", b"bad", b"bad", b"good"):
@@ -61,9 +61,7 @@ async def test_flow_control_without_an_end_is_named(
         return broker.requests.count(RequestCode.PULL_MESSAGE)
 
     async def until_it_is(well: bool) -> None:
-        async with asyncio.timeout(60):
-            while member.health().ok is not well:
-                await asyncio.sleep(0.005)
+        await until(lambda: member.health().ok is well)
 
     broker.store("T", 0, b"waited for")
     broker.refuse(RequestCode.PULL_MESSAGE, ResponseCode.FLOW_CONTROL, "too many at once")

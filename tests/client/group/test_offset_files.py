@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.client.fakes import Box, FakeBroker, FakeNamesrv
+from tests.client.fakes import Box
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq.client.group import offset_files
 from cometmq.client.group.offset_files import (

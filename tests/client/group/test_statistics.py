@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import ConsumeFromWhere, MessageExt, MessageStream, PushConsumer, PushOptions
 from cometmq.client.consumer import push_session

@@ -14,6 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
+from tests.kit.waiting import until
 
 from cometmq import BeingHandled, ConfigError, RedisMarks
 from cometmq.testing import Direction, Fault, FaultProxy, Kind
@@ -104,9 +105,7 @@ async def test_a_kill_right_behind_a_command_that_failed_leaves_no_mark(
                 proxy.inflict(Fault(kind=Kind.STALL, directions=(Direction.TO_CLIENT,), seconds=math.inf))
 
             call = asyncio.create_task(RedisMarks(killed).once_async(scope, "a", fail))
-            async with asyncio.timeout(60):
-                while not await redis.exists(f"before-{scope}"):
-                    await asyncio.sleep(0.005)
+            await until(lambda: redis.exists(f"before-{scope}"))
             call.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await call

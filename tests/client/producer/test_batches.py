@@ -9,7 +9,7 @@ import pytest
 from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import SpanContext, TraceFlags, TraceState
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import (
     ClientOptions,

@@ -11,11 +11,13 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     BrokerError,
     ClientInstance,
+    ClientOptions,
     Message,
     MessageIllegal,
     MessageQueue,
@@ -87,7 +89,9 @@ async def test_no_name_server_at_all_says_so() -> None:
 async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: FakeNamesrv, way: str) -> None:
     namesrv.hangs = True
     message = Message("T", b"x")
-    async with producer(namesrv, send_timeout_s=0.2) as sender:
+    slow = ClientOptions(api_timeout_s=60.0)
+    options = ProducerOptions(send_timeout_s=0.2)
+    async with Producer("p", namesrv=namesrv.addr, options=options, client_options=slow) as sender:
         sending = {
             "send": sender.send(message),
             "selector": sender.send(message, selector=select_by_random),
@@ -99,7 +103,7 @@ async def test_a_hanging_name_server_costs_no_more_than_the_budget(namesrv: Fake
         begun = time.monotonic()
         with pytest.raises(NoRouteError, match="nothing within"):
             await wanted
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 30.0
 
 
 @pytest.mark.parametrize("queue", [MessageQueue("U", "broker-a", 0), 0])
@@ -197,7 +201,7 @@ async def test_the_last_error_tells_of_all_tries(brokers: Brokers, sender: Produ
     assert note == str(tries)
     assert "sent 3 times to topic T" in note
     assert tries is not None
-    assert (tries.topic, tries.took_s < 3, len(tries.outcomes)) == ("T", True, 3)
+    assert (tries.topic, tries.took_s < 30, len(tries.outcomes)) == ("T", True, 3)
     assert {broker for broker, _ in tries.outcomes} == {"broker-a", "broker-b"}
     assert all("SYSTEM_ERROR (1)" in outcome for _, outcome in tries.outcomes)
     assert pickle.loads(pickle.dumps(caught.value)).tries == tries
@@ -274,9 +278,7 @@ async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_rout
         asked = namesrv.asked.count("T")
         with pytest.raises(NoRouteError, match="broker-a"):
             await send(Message("T", b"x"), queue=chosen)
-        async with asyncio.timeout(60):
-            while namesrv.asked.count("T") == asked:
-                await asyncio.sleep(0.01)
+        await until(lambda asked=asked: namesrv.asked.count("T") != asked)
         await sender.client.refresh_routes(["T"])  # shares the request that is under way
         await without_master(namesrv, brokers[0], sender)
 
@@ -294,13 +296,14 @@ async def test_a_route_that_goes_during_a_retry_leaves_the_result(
         assert (await sender.send(Message("T", b"x"))).status is SendStatus.FLUSH_DISK_TIMEOUT
 
 
-async def test_a_hanging_broker_costs_no_more_than_the_budget(brokers: Brokers, sender: Producer) -> None:
+async def test_a_hanging_broker_costs_no_more_than_the_budget(namesrv: FakeNamesrv, brokers: Brokers) -> None:
     for broker in brokers:
         broker.on(SEND, hang)
-    begun = time.monotonic()
-    with pytest.raises(RequestTimeout):
-        await sender.send(Message("T", b"x"), timeout_s=0.3)
-    assert 0.25 < time.monotonic() - begun < 3.0
+    async with producer(namesrv, send_timeout_s=60.0) as sender:
+        begun = time.monotonic()
+        with pytest.raises(RequestTimeout):
+            await sender.send(Message("T", b"x"), timeout_s=0.3)
+        assert 0.25 < time.monotonic() - begun < 30.0
 
 
 async def test_a_limit_per_try_leaves_time_for_another_broker(namesrv: FakeNamesrv, brokers: Brokers) -> None:
@@ -339,9 +342,7 @@ async def test_a_broker_that_moved_is_found_again(namesrv: FakeNamesrv) -> None:
                     return False
                 return True
 
-            async with asyncio.timeout(60):
-                while not await sent():
-                    await asyncio.sleep(0.01)
+            await until(lambda: sent())
     assert [body for _, body in new.sent] == [b"after"]
 
 

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.client.fakes import FakeBroker, FakeNamesrv
+from tests.kit.fakes import FakeBroker, FakeNamesrv
+from tests.kit.waiting import until
 
 from cometmq import (
     ClientInstance,
@@ -331,14 +332,10 @@ async def test_checks_run_some_at_a_time_wait_in_a_bounded_line_and_are_dropped_
         await ready(broker)
         for number in range(2):
             ask(broker, key=f"K{number}")
-        async with asyncio.timeout(60):
-            while len(listener.asked) < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: len(listener.asked) >= 2)
         for number in range(2, 7):
             ask(broker, key=f"K{number}")
-        async with asyncio.timeout(60):
-            while caplog.text.count("is dropped") < 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: caplog.text.count("is dropped") >= 2)
         assert len(listener.asked) == 2
         goes_on.set()
         await ends.next(5)

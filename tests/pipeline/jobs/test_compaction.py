@@ -33,7 +33,7 @@ def run(spark: SparkSession, fake: FakeCluster) -> Callable[..., None]:
     """Archives the fake topic in batches of five: a file for each batch and hour."""
 
     def run(output: str, **options: Any) -> None:
-        archive(spark, fake.address, [TOPIC], output, batch_records=5, **options)
+        archive(spark, fake.addr, [TOPIC], output, batch_records=5, **options)
 
     return run
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.test_trace import after
 from tests.pipeline.store_files import START_MS, StoreFiles
 from tests.pipeline.test_archive_disturbed import workers
@@ -97,7 +98,7 @@ def test_a_task_that_spark_repeats_sends_and_counts_each_letter_once(
     before, killed = copies(retries), threading.Event()
 
     def kill() -> None:
-        wait_for(lambda: copies(retries) >= before + 5, "some are sent")
+        wait_until("some are sent", lambda: copies(retries) >= before + 5)
         for worker in workers():
             worker.kill()
             killed.set()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.kit.waiting import wait_until
 from tests.long_form import LONG, long_form
-from tests.pipeline.feeding import Topic, wait_for
+from tests.pipeline.feeding import Topic
 from tests.pipeline.jobs.test_dlq import copies, die
 from tests.pipeline.store_files import StoreFiles
 from tests.pipeline.test_archive_disturbed import Servers
@@ -48,7 +49,7 @@ def test_a_redrive_that_is_killed_goes_on(
         "output": str(tmp_path / "dlq"),
     }  # fmt: skip
     with start_job("redrive", rate=20, **given) as process:
-        wait_for(lambda: copies(retries) >= 20, "a third is sent")
+        wait_until("a third is sent", lambda: copies(retries) >= 20)
         kill(process, with_children)
     before = copies(retries)
     assert before < LETTERS

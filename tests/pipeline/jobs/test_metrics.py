@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.feeding import Topic, wait_for
+from tests.kit.waiting import wait_until
+from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline import metrics as module
@@ -34,7 +35,7 @@ def test_a_stream_reports_rows_positions_and_lag(spark: SparkSession, topic: Top
             writer = rows.writeStream.queryName("orders").format("parquet").trigger(availableNow=True)
             query = writer.option("checkpointLocation", f"{tmp_path}/cp").start(f"{tmp_path}/out")
             query.awaitTermination()
-            wait_for(lambda: value(metrics, "running", query="orders") == 0, "the end is reported")
+            wait_until("the end is reported", lambda: value(metrics, "running", query="orders") == 0)
         finally:
             spark.streams.removeListener(metrics.listener)
         page = served(metrics)

@@ -83,9 +83,9 @@ def test_a_record_that_cannot_be_is_set_aside_and_the_archive_goes_on(
         fake.stored_ms = [1_000_000] * 5
         record = fake.record
         fake.record = lambda offset: record(offset, **(fields if offset == 2 else {}))
-        first = archive(spark, fake.address, [TOPIC], output)
+        first = archive(spark, fake.addr, [TOPIC], output)
         fake.stored_ms += [2_000_000] * 3
-        second = archive(spark, fake.address, [TOPIC], output)
+        second = archive(spark, fake.addr, [TOPIC], output)
     assert (first.records, first.bad, second.records, second.bad) == (4, 1, 3, 0)
     rows = spark.read.parquet(output).select("queue_offset").collect()
     assert sorted(row.queue_offset for row in rows) == [0, 1, 3, 4, 5, 6, 7]
@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_in_a_line_and_other_faults_are_for_spark_to_try_aga
     with fake_cluster() as fake:
         fake.stored_ms = [1_000_000] * 5
         task = ArchiveTask(
-            batch=0, ranges=[QueueRange(QUEUE, 0, 5)], addresses={}, namesrv=(fake.address,), output=output,
+            batch=0, ranges=[QueueRange(QUEUE, 0, 5)], addresses={}, namesrv=(fake.addr,), output=output,
             staging="s", compression="zstd", compression_level=None, pull=PullOptions(timeout_ms=1000),
         )  # fmt: skip
         with raised:

@@ -9,11 +9,11 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import START_MS, open_store, put, send, started
 
 from cometmq.store import ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
-from cometmq.testing.faulty_disk import FaultyDisk
 
 SEGMENT = 64 << 10
 

@@ -6,17 +6,17 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 from tests.store.kit import after_crash, by_key, committed, everything, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
 from cometmq.store.base.off_loop import in_place
-from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR = 3_600_000
 NOON = 1_700_000_000_000  # no test depends on the time zone: deleteWhen is taken from the clock's local hour
@@ -255,12 +255,6 @@ def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: 
 
 
 # -- in the background -----------------------------------------------------------------------------
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check
 from tests.store.kit import (
     START_MS,
@@ -25,7 +26,6 @@ from tests.store.kit import (
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.background import topic_deletion
 from cometmq.store.background.derived_writer import sync_paths
-from cometmq.testing.faulty_disk import FaultyDisk
 
 SYNCS = ("fdatasync", "fsync_dir", "unlink", "pwrite")
 

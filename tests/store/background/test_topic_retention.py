@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import START_MS, delete_topic, everything, numbered, open_store, put, send, send_all
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
 from cometmq.store.base.off_loop import in_place
-from cometmq.testing.faulty_disk import FaultyDisk
 
 MINUTE = 60_000
 

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import committed, delete_topic, drop_first_segment, everything, open_store, put, send
 
 from cometmq.store import MessageStore
 from cometmq.store.base.descriptors import fair_share
 from cometmq.store.log.commit_log import _READ_FDS
-from cometmq.testing.faulty_disk import FaultyDisk
 
 ALLOWED = 1024  # files that a process of its own may have open here
 SIZES = {"mapped_file_size_consume_queue": 40, "mapped_file_size_commit_log": 8 << 10}

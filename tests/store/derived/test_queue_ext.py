@@ -6,6 +6,7 @@ import struct
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check
 from tests.store.kit import (
     START_MS,
@@ -26,7 +27,6 @@ from cometmq.store.base.disk import OsDisk
 from cometmq.store.derived.queue_ext import HEAD, ExtFiles
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 RED, BLUE = java_hash("red"), java_hash("blue")
 LOWEST = -(1 << 63)

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import START_MS, drop_first_segment, open_store, send, small
 from tests.store.planted import alter, build, extract_golden, filler, flip, index_files, places
 
@@ -15,7 +16,6 @@ from cometmq.store import ManualClock, OsDisk
 from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.tables.min_offsets import MinOffsets
-from cometmq.testing.faulty_disk import FaultyDisk
 
 HOUR_MS = 3_600_000
 

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import by_key, delete_topic, everything, open_configured, open_store, put, send, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
@@ -26,7 +27,6 @@ from cometmq.errors import StoreError
 from cometmq.store import ManualClock
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 AT_MS = 1_700_000_900_000
 

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import delete_topic, open_store, small
 from tests.store.planted import (
     UNCOVERED_PLACES,
@@ -23,7 +24,6 @@ from cometmq.errors import StoreError
 from cometmq.store import ManualClock, StoreConfig
 from cometmq.store.inspect import RebuildParts, plan_rebuild, verify
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
-from cometmq.testing.faulty_disk import FaultyDisk
 
 AT_MS = 1_700_000_900_000
 

@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import by_key, drop_first_segment, everything, open_store, quick, send, small
 from tests.store.planted import alter, extract_golden, flip, places, snapshot, unit_place
@@ -18,7 +19,6 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock
 from cometmq.store.inspect.verify import verify
 from cometmq.store.recovery.store_layout import read_layout
-from cometmq.testing.faulty_disk import FaultyDisk
 
 WRITING = {"pwrite", "fdatasync", "fsync_dir", "reserve", "truncate", "rename", "unlink", "makedirs", "open"}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import delete_topic, open_store, send, send_all, small
 from tests.store.planted import (
@@ -31,7 +32,6 @@ from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect import queue_check
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class TestRecordAgainstUnit:

@@ -7,13 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check, kinds, only
 from tests.store.kit import drop_first_segment, quick, send, small
 from tests.store.planted import build, filler, flip, places
 
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class TestUnclean:

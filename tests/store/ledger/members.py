@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import bodies, committed, open_store, put
 
 from cometmq.store import Disk, MessageStore
 from cometmq.store.ledger.ledger import RaftLog
-from cometmq.testing.faulty_disk import FaultyDisk
 
 ALL = 1 << 62
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tests.golden.record_ledger import TARGET
 from tests.interop.store_input import TINY_SLOTS
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import open_configured
 from tests.store.ledger.members import add, agree, elect, ledger, seen
 
@@ -17,7 +18,6 @@ from cometmq.errors import StoreCorrupt
 from cometmq.store import MessageStore, StoreConfig
 from cometmq.store.ledger.entry_index import FILE_SIZE
 from cometmq.store.ledger.member_files import RaftLogCheckpoint, TermAndVote, read_mark, read_term
-from cometmq.testing.faulty_disk import FaultyDisk
 
 LAST = 141
 BODIES = [b"%d:" % number + b"x" * (number * 37 % 1500) for number in range(120)]

@@ -7,6 +7,8 @@ import random
 from pathlib import Path
 
 import pytest
+from tests.kit.crash_images import CrashPoint
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import START_MS, committed, put, small
 from tests.store.ledger.members import add, again, agree, elect, hand_over, leader, ledger, member, seen
 
@@ -14,8 +16,6 @@ from cometmq.errors import StoreCorrupt, StoreError
 from cometmq.store import ManualClock, MessageStore, forget_suspect, is_suspect, truncate_log
 from cometmq.store.ledger import entry_index
 from cometmq.store.ledger.member_files import RaftLogCheckpoint, read_mark
-from cometmq.testing.crash_images import CrashPoint
-from cometmq.testing.recording_disk import RecordingDisk
 
 
 def filled(root: Path, count: int = 60) -> MessageStore:

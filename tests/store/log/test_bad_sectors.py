@@ -9,13 +9,13 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import bodies, committed, open_store, pulled, put, send, started
 from tests.store.recovery.test_recovery import contents, fill, quick, segment, unclean
 
 from cometmq.store import NotInMemory
 from cometmq.store.base.disk import Buffer
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class BadSectors(FaultyDisk):

@@ -9,11 +9,12 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
+from tests.kit.waiting import until
 from tests.store.kit import committed, everything, finds, flushed, open_store, put, send, started, waiter
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused, SystemClock
 from cometmq.store.log.flush import LogFlusher
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 class GatedDisk(FaultyDisk):
@@ -339,9 +340,7 @@ async def test_the_next_segment_is_reserved_ahead(tmp_path: Path) -> None:
     disk = FaultyDisk()
     store = started(tmp_path, disk)
     send(store, bytes(40_000))
-    async with asyncio.timeout(60):
-        while disk.calls["reserve"] < 2:
-            await asyncio.sleep(0.001)
+    await until(lambda: disk.calls["reserve"] >= 2)
     disk.fail("reserve", error=errno.ENOSPC, times=99)
     assert send(store, bytes(30_000)).physical_offset == 65536
     assert disk.calls["reserve"] == 2

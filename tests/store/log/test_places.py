@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import everything, open_store, send, small
 
 from cometmq.errors import ConfigError, StoreError
@@ -16,7 +17,6 @@ from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 SEGMENT = 64 << 10
 NOW = 1_700_000_000_000

@@ -16,13 +16,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import after_crash, everything, flushed, numbered, put, send, started
 
 from cometmq.store import MessageStore, StoreRefused, SystemClock
 from cometmq.store.base.disk import OsDisk
 from cometmq.store.log import sync_child, syncer
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer, Unsynced
-from cometmq.testing.faulty_disk import FaultyDisk
 from cometmq.testing.process import ServerProcess
 
 FAILING = """

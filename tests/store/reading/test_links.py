@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 
 import pytest
-from tests.store.kit import open_store
+from tests.store.kit import open_store, put
 
-from cometmq.store import OsDisk, link_to, links
+from cometmq.protocol.properties.values import stored_tags_code
+from cometmq.store import OsDisk, link_to, links, lost_units
+from cometmq.store.derived.consume_queue import FILLER, UNIT_DTYPE
 
 
 async def found(store, start=0):
@@ -79,3 +81,37 @@ async def test_what_the_device_cannot_read_hides_only_itself(tmp_path, within):
     assert 30 in lost
     near = range(positions[30] - 4_096, positions[30] + 4_096)
     assert all(positions[number] in near for number in lost)
+
+
+# -- Units of a queue, made anew from the records
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+@pytest.mark.parametrize(("first", "count"), [(0, 90), (40, 20), (89, 1)])
+async def test_they_are_what_they_were_and_fillers_stand_for_lost_records(tmp_path, damaged, first, count):
+    store = open_store(tmp_path, mapped_file_size_commit_log=8192)
+    positions = []
+    for number in range(90):
+        properties = b"TAGS\x01%d" % number
+        code = stored_tags_code(properties)
+        positions.append(put(store, b"x" * 100, "T", 0, properties, tags_code=code).physical_offset)
+        for other in (("T", 1), ("U", 0)):
+            put(store, b"y" * 100, *other, properties)
+        store.commit()
+    assert len(store.log.segments) > 3
+    queue = store.queues.find("T", 0)
+    wanted = bytearray(queue.read(first, count))
+    if damaged:
+        base = positions[50] - positions[50] % 8192
+        path = tmp_path / "commitlog" / f"{base:020d}"
+        data = bytearray(path.read_bytes())
+        data[positions[50] - base + 4 : positions[50] - base + 54] = bytes(50)
+        path.write_bytes(data)
+        if first <= 50 < first + count:
+            wanted[20 * (50 - first) : 20 * (51 - first)] = FILLER
+    found = await lost_units(
+        store.log, store.disk, store.off_loop, queue, first, count, start=positions[max(0, first - 1)],
+        code_of=stored_tags_code,
+    )  # fmt: skip
+    assert found == wanted
+    assert len(found) == count * UNIT_DTYPE.itemsize

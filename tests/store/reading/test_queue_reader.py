@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.cold_disk import ColdDisk
 from tests.store.kit import (
     START_MS,
@@ -34,7 +35,6 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import Buffer, GetStatus, Got, ManualClock, MessageStore, NotInMemory, Reads
 from cometmq.store.base.files import WAITING, FileRange
 from cometmq.store.derived.consume_queue import ConsumeQueue
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 def reopened(store: MessageStore) -> MessageStore:

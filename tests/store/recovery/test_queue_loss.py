@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.verifying import check
 from tests.store.kit import delete_topic, everything, numbered, open_store, send, send_all, small
 from tests.store.planted import alter
@@ -17,7 +18,6 @@ from tests.store.planted import alter
 from cometmq.store import MessageStore
 from cometmq.store.inspect.findings import Finding
 from cometmq.store.inspect.rebuild import rebuild
-from cometmq.testing.faulty_disk import FaultyDisk
 
 UNITS = 250  # of a queue: three files of 100
 LARGE = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import (
     after_crash,
     by_key,
@@ -28,7 +29,6 @@ from tests.store.planted import alter, messages_of, places, snapshot
 
 from cometmq.protocol.record.layout import PREPARED
 from cometmq.store import GetStatus, ManualClock, MessageStore
-from cometmq.testing.faulty_disk import FaultyDisk
 
 QUEUES = 3
 

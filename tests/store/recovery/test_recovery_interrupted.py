@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import delete_topic, everything, finds, numbered, open_store, quick, send, send_all
 from tests.store.planted import alter
 
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import OsDisk
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 def torn_log(root: Path) -> Path:

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.inspect.test_rebuild import AT_MS, index_bytes, queue_bytes
 from tests.store.kit import by_key, everything, open_store, put, small
 
@@ -16,7 +17,6 @@ from cometmq.store.inspect.rebuild import SCRATCH, rebuild
 from cometmq.store.inspect.rebuild_parts import plan_rebuild
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 
 def elsewhere(path: Path) -> dict[str, str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import everything, numbered, open_store, send
 
 from cometmq.broker.tables.consumer_offsets import ConsumerOffsets
@@ -21,7 +22,6 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.tables.table_checks import render
-from cometmq.testing.recording_disk import RecordingDisk
 
 Table = dict[str, Any]
 CONFIG = "/store/config"

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import (
     check_sound,
     delete_topic,
@@ -30,7 +31,6 @@ from tests.store.planted import extract_golden
 from cometmq.protocol.record.one import encode_record
 from cometmq.store import MessageStore, ReplicaDamaged, ReplicaMismatch
 from cometmq.store.recovery.store_layout import read_layout
-from cometmq.testing.faulty_disk import FaultyDisk
 
 SLAVE = {"broker_role": "SLAVE"}
 

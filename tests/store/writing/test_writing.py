@@ -8,6 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import (
     START_MS,
     after_crash,
@@ -35,7 +36,6 @@ from cometmq.store.base.checkpoint import Checkpoint, checkpoint_position_of
 from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import FILLER, UNIT_STRUCT
 from cometmq.store.inspect.verify import verify
-from cometmq.testing.faulty_disk import FaultyDisk
 
 EXAMPLE = bytes.fromhex(
     "0000007adaa320a777d189820000000300000000000000000000000700000000"

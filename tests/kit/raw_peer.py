@@ -6,13 +6,20 @@ import asyncio
 import contextlib
 import json
 import struct
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from typing import Any
+
+from tests.kit.waiting import PATIENCE_S
 
 
 def raw_frame(
-    code: int, opaque: int = 0, body: bytes = b"", *, flag: int = 0, ext: dict[str, str] | None = None
+    code: int,
+    opaque: int = 0,
+    body: bytes = b"",
+    *,
+    flag: int = 0,
+    ext: dict[str, str] | None = None,
+    version: int = 409,
 ) -> bytes:
     """A JSON frame, as a Java client writes it."""
     header: dict[str, Any] = {
@@ -21,12 +28,32 @@ def raw_frame(
         "language": "JAVA",
         "opaque": opaque,
         "serializeTypeCurrentRPC": "JSON",
-        "version": 409,
+        "version": version,
     }
     if ext is not None:
         header["extFields"] = ext
     text = json.dumps(header, separators=(",", ":"), sort_keys=True).encode()
     return struct.pack(">II", 4 + len(text) + len(body), len(text)) + text + body
+
+
+def header_and_body(payload: bytes) -> tuple[dict[str, Any], bytes]:
+    """A frame without its length word, in either serialisation."""
+    (word,) = struct.unpack_from(">I", payload)
+    head, body = payload[4 : 4 + (word & 0xFFFFFF)], payload[4 + (word & 0xFFFFFF) :]
+    if word >> 24 == 0:
+        return json.loads(head), body
+    code, _, version, opaque, flag, size = struct.unpack_from(">hBhiii", head)
+    fields = {"code": code, "version": version, "opaque": opaque, "flag": flag}
+    at = 17 + size
+    end = at + 4 + int.from_bytes(head[at : at + 4])
+    at += 4
+    ext = {}
+    while at < end:
+        key_end = at + 2 + int.from_bytes(head[at : at + 2])
+        value_end = key_end + 4 + int.from_bytes(head[key_end : key_end + 4])
+        ext[head[at + 2 : key_end].decode()] = head[key_end + 4 : value_end].decode()
+        at = value_end
+    return {**fields, "remark": head[17 : 17 + size].decode() or None, "extFields": ext}, body
 
 
 class RawPeer:
@@ -45,18 +72,14 @@ class RawPeer:
         await self.writer.drain()
 
     async def read(self) -> tuple[dict[str, Any], bytes]:
-        """The next frame: header (of a binary one without its ext fields) and body."""
-        async with asyncio.timeout(60):
+        """The header and body of the next frame."""
+        return header_and_body(await self.read_payload())
+
+    async def read_payload(self) -> bytes:
+        """The next frame without its length word."""
+        async with asyncio.timeout(PATIENCE_S):
             (size,) = struct.unpack(">I", await self.reader.readexactly(4))
-            payload = await self.reader.readexactly(size)
-        (word,) = struct.unpack_from(">I", payload)
-        length = word & 0xFFFFFF
-        if word >> 24 == 1:
-            code, _, version, opaque, flag, size = struct.unpack_from(">hbhiii", payload, 4)
-            remark = payload[21 : 21 + size].decode() if size else None
-            header = {"code": code, "version": version, "opaque": opaque, "flag": flag, "remark": remark}
-            return header, payload[4 + length :]
-        return json.loads(payload[4 : 4 + length]), payload[4 + length :]
+            return await self.reader.readexactly(size)
 
     async def ask(
         self, code: int, opaque: int = 0, body: bytes = b"", **more: Any
@@ -66,7 +89,7 @@ class RawPeer:
 
     async def read_end(self) -> bytes:
         """Everything until the peer closes."""
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
             except ConnectionError:
@@ -87,16 +110,3 @@ async def peer(port: int) -> AsyncIterator[RawPeer]:
         yield raw
     finally:
         await raw.close()
-
-
-async def until(condition: Callable[[], bool], within_s: float = 60.0) -> None:
-    """Wait for `condition`; fails after `within_s`."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, "condition did not come true"
-        await asyncio.sleep(0.005)
-
-
-async def soon(awaitable: Awaitable[Any], within_s: float = 60.0) -> Any:
-    """The result of `awaitable`; fails after `within_s`."""
-    return await asyncio.wait_for(awaitable, within_s)

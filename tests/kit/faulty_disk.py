@@ -123,7 +123,7 @@ class FaultyDisk(OsDisk):
         if self.really_sync:
             super().fsync_dir(path)
 
-    def sync_filesystem(self, path: str) -> bool:  # noqa: ARG002
+    def sync_filesystem(self, path: str) -> bool:
         return False
 
     def reserve(self, fd: int, length: int) -> None:

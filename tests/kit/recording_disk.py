@@ -97,7 +97,7 @@ class RecordingDisk:
 
     # -- files ------------------------------------------------------------------------------------
 
-    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:  # noqa: ARG002
+    def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         with self._lock:
             inode = self.names.get(path)
             if inode is None:
@@ -157,7 +157,7 @@ class RecordingDisk:
             self._inode(path)
             self._record(Operation("fsync_dir", path))
 
-    def sync_filesystem(self, path: str) -> bool:  # noqa: ARG002
+    def sync_filesystem(self, path: str) -> bool:
         return False
 
     def _inode(self, path: str) -> int:
@@ -209,19 +209,19 @@ class RecordingDisk:
         inode = self.names.get(path)
         return inode is not None and self.files[inode] is None
 
-    def is_link(self, path: str) -> bool:  # noqa: ARG002
+    def is_link(self, path: str) -> bool:
         return False
 
-    def usage(self, path: str) -> DiskUsage:  # noqa: ARG002
+    def usage(self, path: str) -> DiskUsage:
         return DiskUsage(100, 10, 90)
 
-    def try_lock(self, fd: int) -> bool:  # noqa: ARG002
+    def try_lock(self, fd: int) -> bool:
         return True
 
     def lock_directory(self, path: str) -> int | None:
         return self.open(path)
 
-    def locked(self, fd: int) -> bool:  # noqa: ARG002
+    def locked(self, fd: int) -> bool:
         return False
 
 

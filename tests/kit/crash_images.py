@@ -15,7 +15,7 @@ import random
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cometmq.testing.recording_disk import (
+from tests.kit.recording_disk import (
     Image,
     Operation,
     RecordingDisk,
