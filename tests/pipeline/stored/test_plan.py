@@ -53,6 +53,11 @@ def test_queues_elsewhere_are_those_of_the_store(tmp_path: Path) -> None:
     parts = plan_slices(given)
     assert {part.file.queues for part in parts} == {str(queues)}
     assert len(parts) > 1
+    # A copy that lies beside its store.
+    (tmp_path / "store" / "broker.conf").write_text(
+        f"storePathConsumeQueue={queues}\nstorePathRootDir={tmp_path}\n"
+    )
+    assert {part.file.queues for part in plan_slices(given)} == {None}
 
 
 def test_an_empty_store_has_no_slices(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_the_tools_follow_the_settings_of_the_store(root: Path, tmp_path: Path) 
     assert (made.units, made.index_entries, made.findings) == (400, 1200, [])
     for name, key in (("consumequeue", "store_path_consume_queue"), ("index", "store_path_index")):
         assert not (root / name).exists()
-        assert not (Path(places[key]).parent / SCRATCH).exists()
+        assert not Path(f"{places[key]}.{SCRATCH}").exists()
         shutil.copytree(places[key], tmp_path / "seen" / name)
     assert (queue_bytes(tmp_path / "seen"), index_bytes(tmp_path / "seen")) == (queues, index)
     parts = plan_rebuild(str(root), str(tmp_path / "new"), 1)
@@ -178,3 +178,28 @@ def test_no_path_lies_in_a_store_that_is_in_use(tmp_path: Path, field: str, with
     open_store(other)
     with pytest.raises(ConfigError, match=f"a path outside {other}, which another store is using"):
         open_store(tmp_path / "store", **{field: str(other / within)})
+
+
+def test_a_copy_beside_its_store_leaves_the_stores_directories_alone(root: Path, tmp_path: Path) -> None:
+    """The copied broker.conf names them; a broker may be using them."""
+    places = moved(root, tmp_path / "disk")
+    config = small(root, **places)
+    (root / "broker.conf").write_text("".join(f"{k}={v}\n" for k, v in config.to_properties().items()))
+    copy = tmp_path / "copy"
+    shutil.copytree(root, copy)
+    before = sorted((path, path.stat().st_ino) for path in (tmp_path / "disk").rglob("*"))
+    assert rebuild(str(copy), clock=ManualClock(AT_MS)).units == 400
+    assert (copy / "consumequeue").is_dir()
+    assert sorted((path, path.stat().st_ino) for path in (tmp_path / "disk").rglob("*")) == before
+    assert verify(str(copy)).sound
+
+
+def test_stores_with_directories_side_by_side_are_rebuilt_apart(root: Path, tmp_path: Path) -> None:
+    other = tmp_path / f"other.{SCRATCH}"
+    (tmp_path / SCRATCH).mkdir()
+    other.mkdir()
+    config = small(root, store_path_consume_queue=str(tmp_path / "queues"))
+    (root / "consumequeue").rename(tmp_path / "queues")
+    assert rebuild(str(root), config=config, clock=ManualClock(AT_MS)).units == 400
+    assert (tmp_path / SCRATCH).exists()
+    assert other.exists()

@@ -26,7 +26,7 @@ from cometmq.protocol.record.framing import ENTRIES, ENTRY_SIZE, PLAIN, EntryHea
 from cometmq.protocol.record.layout import BLANK_SIZE
 from cometmq.protocol.record.many import bodies_match
 from cometmq.protocol.record.one import PLACE_BYTES, place_of
-from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log
+from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log, same_directory
 
 log = logs.logger(__name__)
 
@@ -114,9 +114,15 @@ def _settings(directory: str) -> dict[str, str]:
 
 
 def _queue_directory(directory: str) -> str:
-    """Return the directory of the store's consume queues: that of its broker.conf, if it exists."""
-    configured = os.path.expanduser(_settings(directory).get("storePathConsumeQueue", ""))
-    return configured if os.path.isdir(configured) else os.path.join(directory, "consumequeue")
+    """Return the directory of the store's consume queues.
+
+    It is that of its broker.conf if it exists and the file is not that of another store, which was copied.
+    """
+    settings = _settings(directory)
+    configured = os.path.expanduser(settings.get("storePathConsumeQueue", ""))
+    root = os.path.expanduser(settings.get("storePathRootDir", ""))
+    own = os.path.isdir(configured) and (not os.path.isdir(root) or same_directory(root, directory))
+    return configured if own else os.path.join(directory, "consumequeue")
 
 
 def _files(directory: str) -> list[LogFile]:

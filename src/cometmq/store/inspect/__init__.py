@@ -7,7 +7,7 @@ from cometmq.store.inspect.rebuild import rebuild
 from cometmq.store.inspect.rebuild_parts import IndexMade, QueuesMade, RebuildParts, plan_rebuild
 from cometmq.store.inspect.stats import StoreStats, store_stats
 from cometmq.store.inspect.verify import VerifyReport, verify
-from cometmq.store.recovery.store_layout import MAX_FILE_BYTES
+from cometmq.store.recovery.store_layout import MAX_FILE_BYTES, same_directory
 
 __all__ = [
     "MAX_FILE_BYTES",
@@ -22,6 +22,7 @@ __all__ = [
     "member_log",
     "plan_rebuild",
     "rebuild",
+    "same_directory",
     "store_stats",
     "verify",
 ]

@@ -91,8 +91,12 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     """Make the new directories and put them in the places of the old ones."""
     check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
-    # Beside the directory that it replaces, since a rename stays within a file system.
-    scratch = {part: os.path.join(os.path.dirname(place) or ".", SCRATCH) for part, place in places.items()}
+    # Beside the directory that it replaces, since a rename stays within a file system. Outside of the root
+    # its name is not that of another store's.
+    scratch = {
+        part: f"{places[part]}.{SCRATCH}" if layout.config.moves(key) else os.path.join(layout.root, SCRATCH)
+        for part, key in PARTS.items()
+    }
     for path in (*scratch.values(), *places.values()):
         if disk.is_link(path):
             raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)

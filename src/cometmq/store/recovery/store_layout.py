@@ -78,13 +78,17 @@ def read_layout(
     """Look at the store in `root`.
 
     config: settings of its broker; without one, those of the broker.conf in the directory or the defaults.
-    Lengths that the files contradict are taken from the files either way. commit_log_dir: where the log lies
+    Lengths that the files contradict are taken from the files either way. Settings of another store, of which
+    this one is a copy, name that store's directories and do not count. commit_log_dir: where the log lies
     if not in `root`/commitlog. Raises StoreError when there is no store, OSError.
     """
     root = os.path.realpath(os.path.expanduser(root))
     if not disk.is_dir(root):
         raise StoreError("there is no such directory", root)
-    config = (config or _found_config(disk, root, commit_log_dir)).replace(store_path_root_dir=root)
+    config = config or _found_config(disk, root, commit_log_dir)
+    if disk.is_dir(config.root) and not same_directory(config.root, root):
+        config = config.at_root().replace(store_path_commit_log="", read_only_commit_log_store_paths="")
+    config = config.replace(store_path_root_dir=root)
     if not commit_log_dir:
         config = _as_member(disk, config)
     if commit_log_dir:
@@ -123,6 +127,11 @@ def read_layout(
     return StoreLayout(root, config, live, clean and not live, segments, queues, index, strays)
 
 
+def same_directory(one: str, other: str) -> bool:
+    """Return whether two paths lead to one directory, by whatever links."""
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
     """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
     path = os.path.join(root, CONF)
@@ -132,7 +141,7 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
         return StoreConfig()
     if len(data) > MAX_CONF_BYTES:
         raise StoreError(f"the settings have more than {MAX_CONF_BYTES} bytes", path)
-    properties = properties_of(data, path)
+    properties = {"storePathRootDir": root, **properties_of(data, path)}
     if commit_log_dir:
         properties.pop("storePathCommitLog", None)
     with settings_of(path, data=data):
