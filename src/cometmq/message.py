@@ -333,8 +333,8 @@ class MessageExt(msgspec.Struct, gc=False):
     def wait_store(self) -> bool:
         """Whether the sender waited for the broker's configured flush and replication.
 
-        True also for messages whose broker does not store the property: RocketMQ 4.9 stores it only for
-        batches.
+        True also for messages whose broker does not store the property. RocketMQ 4.9, and CometMQ for clients
+        of 4.9's protocol such as this one, store it only for batches.
         """
         return self.properties.get(names.WAIT, "true").lower() != "false"
 

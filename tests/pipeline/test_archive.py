@@ -20,7 +20,7 @@ from tests.kit.waiting import wait_until
 from tests.pipeline.feeding import Topic
 
 from cometmq.errors import ConfigError, NoRouteError
-from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.jobs import archive as archive_module
 from cometmq.pipeline.jobs.archive import ArchiveProgress, ArchiveSummary, archive
 from cometmq.pipeline.jobs.archive_query import archived, completeness, manifest
@@ -292,11 +292,12 @@ class TestLog:
 
 
 class TestTrouble:
-    def test_lost_messages_fail_or_are_counted(self, job: Job, topic: Topic) -> None:
-        topic.send(40)
-        starting = json.dumps({topic.name: {"broker-a": {"0": 1_000_000}}})
-        with pytest.raises(DataLossError, match="Set fail_on_data_loss=False to go on"):
+    def test_a_start_behind_the_end_is_refused_and_not_kept(self, job: Job, topic: Topic) -> None:
+        topic.send(3)
+        starting = json.dumps({topic.name: {"broker-a": {"3": 1_000_000}}})
+        with pytest.raises(ConfigError, match=r"starting = .*1000000.*behind the end of the queue, 0"):
             job.run(starting=starting)
+        assert job.run().records == 3
 
     def test_one_job_at_a_time(self, job: Job, topic: Topic, output: str) -> None:
         topic.send(5)

@@ -235,6 +235,21 @@ QUEUE_AT = '{{"orders": {{"b": {{"0": {}}}}}}}'.format
             "endingOffsets",
             "before the start, 7",
         ),
+        (
+            {"startingTimestamp": "1700000000001", "endingOffsetsByTimestamp": QUEUE_AT(1700000000000)},
+            "endingOffsetsByTimestamp",
+            "before the start, 1700000000001",
+        ),
+        (
+            {"startingOffsetsByTimestamp": QUEUE_AT(1700000000001), "endingTimestamp": "1700000000000"},
+            "endingTimestamp",
+            "before the start, 1700000000001",
+        ),
+        (
+            {"startingOffsets": "latest", "endingTimestamp": "1700000000000"},
+            "startingOffsets",
+            "a start before the end, which is a time",
+        ),
     ],
 )
 def test_times_and_ends_that_cannot_be_meant(given: dict[str, str], option: str, hint: str) -> None:

@@ -186,7 +186,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"topic": "SCHEDULE_TOPIC_XXXX"}, "topic", "belongs to the brokers"),
     ({"properties": {"a": "b\x01c"}}, "properties", "character"),
     ({"properties": {"a": LONG}}, "properties", "32767"),
-    ({"msg_id": "a\x02b"}, "properties", "character"),
+    ({"msg_id": "a\x02b"}, "msg_id", "character"),
     ({"flag": 2**31}, "flag", "32 bits"),
     ({"body": bytes(5 << 20)}, "message", "MESSAGE_ILLEGAL"),  # over the broker's maxMessageSize
     ({"body": bytes(17 << 20)}, "body", "more than a request can carry"),

@@ -349,6 +349,19 @@ class TestEndsThatAreNone:
         with pytest.raises(DataLossError, match="the range ends before it starts"):
             self.planned(fake, startingGroup="g")
 
+    def test_a_group_that_goes_on_meanwhile_is_not_behind_the_end(
+        self, fake: FakeCluster, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        committed = Cluster.committed
+
+        def consume(*given: Any) -> dict[MessageQueue, int]:
+            fake.stored_ms.append(MINUTES[-1])
+            fake.stored = len(fake.stored_ms)
+            return committed(*given)
+
+        monkeypatch.setattr(Cluster, "committed", consume)
+        assert self.planned(fake, startingGroup="g") == []
+
     @pytest.mark.parametrize(
         "options",
         [

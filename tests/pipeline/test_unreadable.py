@@ -6,7 +6,8 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from tests.pipeline.feeding import Topic
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.cli.pipeline.archive import report
 from cometmq.cli.pipeline.job import finish
+from cometmq.errors import CometError, ConnectError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import UnreadableError
 from cometmq.pipeline.base.offsets import from_tree
 from cometmq.pipeline.base.options import Topics, read_options
-from cometmq.pipeline.jobs.archive import archive
+from cometmq.pipeline.base.plan import QueueRange
+from cometmq.pipeline.jobs.archive import Job, archive
 from cometmq.pipeline.jobs.audit import audit
 from cometmq.pipeline.jobs.dlq import dlq
 from cometmq.pipeline.jobs.lag import sample
@@ -33,7 +36,10 @@ from cometmq.pipeline.live import cluster
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.source import CometReader, CometStreamReader, ReadTask, full_schema
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
+from cometmq.pipeline.table.task import TaskResult
+from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.compression import Compression, compress
+from cometmq.protocol.frame import Frame
 
 QUEUE_MESSAGES = 16  # a batch of Topic.send
 
@@ -111,6 +117,23 @@ class TestFinding:
             read = {MessageQueue(item.topic, item.broker_name, item.queue_id): 11 for item in wanted}
             assert [item.messages for item in finder.find(read)] == [5] * len(wanted)
 
+    @pytest.mark.parametrize("lenient", [True, False])
+    def test_a_broker_that_does_not_answer_is_asked_again(
+        self, shrunk: Topic, lenient: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(self: Cluster, address: str, frames: Sequence[Frame]) -> list[Frame]:
+            raise ConnectError(address, "the broker restarts")
+
+        with Cluster((shrunk.namesrv,), timeout_ms=100) as asked:
+            asked.route(shrunk.name)
+            finder = UnreadableQueues(asked, Topics(names=(shrunk.name,)), ask=False, lenient=lenient)
+            with monkeypatch.context() as away:
+                away.setattr(Cluster, "_call", fail)
+                with nullcontext() if lenient else pytest.raises(CometError):
+                    assert finder.find({}) == []
+            asked.route(shrunk.name)
+            assert finder.find({}) == unread(shrunk, 2, 3)
+
     def test_many_queues_behind_the_last_one(self, topic: Topic) -> None:
         set_queues(topic, 40, 40)
         topic.send(40 * 16)
@@ -142,6 +165,34 @@ class TestBatchSource:
         (task,) = CometReader(full_schema(), read_options(options, streaming=False)).partitions()
         assert isinstance(task, ReadTask)
         assert {item.queue.queue_id for item in task.ranges} == {0}
+
+    def test_a_group_that_has_consumed_them_needs_none(self, shrunk: Topic) -> None:
+        group = f"G{shrunk.name}"
+        with Cluster((shrunk.namesrv,), timeout_ms=10_000) as asked:
+            asked.route(shrunk.name)
+            asked.commit(group, {item.queue: 16 for item in unread(shrunk, 0, 2, 3)})
+        assert planned(shrunk, startingGroup=group) == [(1, 16)]
+        with Cluster((shrunk.namesrv,), timeout_ms=10_000) as asked:
+            asked.route(shrunk.name)
+            asked.commit(group, {item.queue: 15 for item in unread(shrunk, 2)})
+        with pytest.raises(UnreadableError, match="1 messages lie in 1 queues"):
+            planned(shrunk, startingGroup=group)
+
+    def test_a_broker_that_is_away_for_a_moment_is_asked_when_it_is_back(
+        self, shrunk: Topic, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        call, refused = Cluster._call, list[str]()  # noqa: SLF001
+
+        def refuse_once(self: Cluster, address: str, frames: Sequence[Frame]) -> list[Frame]:
+            if frames[0].code == RequestCode.GET_MIN_OFFSET and not refused:
+                refused.append(address)
+                raise ConnectError(address, "the broker restarts")
+            return call(self, address, frames)
+
+        monkeypatch.setattr(Cluster, "_call", refuse_once)
+        with pytest.raises(UnreadableError, match="32 messages lie in 2"):
+            planned(shrunk)
+        assert refused
 
 
 class TestStreamSource:
@@ -205,6 +256,27 @@ class TestJobs:
         set_queues(topic, 4, 4)
         last = archive(spark, topic.namesrv, [topic.name], output)
         assert (last.records, last.complete) == (2 * QUEUE_MESSAGES, True)
+
+    @pytest.mark.parametrize(("counts", "perm"), [((2, 2), 6), ((4, 4), 2)], ids=["fewer", "no permission"])
+    def test_a_change_during_an_archive_leaves_out_what_became_unreadable(
+        self, spark: SparkSession, topic: Topic, output: str, counts: tuple[int, int], perm: int,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:  # fmt: skip
+        set_queues(topic, 4, 4)
+        topic.send(4 * QUEUE_MESSAGES)
+        read, changes = Job.read_batch, [lambda: set_queues(topic, *counts, perm)]
+
+        def change(self: Job, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
+            if changes:
+                changes.pop()()
+            return read(self, batch, ranges)
+
+        monkeypatch.setattr(Job, "read_batch", change)
+        left = (2, 3) if perm == 6 else (0, 1, 2, 3)
+        wanted = unread(topic, *left)
+        summary = archive(spark, topic.namesrv, [topic.name], output)
+        assert summary.records == (4 - len(left)) * QUEUE_MESSAGES
+        assert (summary.unreadable, summary.complete) == (wanted, False)
 
     def test_an_audit_with_traces_names_those_of_both(self, spark: SparkSession, shrunk: Topic) -> None:
         live = f"live:{shrunk.namesrv}"

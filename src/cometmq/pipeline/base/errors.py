@@ -44,7 +44,7 @@ class UnreadableError(PipelineError):
     problem: str
 
     def __str__(self) -> str:
-        return f"{self.problem}. Set failOnDataLoss=false to read without them"
+        return f"{self.problem}. A read with failOnDataLoss=false leaves them out"
 
 
 class BadRecordError(PipelineError):

@@ -402,7 +402,7 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
     topic = given.text("subscribe")
     return WriteOptions(
         namesrv=given.addresses(),
-        topic=topic.strip() if topic else None,
+        topic=(topic or "").strip() or None,
         producer_group=given.text("producerGroup") or CLIENT_INNER_PRODUCER_GROUP,
         batch_bytes=given.count("batchBytes", 256 * 1024),
         batch_records=given.count("batchRecords", 512),
@@ -511,19 +511,23 @@ def _position(given: _Reader, side: str, default: int) -> Position:
 
 
 def _check_order(starting: Position, ending: Position) -> None:
-    """Raise ConfigError for an end before the start, if both have the same form."""
+    """Raise ConfigError for an end before the start, if both are times or both are offsets."""
+    if starting == Position(LATEST) and (ending.timestamp_ms is not None or ending.times):
+        raise ConfigError("startingOffsets", "latest", "a start before the end, which is a time")
     if (starting.timestamp_ms or 0) > (2**63 if ending.timestamp_ms is None else ending.timestamp_ms):
         expected = f"a time not before startingTimestamp, {starting.timestamp_ms}"
         raise ConfigError("endingTimestamp", str(ending.timestamp_ms), expected)
-    for option, first, last in (
-        ("endingOffsets", starting.offsets, ending.offsets),
-        ("endingOffsetsByTimestamp", starting.times, ending.times),
-    ):
-        for queue in sorted(first.keys() & last.keys()):
-            if first[queue] > last[queue] >= 0:
-                raise ConfigError(
-                    option, f"{queue}: {last[queue]}", f"no end before the start, {first[queue]}"
-                )
+    for queue in sorted({*starting.offsets, *starting.times, *ending.offsets, *ending.times}):
+        for option, first, last in (
+            ("endingOffsets", starting.offsets.get(queue, -1), ending.offsets.get(queue, -1)),
+            (
+                "endingOffsetsByTimestamp" if queue in ending.times else "endingTimestamp",
+                starting.times.get(queue, starting.timestamp_ms or 0),
+                ending.times.get(queue, -1 if ending.timestamp_ms is None else ending.timestamp_ms),
+            ),
+        ):
+            if first > last >= 0:
+                raise ConfigError(option, f"{queue}: {last}", f"no end before the start, {first}")
 
 
 def _from_group(given: _Reader, position: Position, said: list[str]) -> Position:

@@ -13,6 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Literal
@@ -23,7 +24,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from cometmq import logs
-from cometmq.errors import CometError, ConfigError, Transient
+from cometmq.errors import BrokerError, CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
@@ -334,6 +335,8 @@ class Job:
             except CometError as error:
                 if isinstance(error, DataLossError):
                     error.setting = "fail_on_data_loss=False"
+                if isinstance(error, BrokerError) and self._became_unreadable():
+                    continue
                 if interval_s is None or not isinstance(error, Transient):
                     raise
                 summary.put_off = str(error)
@@ -353,9 +356,7 @@ class Job:
         if away != self.summary.away:
             log.warning("brokers whose masters cannot be read now: %s", ", ".join(away) or "none")
         self.summary.away = away
-        self.summary.unreadable = self.unreadable.report(
-            self.known, "They are archived once they can be read"
-        )
+        self._look_for_unreadable()
         self._begin_anew(held)
         self._enter(held)
         end = {
@@ -369,6 +370,19 @@ class Job:
                 return
         if self.kept_groups and self.known:
             self._keep_groups(certain)
+
+    def _look_for_unreadable(self) -> None:
+        self.summary.unreadable = self.unreadable.report(
+            self.known, "They are archived once they can be read"
+        )
+
+    def _became_unreadable(self) -> bool:
+        """Return whether queues have become unreadable since the round began, by a change of their topic."""
+        before = {item.queue for item in self.summary.unreadable}
+        with suppress(CometError):  # the first error counts
+            self.cluster.queues(self.topics)  # reads the routes again
+            self._look_for_unreadable()
+        return not before.issuperset(item.queue for item in self.summary.unreadable)
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
         """Record the groups' offsets beside the table, each limited to the end of the archived range."""
@@ -422,7 +436,12 @@ class Job:
             wanted = {queue: offset for queue, offset in starting.offsets.items() if queue in fresh}
             starting = Position(starting.word, wanted)
         grown = {queue: held[queue].minimum for queue in new if queue.topic in topics}
-        offsets = self.known | grown | self.cluster.resolve(starting, fresh)
+        first = self.cluster.resolve(starting, fresh)
+        for queue, offset in starting.offsets.items():
+            if offset > held[queue].maximum and not held[queue].replica:
+                expected = f"no offset behind the end of the queue, {held[queue].maximum}"
+                raise ConfigError("starting", f"{queue}: {offset}", expected)
+        offsets = self.known | grown | first
         self._commit(offsets, self._marks_at(offsets, held))
 
     def _marks_at(

@@ -87,8 +87,9 @@ def messages(
     archive = not source.startswith((STORE, LIVE))
     names = columns or [name for name in schema.names if not (archive and name == "offset_msg_id")]
     unknown = [name for name in names if name not in schema.names or (archive and name == "offset_msg_id")]
-    if unknown:
-        raise ConfigError("columns", ", ".join(unknown), f"columns of: {', '.join(schema.names)}")
+    if unknown or len(set(names)) < len(names):
+        expected = f"columns of: {', '.join(schema.names)}" if unknown else "each column once"
+        raise ConfigError("columns", ", ".join(unknown or names), expected)
     if archive:
         return _of_archive(spark, source, topics, pattern, begin_ms, end_ms).select(*names)
     if source.startswith(LIVE):
@@ -137,6 +138,10 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
             raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
+    if end_ms is not None:
+        check_time(
+            "end", min(end_ms, int(time.time() * 1000)), end=True
+        )  # all messages are before the future
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
 

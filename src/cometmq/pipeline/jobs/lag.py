@@ -187,10 +187,7 @@ def _unreadable(
     for group, queue, _ in places:
         topics.setdefault(group, set()).add(queue.topic)
     every = Topics(tuple(sorted({queue.topic for _, queue, _ in places})))
-    found = [
-        MessageQueue(item.topic, item.broker_name, item.queue_id)
-        for item in UnreadableQueues(cluster, every).find({})
-    ]
+    found = [item.queue for item in UnreadableQueues(cluster, every, lenient=True).find({})]
     added = []
     for group, own in topics.items():
         queues = sorted(queue for queue in found if queue.topic in own)

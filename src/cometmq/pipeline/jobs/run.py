@@ -162,7 +162,7 @@ def _unreadable(run: _Run) -> list[UnreadableQueue]:
         wanted = read_options(source.plain(), streaming=run.pipeline.streaming)
         with suppress(CometError), _cluster(wanted) as cluster:
             cluster.queues(wanted.topics)
-            found.update(UnreadableQueues(cluster, wanted.topics).find(run.read))
+            found.update(UnreadableQueues(cluster, wanted.topics, lenient=True).find(run.read))
     return sorted(found)
 
 

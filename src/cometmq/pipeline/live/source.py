@@ -129,16 +129,19 @@ class CometReader(DataSourceReader):
         planner, topics = _Planner(self._options), self._options.topics
         with planner.cluster as cluster:
             queues = cluster.queues(topics)
-            if self._options.starting != Position(LATEST):
-                check_readable(cluster, topics, fail=self._options.pull.fail_on_data_loss)
+            starting = self._options.starting
+            if starting != Position(LATEST):
+                fail = self._options.pull.fail_on_data_loss
+                check_readable(cluster, topics, fail=fail, group=starting.group)
             queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned queues
+            start = cluster.resolve(starting, queues)
+            # Resolved later, "latest" is not below the offset that a running group stores meanwhile.
             end = cluster.resolve(self._options.ending, queues)
-            start = cluster.resolve(self._options.starting, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
                     end[queue] = start[
                         queue
-                    ]  # for words and times: messages arrived meanwhile, or a clock was set back
+                    ]  # words and times: a queue was replaced, or a clock was set back
                 elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
             return planner.tasks(start, end)
@@ -182,7 +185,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def _unreadable(self) -> UnreadableQueues:
         if self._unreadable_made is None:
-            self._unreadable_made = UnreadableQueues(self._planner.cluster, self._options.topics, ask=False)
+            cluster, topics = self._planner.cluster, self._options.topics
+            self._unreadable_made = UnreadableQueues(cluster, topics, ask=False, lenient=True)
         return self._unreadable_made
 
     def __getstate__(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from cometmq import logs
+from cometmq.client.cluster.requests import NO_ROUTE_HINT
 from cometmq.errors import NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import UnreadableError
@@ -43,6 +44,10 @@ class UnreadableQueue(msgspec.Struct, frozen=True, order=True):
     queue_id: int
     messages: int
 
+    @property
+    def queue(self) -> MessageQueue:
+        return MessageQueue(self.topic, self.broker_name, self.queue_id)
+
     def __str__(self) -> str:
         return f"{self.topic} {self.broker_name}/{self.queue_id} ({self.messages})"
 
@@ -68,9 +73,15 @@ def listed(found: Sequence[UnreadableQueue]) -> str:
     )
 
 
-def check_readable(cluster: Cluster, topics: Topics, *, fail: bool) -> None:
-    """Raise UnreadableError for queues with unreadable messages, or log a warning unless `fail`."""
-    found = UnreadableQueues(cluster, topics).find({})
+def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str | None = None) -> None:
+    """Raise UnreadableError for queues with unreadable messages, or log a warning unless `fail`.
+
+    With `group`, messages before the group's stored offsets do not count.
+    """
+    finder = UnreadableQueues(cluster, topics)
+    found = finder.find({})
+    if found and group is not None:
+        found = finder.find(cluster.committed(group, [item.queue for item in found]))
     if found and fail:
         raise UnreadableError(listed(found))
     if found:
@@ -81,11 +92,12 @@ class UnreadableQueues:
     """A search for the unreadable queues of topics, once or repeatedly for a continuous job.
 
     With `ask`, the routes of topics that the cluster has not looked up are looked up. Otherwise these are
-    omitted.
+    omitted. With `lenient`, brokers and name servers that do not respond are omitted. Otherwise their errors
+    are raised after the cluster's timeout.
     """
 
-    def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True) -> None:
-        self._cluster, self._topics, self._ask = cluster, topics, ask
+    def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:
+        self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
         self._probed: dict[
             tuple[str, str], tuple[int, int]
         ] = {}  # counts of (topic, broker) at the last probe
@@ -95,12 +107,13 @@ class UnreadableQueues:
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
         """Return the unreadable queues that have messages after the offsets of `read`, sorted.
 
-        Topics without a route and brokers that do not respond are omitted. Queue numbers beyond those of the
-        route are probed once, and again when the topic's number of queues changes.
+        Topics without a route are omitted. Queue numbers beyond those of the route are probed once, and again
+        when the topic's number of queues changes.
         """
         topics = {queue.topic for queue in read if self._topics.includes(queue)}
-        with suppress(RemotingError):
+        with suppress(*((RemotingError,) if self._lenient else ())):
             topics.update(self._cluster.names(self._topics, wait=False))
+        counts: dict[tuple[str, str], tuple[int, int]] = {}
         unprobed: dict[tuple[str, str], int] = {}  # the next number to probe of (topic, broker)
         readable: dict[tuple[str, str], int] = {}  # number of readable queues of (topic, broker)
         wanted = {*read, *self._known}
@@ -108,10 +121,10 @@ class UnreadableQueues:
             for item in self._queue_datas(topic):
                 place = (topic, item.broker_name)
                 readable[place] = _readable_count(item)
-                counts = (readable[place], item.write_queue_nums)
-                wanted.update(MessageQueue(*place, number) for number in range(*counts))
-                if self._probed.get(place) != counts:
-                    self._probed[place], unprobed[place] = counts, max(counts)
+                counts[place] = (readable[place], item.write_queue_nums)
+                wanted.update(MessageQueue(*place, number) for number in range(*counts[place]))
+                if self._probed.get(place) != counts[place]:
+                    unprobed[place] = max(counts[place])
         held = self._bounds(wanted, readable)
         for _ in range(_MAX_PROBES):
             if not unprobed:
@@ -122,9 +135,12 @@ class UnreadableQueues:
                 for number in range(first, first + _PROBED)
             ]
             found = self._bounds(asked, readable)
-            self._known |= found.keys()
+            used = {queue for queue, bounds in found.items() if bounds.maximum > 0}
+            self._known |= used
             held |= found
-            places = {(queue.topic, queue.broker_name) for queue in found}
+            answered = {(queue.topic, queue.broker_name) for queue in found}
+            self._probed |= {place: counts[place] for place in answered}
+            places = {(queue.topic, queue.broker_name) for queue in used}
             unprobed = {place: first + _PROBED for place, first in unprobed.items() if place in places}
         return [
             UnreadableQueue(queue.topic, queue.broker_name, queue.queue_id, bounds.maximum - first)
@@ -135,7 +151,7 @@ class UnreadableQueues:
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
         """Return the result of `find`, and log a warning if it differs from the last report."""
         found = self.find(read)
-        queues = [MessageQueue(item.topic, item.broker_name, item.queue_id) for item in found]
+        queues = [item.queue for item in found]
         if queues and queues != self._reported:
             log.warning("%s. %s", listed(found), consequence)
         self._reported = queues
@@ -144,8 +160,11 @@ class UnreadableQueues:
     def _queue_datas(self, topic: str) -> Sequence[QueueData]:
         route = self._cluster.known_route(topic)
         if route is None and self._ask:
-            with suppress(NoRouteError):
+            try:
                 route = self._cluster.route(topic)
+            except NoRouteError as error:
+                if not self._lenient and error.hint != NO_ROUTE_HINT:
+                    raise
         if route is None:
             return ()
         return [item for item in route.data.queue_datas if not self._cluster.is_away(item.broker_name)]
@@ -153,11 +172,10 @@ class UnreadableQueues:
     def _bounds(
         self, queues: Iterable[MessageQueue], readable: Mapping[tuple[str, str], int]
     ) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of those queues that are unreadable and have ever had a message."""
+        """Return the bounds of those queues that are unreadable, from the brokers that respond."""
         asked = {
             queue
             for queue in filter(self._topics.includes, queues)
             if queue.queue_id >= readable.get((queue.topic, queue.broker_name), MAX_QUEUE_ID + 1)
         }
-        bounds = self._cluster.bounds(sorted(asked), missing_ok=True)
-        return {queue: held for queue, held in bounds.items() if held.maximum > 0}
+        return self._cluster.bounds(sorted(asked), missing_ok=self._lenient)

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cometmq.pipeline.base.options import WriteOptions
-from cometmq.pipeline.sink.rows import MOST_BYTES, RowMessage, topic_problem
+from cometmq.pipeline.sink.rows import MOST_BYTES, RowMessage, is_valid, topic_problem
 from cometmq.protocol.batch import MIN_ITEM, iter_batch
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
@@ -97,14 +97,15 @@ def encode_rows(
         return None
     if not one_kind or columns["body"].null_count or not len(batch):
         return None
-    texts = [(name, columns[column].cast(pa.binary())) for name, column in _TEXTS if column in columns]
-    if any(_holds_separators(text) for _, text in texts):
+    given = [(name, columns[column]) for name, column in _TEXTS if column in columns]
+    texts = [(name, text.cast(pa.binary())) for name, text in given]
+    if any(_holds_separators(text) for _, text in texts) or not all(is_valid(text) for _, text in given):
         return None
     body = columns["body"].cast(pa.binary())
     parts = [b"UNIQ_KEY\x01" + id_prefix.encode(), _row_numbers(first_row, len(batch)), b"\x02WAIT\x01true"]
     for name, text in texts:
-        given = pc.fill_null(pc.greater(pc.binary_length(text), 0), False)
-        parts.append(pc.if_else(given, pc.binary_join_element_wise(name, text, b""), b""))
+        present = pc.fill_null(pc.greater(pc.binary_length(text), 0), False)
+        parts.append(pc.if_else(present, pc.binary_join_element_wise(name, text, b""), b""))
     properties = pc.binary_join_element_wise(*parts, b"")
     body_sizes, sizes = _lengths(body), _lengths(properties)
     if not body_sizes.all():

@@ -19,10 +19,20 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql.types import BinaryType, IntegerType, LongType, MapType, ShortType, StringType, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from cometmq.errors import ConfigError, MessageIllegal
 from cometmq.pipeline.base.errors import SinkRowError
@@ -30,6 +40,7 @@ from cometmq.pipeline.base.options import WriteOptions
 from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_topic_name
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
+from cometmq.text import is_utf8
 
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
 """Maximum bytes of body and properties, which escapes in the header's JSON extend.
@@ -56,6 +67,10 @@ _NOT_COPIED = frozenset((
     "TRANSACTION_CHECK_TIMES", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "RETRY_TOPIC", "ORIGIN_MESSAGE_ID",
     "CONSUME_START_TIME", "POP_CK", "INNER_NUM", "INNER_BASE", "__CRC32#",
 ))  # fmt: skip
+
+
+_FIELDS = {"UNIQ_KEY": "msg_id", "KEYS": "keys", "TAGS": "tags"}
+"""The columns of properties that have one of their own."""
 
 
 class RowMessage(NamedTuple):
@@ -87,9 +102,15 @@ def check_columns(schema: StructType, options: WriteOptions) -> None:
             near = difflib.get_close_matches(name, _COLUMNS, 1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise ConfigError("columns", name, f"columns of: {', '.join(_COLUMNS)}{hint}")
-        if not isinstance(field.dataType, _COLUMNS[name]):
+        if not _fits(field.dataType, _COLUMNS[name]):
             expected = " or ".join(kind.__name__.removesuffix("Type").lower() for kind in _COLUMNS[name])
+            expected = expected.replace("map", "map<string,string>")
             raise ConfigError("columns", f"{name} {field.dataType.simpleString()}", f"{name} {expected}")
+
+
+def _fits(kind: DataType, allowed: tuple[type, ...]) -> bool:
+    texts = (kind.keyType, kind.valueType) if isinstance(kind, MapType) else ()
+    return isinstance(kind, allowed) and all(isinstance(each, StringType) for each in texts)
 
 
 def messages_of(
@@ -105,17 +126,21 @@ def messages_of(
     raised.
     """
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
+    columns["body"] = columns["body"].cast(pa.large_binary())
+    if options.topic:
+        columns.pop("topic", None)
     count = batch.num_rows
     nothing = [None] * count
-    taken = [columns[name].to_pylist() if name in columns else nothing for name in _COLUMNS]
+    odd = [name for name in _COLUMNS if name in columns and not is_valid(columns[name])]
+    taken = [_values(columns[name], name in odd) if name in columns else nothing for name in _COLUMNS]
     for row, values in enumerate(zip(*taken, strict=True), first_row):
         body, topic, tags, keys, properties, flag, delay, sharding, msg_id = values
         topic, msg_id = options.topic or topic, msg_id or make_id(row)
-        if isinstance(body, str):
-            body = body.encode()
         try:
             if not body:
                 raise SinkRowError(row, "body", "is null" if body is None else "is empty")
+            if odd:
+                _check_utf8(row, zip(_COLUMNS, values, strict=True))
             _check_properties(row, properties or ())
             message = message_of(
                 row, topic, body, msg_id,
@@ -125,11 +150,49 @@ def messages_of(
         except SinkRowError as error:
             if on_bad is None:
                 raise
-            given = dict(zip(_COLUMNS, values, strict=True)) | {"body": body, "topic": topic}
+            given = dict(zip(_COLUMNS, values, strict=True)) | {"topic": topic, "msg_id": msg_id}
             reason = {"field": error.field, "problem": error.problem}
-            on_bad(given | {"msg_id": msg_id} | reason)
+            on_bad({name: _mended(value) for name, value in given.items()} | reason)
         else:
             yield message
+
+
+def is_valid(column: pa.Array) -> bool:
+    """Return whether all texts of a column are UTF-8. Spark's texts hold the bytes of a cast from binary."""
+    try:
+        column.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _values(column: pa.Array, odd: bool) -> list[Any]:
+    """Return the values of a column. With `odd`, bytes that are not UTF-8 become lone surrogates."""
+    if odd:
+        kind = pa.map_(pa.binary(), pa.binary()) if pa.types.is_map(column.type) else pa.large_binary()
+        return [_decoded(value) for value in column.cast(kind).to_pylist()]
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "surrogateescape")
+    return value and [tuple(map(_decoded, pair)) for pair in value]
+
+
+def _mended(value: Any) -> Any:
+    """Return a value for the table of bad rows: bytes that are not UTF-8 are written as `\\xff`."""
+    if isinstance(value, str) and not is_utf8(value):
+        return value.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return [tuple(map(_mended, pair)) for pair in value] if isinstance(value, list) else value
+
+
+def _check_utf8(row: int, values: Iterable[tuple[str, Any]]) -> None:
+    for field, value in values:
+        texts = chain.from_iterable(value) if isinstance(value, list) else (value,)
+        if not all(is_utf8(text) for text in texts if isinstance(text, str)):
+            raise SinkRowError(row, field, "is not UTF-8")
 
 
 def _check_properties(row: int, properties: Iterable[tuple[str, str | None]]) -> None:
@@ -172,6 +235,8 @@ def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> Non
     for name, value in (("flag", flag), ("delay_level", delay)):
         if not -(2**31) <= value < 2**31:
             raise SinkRowError(row, name, f"{value} does not fit in 32 bits")
+    if delay < 0:
+        raise SinkRowError(row, "delay_level", f"{delay} is negative")
 
 
 @lru_cache(maxsize=1000)
@@ -201,7 +266,10 @@ def _encode(
         pairs["TAGS"] = tags
     text = "\x02".join([f"{name}\x01{value}" for name, value in pairs.items()])
     if text.count("\x01") != len(pairs) or text.count("\x02") != len(pairs) - 1:
-        raise SinkRowError(row, "properties", "a name or value contains the character \\x01 or \\x02")
+        for name, value in pairs.items():
+            if not {"\x01", "\x02"}.isdisjoint(name + value):
+                problem = f"the name or value of {name!r} contains the character \\x01 or \\x02"
+                raise SinkRowError(row, _FIELDS.get(name, "properties"), problem)
     encoded = text.encode()
     if len(encoded) > MAX_PROPERTIES_BYTES:
         problem = f"{len(encoded)} bytes encoded, the limit is {MAX_PROPERTIES_BYTES}"
