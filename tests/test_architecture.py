@@ -91,6 +91,7 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     ),
     "client": ("cluster", "producer", "group", "consumer", "idempotency"),
     "pipeline": ("base", "live", "stored", "table", "sink", "jobs"),
+    "console": ("base", "auth", "widgets", "messages", "pages"),
 }
 
 # Rooms whose names others import from the package itself -> rooms that may import from a sub-room of it too.
@@ -161,11 +162,11 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
     "rich": ("cli/", "cli.py", "admin/"),
     "pytest": ("testing/",),
     "matplotlib": ("pipeline/base/report.py",),
-    "argon2": ("console/door/accounts.py",),
+    "argon2": ("console/auth/accounts.py",),
     "fastapi": ("console/app.py",),
     "nicegui": ("console/",),
     "starlette": ("console/",),
-    "uvicorn": ("console/app.py", "console/door/connections.py"),
+    "uvicorn": ("console/app.py", "console/auth/connections.py"),
     "redis": ("client/idempotency/redis_marks.py",),
     "yaml": ("yaml_file.py",),
     "prometheus_client": ("pipeline/metrics.py", "metrics/port.py"),

@@ -69,13 +69,13 @@ client/test_push.py: client/cluster/server_requests client/consumer/acknowledgin
     client/consumer/rebalance client/consumer/retry_topic client/consumer/single_pulls client/group/group
     client/group/options
 client/test_retry.py: client/producer/latency client/producer/selectors
-console/test_app.py: console/frame/actions console/frame/asking console/frame/forms console/frame/listing
-    console/frame/page console/frame/secret console/messages/dead_group console/messages/message
-    console/messages/search console/messages/timers console/messages/transactions console/pages/access_changes
-console/test_brokers.py: console/frame/charts console/frame/settings console/pages/names
-    console/pages/overview console/pages/places console/pages/producers
-console/test_dead.py: console/frame/export
-console/test_gate.py: console/door/attempts console/door/http console/door/login
+console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
+    console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
+    console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services
+console/test_brokers.py: console/pages/name_servers console/pages/overview console/pages/targets
+    console/widgets/charts console/widgets/settings
+console/test_clusters.py: console/base/errors
+console/test_gate.py: console/auth/attempts console/auth/http console/auth/login
 console/test_groups.py: console/pages/group
 console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history

@@ -37,6 +37,17 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
     return file
 
 
+def replace_private(path: str, content: bytes) -> None:
+    """Replace the content of a private file durably, or create it with its directory. Raises OSError."""
+    make_private_directory(os.path.dirname(os.path.abspath(path)))
+    fresh = f"{path}.new"
+    with open_private(fresh) as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(fresh, path)
+
+
 def lock_file(path: str) -> Callable[[], None]:
     """Lock a file for this process, create it if necessary, and return a function that unlocks it.
 

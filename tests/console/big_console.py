@@ -98,7 +98,7 @@ async def main(data: Path) -> None:
     """Serve until SIGTERM."""
     console = Console(ConsoleOptions(namesrv="127.0.0.1:1", data=data, port=0))
     admin: Any = MadeUp()
-    connection = console.clusters.connections["default"]
+    connection = console.services.clusters.connections["default"]
     connection.admin = connection.cluster._admin = admin  # noqa: SLF001
     stopped = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped.set)

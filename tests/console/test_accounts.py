@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.door.accounts import AccountError, Accounts, Changed, Role, TooBusy
-from cometmq.console.door.attempts import Attempts
-from cometmq.console.door.audit import Audit
-from cometmq.console.door.sessions import Session, Sessions
-from cometmq.console.pages.people import set_own
+from cometmq.console.auth.accounts import AccountChanged, AccountError, Accounts, Role, TooBusy
+from cometmq.console.auth.attempts import Attempts
+from cometmq.console.auth.audit import Audit
+from cometmq.console.auth.sessions import Session, Sessions
+from cometmq.console.pages.users import set_own_password
 from cometmq.errors import CometError
 from cometmq.private import lock_file
 
@@ -42,7 +42,7 @@ async def test_the_first_password_is_made_once_and_kept_nowhere(accounts: Accoun
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert password not in path.read_text()
     assert "$argon2id$" in path.read_text()
-    account = await accounts.check("admin", password)
+    account = await accounts.check_password("admin", password)
     assert account is not None
     assert account.role is Role.ADMIN
 
@@ -50,16 +50,16 @@ async def test_the_first_password_is_made_once_and_kept_nowhere(accounts: Accoun
 async def test_wrong_passwords_and_unknown_names_are_alike(accounts: Accounts) -> None:
     accounts.make_first()
 
-    assert await accounts.check("admin", "wrong") is None
-    assert await accounts.check("nobody", "wrong") is None
-    assert await accounts.check("admin", "x" * 100_000) is None
+    assert await accounts.check_password("admin", "wrong") is None
+    assert await accounts.check_password("nobody", "wrong") is None
+    assert await accounts.check_password("admin", "x" * 100_000) is None
 
 
 async def test_another_process_may_change_accounts(accounts: Accounts, path: Path) -> None:
     accounts.make_first()
     password = Accounts(path, FAST).put("eve", Role.READER)
 
-    account = await accounts.check("eve", password)
+    account = await accounts.check_password("eve", password)
     assert account is not None
     assert account.role is Role.READER
     Accounts(path, FAST).remove("eve")
@@ -78,7 +78,7 @@ def test_the_last_admin_stays(accounts: Accounts) -> None:
 
 @pytest.mark.parametrize("name", ["", "a b", "x" * 65, "<b>", "a/b", "ä"])
 def test_names_are_plain(accounts: Accounts, name: str) -> None:
-    with pytest.raises(AccountError, match="is no name"):
+    with pytest.raises(AccountError, match="is not a valid name"):
         accounts.put(name, Role.READER)
 
 
@@ -96,11 +96,11 @@ async def test_logins_beyond_the_room_for_them_are_refused(accounts: Accounts) -
     accounts.make_first()
 
     found = await asyncio.gather(
-        *(accounts.check("admin", "wrong") for _ in range(60)), return_exceptions=True
+        *(accounts.check_password("admin", "wrong") for _ in range(60)), return_exceptions=True
     )
 
     assert sum(isinstance(each, TooBusy) for each in found) == 60 - 32
-    assert await accounts.check("admin", "wrong") is None
+    assert await accounts.check_password("admin", "wrong") is None
 
 
 # -- several who change the file
@@ -128,11 +128,11 @@ def test_a_change_waits_for_that_of_another_process(
     def wait(span_s: float) -> None:
         waited.append(span_s)
         if len(waited) == 3:
-            Accounts(path, FAST)._write({**accounts._known, **other})  # noqa: SLF001
+            Accounts(path, FAST)._change({**accounts._known, **other})  # noqa: SLF001
             unlock()
 
-    monkeypatch.setattr("cometmq.console.door.accounts.time.sleep", wait)
-    _, made = accounts.prepared("bob", Role.READER)
+    monkeypatch.setattr("cometmq.console.auth.accounts.time.sleep", wait)
+    _, made = accounts.prepare("bob", Role.READER)
     other = {"bob": made}
     accounts.put("eve", Role.READER)
 
@@ -144,7 +144,7 @@ def test_a_file_that_stays_locked_is_said(accounts: Accounts, path: Path) -> Non
     accounts.make_first()
     unlock = lock_file(f"{path}.lock")
     try:
-        with pytest.raises(AccountError, match="by somebody else"):
+        with pytest.raises(AccountError, match="by another"):
             accounts.remove("admin")
     finally:
         unlock()
@@ -170,8 +170,13 @@ def somebody(path: Path, role: Role) -> tuple[Accounts, Slow, Session, Any]:
     account = accounts.get("eve")
     assert account is not None
     session = sessions.begin("eve", account, "::1")
-    console = SimpleNamespace(accounts=accounts, sessions=sessions, audit=Audit(path.parent / "audit.jsonl"))
-    view = SimpleNamespace(console=console, session=session, t=lambda key: key, say=lambda _key: None)
+    services = SimpleNamespace(
+        accounts=accounts,
+        sessions=sessions,
+        audit=Audit(path.parent / "audit.jsonl"),
+        password_changes=Attempts(5, 30.0),
+    )
+    view = SimpleNamespace(services=services, session=session, t=lambda key: key, notify=lambda _text: None)
     return accounts, slow, session, view
 
 
@@ -180,7 +185,7 @@ async def test_a_new_password_of_his_own_gives_nobody_his_role_back(path: Path) 
     slow.meanwhile = lambda: Accounts(path, FAST).set_role("eve", Role.READER)
 
     with pytest.raises(CometError):
-        await set_own(view, Attempts(5, 30.0), "wordwordword", "another word")
+        await set_own_password(view, "wordwordword", "another word")
     account = accounts.get("eve")
     assert account is not None
     assert (account.role, session.ended) == (Role.READER, True)
@@ -191,26 +196,25 @@ async def test_a_new_password_of_his_own_gives_nobody_his_account_back(path: Pat
     slow.meanwhile = lambda: Accounts(path, FAST).remove("eve")
 
     with pytest.raises(CometError):
-        await set_own(view, Attempts(5, 30.0), "wordwordword", "another word")
+        await set_own_password(view, "wordwordword", "another word")
     assert (accounts.get("eve"), session.ended) == (None, True)
 
 
 async def test_wrong_passwords_of_his_own_do_not_fill_the_audit_log(path: Path) -> None:
     _, _, _, view = somebody(path, Role.READER)
-    attempts = Attempts(5, 30.0)
     for _ in range(50):
         with pytest.raises(CometError):
-            await set_own(view, attempts, "wrong", "another word")
+            await set_own_password(view, "wrong", "another word")
 
     assert len((path.parent / "audit.jsonl").read_text().splitlines()) == 2 * 5
 
 
 def test_an_account_is_written_in_place_of_what_was_seen(accounts: Accounts) -> None:
     accounts.make_first()
-    _, first = accounts.prepared("bob", Role.READER)
-    _, second = accounts.prepared("bob", Role.ADMIN)
-    accounts.swap("bob", None, first)
+    _, first = accounts.prepare("bob", Role.READER)
+    _, second = accounts.prepare("bob", Role.ADMIN)
+    accounts.replace("bob", None, first)
 
-    with pytest.raises(Changed):
-        accounts.swap("bob", None, second)
+    with pytest.raises(AccountChanged):
+        accounts.replace("bob", None, second)
     assert accounts.get("bob") == first

@@ -27,7 +27,7 @@ from cometmq.cli.console import announcement
 from cometmq.client import SyncProducer
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.console.app import Console, ConsoleOptions
-from cometmq.console.cluster import BROKERS_S
+from cometmq.console.base.cluster_feeds import BROKERS_INTERVAL_S
 from cometmq.message import Message
 from cometmq.testing import ServerProcess, StandaloneProcess
 
@@ -177,7 +177,7 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     page.evaluate("window.emitEvent('page_seen', false)")
     page.wait_for_timeout(500)
     before = page.evaluate(age)
-    page.wait_for_timeout(round(1000 * BROKERS_S * 1.2))
+    page.wait_for_timeout(round(1000 * BROKERS_INTERVAL_S * 1.2))
     assert page.evaluate(age) == before
     page.evaluate("window.emitEvent('page_seen', true)")
     page.wait_for_function(f"{age} !== '{before}'", timeout=WAIT_MS)
@@ -185,7 +185,7 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     page.goto("/brokers")  # opened behind others
     page.wait_for_timeout(1500)
     before = page.evaluate(age)
-    page.wait_for_timeout(round(1000 * BROKERS_S * 1.2))
+    page.wait_for_timeout(round(1000 * BROKERS_INTERVAL_S * 1.2))
     assert page.evaluate(age) == before
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.console.frame.body import (
-    DEPTH_MAX,
-    HEX_MAX,
-    JSON_MAX,
-    TEXT_MAX,
+from cometmq.console.widgets.body import (
+    MAX_HEX_BYTES,
+    MAX_JSON_BYTES,
+    MAX_JSON_DEPTH,
+    MAX_TEXT_LENGTH,
     as_hex,
     as_json,
     as_text,
@@ -20,7 +20,7 @@ from cometmq.console.frame.body import (
 def test_text() -> None:
     assert as_text("größer 价格".encode()) == "größer 价格"
     assert as_text(b"a\xffb") == "a\N{REPLACEMENT CHARACTER}b"
-    assert len(as_text("价".encode() * 10 * TEXT_MAX)) == TEXT_MAX
+    assert len(as_text("价".encode() * 10 * MAX_TEXT_LENGTH)) == MAX_TEXT_LENGTH
     assert is_text("价格\n\t".encode())
     assert is_text(b"")
     assert not is_text(b"\xff")
@@ -39,9 +39,9 @@ def test_json_stands_as_it_was_sent() -> None:
         b"",
         b"no",
         b"{",
-        b"[" * (DEPTH_MAX + 1) + b"]" * (DEPTH_MAX + 1),
+        b"[" * (MAX_JSON_DEPTH + 1) + b"]" * (MAX_JSON_DEPTH + 1),
         b"[" * 100_000,
-        b'"' + bytes(JSON_MAX),
+        b'"' + bytes(MAX_JSON_BYTES),
     ],
 )
 def test_what_is_no_json_or_too_much(body: bytes) -> None:
@@ -51,7 +51,7 @@ def test_what_is_no_json_or_too_much(body: bytes) -> None:
 def test_json_that_grows_is_cut() -> None:
     grown = as_json(b"[" * 60 + b"1," * 50_000 + b"1" + b"]" * 60)
     assert grown is not None
-    assert len(grown) == TEXT_MAX
+    assert len(grown) == MAX_TEXT_LENGTH
 
 
 def test_hex() -> None:
@@ -60,7 +60,7 @@ def test_hex() -> None:
         "000000  41 42 3c 00 00 00 00 00 00 00 00 00 00 00 00 00  AB<.............",
         "000010  00 00" + " " * 44 + "..",
     ]
-    assert len(as_hex(bytes(10 * HEX_MAX)).split("\n")) == HEX_MAX // 16
+    assert len(as_hex(bytes(10 * MAX_HEX_BYTES)).split("\n")) == MAX_HEX_BYTES // 16
 
 
 def test_a_preview_is_one_line() -> None:

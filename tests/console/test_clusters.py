@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from cometmq.admin import Admin
-from cometmq.console.clusters import (
+from cometmq.console.auth.audit import Audit
+from cometmq.console.base.clusters import (
     MAX_CLUSTERS,
     MAX_FILE_BYTES,
     STARTED,
@@ -21,10 +22,9 @@ from cometmq.console.clusters import (
     ClusterError,
     Clusters,
 )
-from cometmq.console.door.audit import Audit
-from cometmq.console.frame import actions
-from cometmq.console.frame.actions import Action, NotAllowed, carry_out
+from cometmq.console.base.errors import NotAllowed
 from cometmq.console.pages import clusters as page
+from cometmq.console.widgets.actions import Action, ActionProgress
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
@@ -270,15 +270,15 @@ class FilledForm:
 
     choice = text
 
-    async def asked(self) -> bool:
+    async def submitted(self) -> bool:
         return True
 
 
 CHANGES = {
     "cluster.add": lambda view: page.put(view, None),
-    "cluster.change": lambda view: page.put(view, page.Row("b", "127.0.0.1:2", False, False)),
-    "cluster.standard": lambda view: page.make_standard(view, page.Row("b", "127.0.0.1:2", False, False)),
-    "cluster.remove": lambda view: page.remove(view, page.Row("b", "127.0.0.1:2", False, False)),
+    "cluster.change": lambda view: page.put(view, view.services.clusters.connections["b"]),
+    "cluster.standard": lambda view: page.make_standard(view, view.services.clusters.connections["b"]),
+    "cluster.remove": lambda view: page.remove(view, view.services.clusters.connections["b"]),
 }
 
 
@@ -294,13 +294,13 @@ async def test_the_server_refuses_each_change_to_readers(
     before = (tmp_path / "clusters.json").read_bytes()
     audit, told = Audit(tmp_path / "audit.jsonl"), []
     view: Any = SimpleNamespace(
-        console=SimpleNamespace(
-            clusters=clusters, audit=audit, sessions=SimpleNamespace(valid=lambda _session: True)
+        services=SimpleNamespace(
+            clusters=clusters, audit=audit, sessions=SimpleNamespace(is_valid=lambda _session: True)
         ),
         session=SimpleNamespace(name="eve", address="::1"),
         may_change=False,
         t=lambda key, **_values: key,
-        complain=told.append,
+        notify_error=told.append,
         connection=clusters.connections[STARTED],
     )
     if role_changes == "before the dialog":
@@ -309,12 +309,12 @@ async def test_the_server_refuses_each_change_to_readers(
     else:
         confirmed: list[Action] = []
 
-        async def act(_view: object, action: Action) -> None:
+        async def run(action: Action, _view: object) -> None:
             confirmed.append(action)
 
-        monkeypatch.setattr(page, "act", act)
+        monkeypatch.setattr(Action, "run", run)
         await CHANGES[change](view)
-        assert not await carry_out(view, confirmed[0], actions.Progress.__new__(actions.Progress))
+        assert not await confirmed[0].execute(view, ActionProgress.__new__(ActionProgress))
         assert told == ["common.refused_role"]
     assert [(each.action, each.result) for each in audit.newest] == [(change, "refused")]
     assert (tmp_path / "clusters.json").read_bytes() == before

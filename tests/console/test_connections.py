@@ -12,9 +12,9 @@ import uvicorn
 from tests.kit.waiting import until
 
 from cometmq.console.app import _Server
-from cometmq.console.door import connections
-from cometmq.console.door.connections import TimedProtocol
-from cometmq.console.door.http import answer
+from cometmq.console.auth import connections
+from cometmq.console.auth.connections import TimedProtocol
+from cometmq.console.auth.http import respond
 
 WITHIN_S = 60
 LARGE = bytes(32 << 20)
@@ -23,14 +23,14 @@ LARGE = bytes(32 << 20)
 
 async def app(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None:
     if scope["type"] == "http":
-        await answer(send, 200, LARGE if scope["path"] == "/large" else b"small")
+        await respond(send, 200, LARGE if scope["path"] == "/large" else b"small")
 
 
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
     """A server with room for three, whose patience is short."""
-    monkeypatch.setattr(connections, "HEAD_S", 0.3)
-    monkeypatch.setattr(connections, "EXCHANGE_S", 0.6)
+    monkeypatch.setattr(connections, "HEADERS_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connections, "EXCHANGE_TIMEOUT_S", 0.6)
     listening = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(app, http=TimedProtocol, limit_concurrency=3, lifespan="off", log_config=None)
     server = _Server(config)

@@ -18,9 +18,16 @@ from tests.console.test_topics import made
 
 from cometmq.admin import Admin, Selection
 from cometmq.admin.dead_letters import view
-from cometmq.console.frame.actions import until
-from cometmq.console.frame.export import COLUMNS, csv_file, harmless, json_lines
-from cometmq.console.messages.dead_group import OneAtATime, export, select
+from cometmq.console.messages.dead_group import (
+    CSV_COLUMNS,
+    ExportInProgress,
+    csv_file,
+    export,
+    harmless,
+    json_lines,
+    select,
+)
+from cometmq.console.widgets.actions import until
 from cometmq.message import Message, MessageExt
 from cometmq.protocol.ids import decode_offset_id
 
@@ -54,7 +61,7 @@ async def retried(console: RunningConsole, group: str) -> int:
 
 async def test_results_end_when_somebody_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also those of which the next one does not come."""
-    monkeypatch.setattr("cometmq.console.frame.actions.STOP_S", 0.05)
+    monkeypatch.setattr("cometmq.console.widgets.actions.STOP_TIMEOUT_S", 0.05)
     stop, ended = asyncio.Event(), []
 
     async def results():  # type: ignore[no-untyped-def]
@@ -79,15 +86,15 @@ async def test_a_selection_ends_by_count_and_time() -> None:
                     yield message_of(b"abc")
 
     found = await select(Endless(), Selection(group="g"), 5, keep=2)  # type: ignore[arg-type]
-    assert ([each.body for each in found.found], found.more) == ([b"ab"] * 5, True)
+    assert ([each.body for each in found.messages], found.more) == ([b"ab"] * 5, True)
 
     class Silent(Endless):
         async def dead_letters(self, _wanted: Selection):  # type: ignore[no-untyped-def]
             await asyncio.sleep(60)
             yield message_of(b"")
 
-    late = await select(Silent(), Selection(group="g"), 5, within_s=0.01)  # type: ignore[arg-type]
-    assert (late.found, late.more) == ([], True)
+    late = await select(Silent(), Selection(group="g"), 5, timeout_s=0.01)  # type: ignore[arg-type]
+    assert (late.messages, late.more) == ([], True)
 
 
 def message_of(body: bytes):  # type: ignore[no-untyped-def]
@@ -101,7 +108,7 @@ async def test_of_a_session_one_file_is_made_at_a_time() -> None:
     session = SimpleNamespace(exporting=True)
     view: Any = SimpleNamespace(session=session, t=lambda key: key)
 
-    with pytest.raises(OneAtATime):
+    with pytest.raises(ExportInProgress):
         await export(view, Selection(group="g"), "csv")
     assert session.exporting, "the other one goes on"
 
@@ -244,13 +251,13 @@ def test_rows_stay_rows_whatever_is_in_them() -> None:
     rows = list(
         csv.reader(io.StringIO(csv_file([view(hostile), view(letter(b"plain"))]).decode(), newline=""))
     )
-    assert rows[0] == list(COLUMNS)
-    assert [len(row) for row in rows] == [len(COLUMNS)] * 3
-    cells = dict(zip(COLUMNS, rows[1], strict=True))
+    assert rows[0] == list(CSV_COLUMNS)
+    assert [len(row) for row in rows] == [len(CSV_COLUMNS)] * 3
+    cells = dict(zip(CSV_COLUMNS, rows[1], strict=True))
     assert cells["body"] == '\'=cmd|"/c calc"!A1,\r\n+1'
     assert (cells["keys"], cells["tags"], cells["originalTopic"]) == ("'@SUM(1)", "'-2", "a\nb")
     assert json.loads(cells["properties"])["x"] == '","'
-    assert dict(zip(COLUMNS, rows[2], strict=True))["body"] == "plain"
+    assert dict(zip(CSV_COLUMNS, rows[2], strict=True))["body"] == "plain"
 
 
 @pytest.mark.parametrize(

@@ -14,12 +14,12 @@ import pytest
 from argon2 import PasswordHasher
 from tests.kit.waiting import until
 
-from cometmq.console.door.accounts import Accounts, Role
-from cometmq.console.door.attempts import Attempts, address_key
-from cometmq.console.door.audit import Audit
-from cometmq.console.door.gate import SESSION, Gate, own_path
-from cometmq.console.door.http import Message, Receive, Scope, Send
-from cometmq.console.door.sessions import Session, Sessions
+from cometmq.console.auth.accounts import Accounts, Role
+from cometmq.console.auth.attempts import Attempts, address_key
+from cometmq.console.auth.audit import Audit
+from cometmq.console.auth.gate import SESSION, Gate, own_path
+from cometmq.console.auth.http import Message, Receive, Scope, Send
+from cometmq.console.auth.sessions import Session, Sessions
 
 HOST = "127.0.0.1:8082"
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
@@ -449,7 +449,7 @@ class TestConnections:
 
 def test_failures_are_forgiven_with_time_and_the_table_is_bounded() -> None:
     now = [0.0]
-    attempts = Attempts(2, 10.0, keys_max=100, clock=lambda: now[0])
+    attempts = Attempts(2, 10.0, max_keys=100, clock=lambda: now[0])
     attempts.failed("a")
     assert attempts.wait_s("a") == 0
     attempts.failed("a")

@@ -9,7 +9,7 @@ import pytest
 
 from cometmq.console.pages import reports
 from cometmq.console.pages.jobs import pretty
-from cometmq.console.pages.reports import Finder, ReportError, read
+from cometmq.console.pages.reports import ReportError, Scanner, read
 
 PAGE = b"<!DOCTYPE html><html><head><title>Audit of a &amp; b</title></head><body>x</body></html>"
 
@@ -36,10 +36,10 @@ def test_reports_summaries_and_tables_are_found_with_their_state(root: Path) -> 
     (root / "archive" / "_cometmq" / "commits").mkdir(parents=True)
     (root / "archive" / "dt=2026-11-23").mkdir()
 
-    found = Finder(root).find()
+    found = Scanner(root).scan()
 
-    assert not found.partly
-    assert [(work.path, work.kind, work.name, work.whole) for work in found.rows] == [
+    assert not found.truncated
+    assert [(work.path, work.kind, work.name, work.complete) for work in found.rows] == [
         ("archive", "tables", "archive", None),
         ("audit", "tables", "audit", True),
         ("lag.json", "summary", "lag.json", False),
@@ -72,7 +72,7 @@ def test_links_are_neither_listed_nor_followed(root: Path, tmp_path: Path) -> No
     (root / "up").symlink_to(tmp_path)
     (root / "nightly" / "loop").symlink_to(root)
 
-    assert {work.path for work in Finder(root).find().rows} == {"nightly/audit.html", "lag.json"}
+    assert {work.path for work in Scanner(root).scan().rows} == {"nightly/audit.html", "lag.json"}
     for path in ("link.html", "up/secret.html", "nightly/loop/lag.json"):
         with pytest.raises(ReportError):
             read(root, path)
@@ -80,29 +80,29 @@ def test_links_are_neither_listed_nor_followed(root: Path, tmp_path: Path) -> No
 
 def test_pipes_and_large_files_are_refused(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     os.mkfifo(root / "pipe.html")
-    monkeypatch.setattr(reports, "FILE_MAX", 10)
+    monkeypatch.setattr(reports, "MAX_FILE_BYTES", 10)
 
-    assert "pipe.html" not in {work.path for work in Finder(root).find().rows}
-    with pytest.raises(ReportError, match="no file"):
+    assert "pipe.html" not in {work.path for work in Scanner(root).scan().rows}
+    with pytest.raises(ReportError, match="not a file"):
         read(root, "pipe.html")
-    with pytest.raises(ReportError, match="more than can be shown"):
+    with pytest.raises(ReportError, match="exceed the limit"):
         read(root, "nightly/audit.html")
 
 
 def test_what_is_looked_at_is_bounded(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reports, "ENTRIES_MAX", 3)
+    monkeypatch.setattr(reports, "MAX_ENTRIES", 3)
     for number in range(10):
         (root / f"{number}.html").write_bytes(PAGE)
 
-    found = Finder(root).find()
+    found = Scanner(root).scan()
 
-    assert found.partly
+    assert found.truncated
     assert len(found.rows) <= 3
 
 
 def test_a_directory_that_is_gone_says_so(tmp_path: Path) -> None:
     with pytest.raises(ReportError, match="No such file"):
-        Finder(tmp_path / "gone").find()
+        Scanner(tmp_path / "gone").scan()
 
 
 def test_summaries_are_shown_as_people_read_them() -> None:
@@ -116,17 +116,17 @@ def test_a_file_that_has_not_changed_is_not_read_again(root: Path, monkeypatch: 
     peeked: list[str] = []
     own = reports._peek  # noqa: SLF001
 
-    def peek(directory: int, name: str, path: str, kind: str) -> reports.Work:
+    def peek(directory: int, name: str, path: str, kind: str) -> reports.JobResult:
         peeked.append(path)
         return own(directory, name, path, kind)
 
     monkeypatch.setattr(reports, "_peek", peek)
-    finder = Finder(root)
-    first = finder.find()
-    assert finder.find() == first
+    scanner = Scanner(root)
+    first = scanner.scan()
+    assert scanner.scan() == first
     assert sorted(peeked) == ["lag.json", "nightly/audit.html"]
 
     (root / "lag.json").write_bytes(b'{"complete": true, "groups": [1]}')
     (root / "nightly" / "audit.html").unlink()
-    assert [(work.path, work.whole) for work in finder.find().rows] == [("lag.json", True)]
+    assert [(work.path, work.complete) for work in scanner.scan().rows] == [("lag.json", True)]
     assert peeked[2:] == ["lag.json"]

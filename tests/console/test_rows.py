@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cometmq.console.frame.rows import Column, ListState, path_of, query_of, read_state, select
+from cometmq.console.widgets.rows import Column, ListState, path_of, query_of, read_state, select
 
 NAME = Column[tuple[str, int | None]]("name", "x", lambda row: row[0], searched=True)
 LAG = Column[tuple[str, int | None]]("lag", "x", lambda row: row[1], "number")

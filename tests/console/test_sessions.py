@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from argon2 import PasswordHasher
 
-from cometmq.console.door.accounts import Account, Accounts, Role
-from cometmq.console.door.attempts import Attempts
-from cometmq.console.door.audit import Audit
-from cometmq.console.door.sessions import PAGES_MAX, PER_ACCOUNT_MAX, Session, Sessions
-from cometmq.console.frame.page import forget
-from cometmq.console.pages.people import set_own
+from cometmq.console.auth.accounts import Account, Accounts, Role
+from cometmq.console.auth.attempts import Attempts
+from cometmq.console.auth.audit import Audit
+from cometmq.console.auth.sessions import MAX_PAGES, MAX_SESSIONS_PER_ACCOUNT, Session, Sessions
+from cometmq.console.pages.users import set_own_password
+from cometmq.console.widgets.page import delete_unopened
 
 FAST = PasswordHasher(time_cost=1, memory_cost=8, parallelism=1)
 
@@ -89,7 +89,7 @@ def test_whoever_hangs_on_a_session_is_told_once_of_its_end(
     session.on_end["x"] = lambda: told.append(1)
     session.add_page("page")
     now.s += 101
-    sessions.end_old()
+    sessions.end_expired()
     sessions.end(session)
 
     assert told == [1]
@@ -110,13 +110,13 @@ def test_a_changed_account_has_no_sessions(accounts: Accounts, sessions: Session
 
 
 def test_sessions_and_pages_are_bounded(accounts: Accounts, sessions: Sessions) -> None:
-    made = [begun(accounts, sessions) for _ in range(PER_ACCOUNT_MAX + 5)]
-    for number in range(PAGES_MAX + 5):
+    made = [begun(accounts, sessions) for _ in range(MAX_SESSIONS_PER_ACCOUNT + 5)]
+    for number in range(MAX_PAGES + 5):
         made[-1].add_page(str(number))
 
-    assert sum(not each.ended for each in made) == PER_ACCOUNT_MAX
+    assert sum(not each.ended for each in made) == MAX_SESSIONS_PER_ACCOUNT
     assert made[0].ended
-    assert len(made[-1].pages) == PAGES_MAX
+    assert len(made[-1].pages) == MAX_PAGES
     assert "0" not in made[-1].pages
 
 
@@ -133,12 +133,17 @@ async def test_who_changes_his_password_ends_his_other_sessions_at_once(
     own, other, admin = (begun(accounts, sessions, name) for name in ("ben", "ben", "admin"))
     ends: list[str] = []
     other.on_end["a page"] = lambda: ends.append("other")
-    console = SimpleNamespace(accounts=accounts, sessions=sessions, audit=Audit(tmp_path / "audit.jsonl"))
-    view: Any = SimpleNamespace(session=own, console=console, t=str, say=str)
-    await set_own(view, Attempts(5, 30.0), password, "a password of my own")
+    services = SimpleNamespace(
+        accounts=accounts,
+        sessions=sessions,
+        audit=Audit(tmp_path / "audit.jsonl"),
+        password_changes=Attempts(5, 30.0),
+    )
+    view: Any = SimpleNamespace(session=own, services=services, t=str, notify=str)
+    await set_own_password(view, password, "a password of my own")
     assert ends == ["other"]
-    assert sessions.valid(own)
-    assert sessions.valid(admin)
+    assert sessions.is_valid(own)
+    assert sessions.is_valid(admin)
 
 
 def test_a_page_that_is_forgotten_goes_if_no_browser_came(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,8 +152,8 @@ def test_a_page_that_is_forgotten_goes_if_no_browser_came(monkeypatch: pytest.Mo
         "alone": SimpleNamespace(environ=None, delete=lambda: gone.append("alone")),
         "open": SimpleNamespace(environ={}, delete=lambda: gone.append("open")),
     }
-    monkeypatch.setattr("cometmq.console.frame.page.Client", SimpleNamespace(instances=pages))
+    monkeypatch.setattr("cometmq.console.widgets.page.Client", SimpleNamespace(instances=pages))
     for page_id in ("alone", "open", "other", None):
-        forget(page_id)
+        delete_unopened(page_id)
 
     assert gone == ["alone"]

@@ -17,14 +17,14 @@ from cometmq.admin import (
     UnknownNameError,
 )
 from cometmq.admin.values import known_sum
-from cometmq.console.cluster import GroupRow, Lag, Progress
-from cometmq.console.frame.charts import zone_s
-from cometmq.console.frame.live import Reading
-from cometmq.console.frame.patience import Patience
+from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, Lag
+from cometmq.console.base.fanout import Fanout
+from cometmq.console.base.feeds import Reading
 from cometmq.console.pages import group, topic
 from cometmq.console.pages.groups import lines
 from cometmq.console.pages.overview import got_today, put_today
-from cometmq.console.pages.places import masters
+from cometmq.console.pages.targets import masters
+from cometmq.console.widgets.charts import utc_offset_s
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import BrokerData, ClusterInfo, SubscriptionGroupConfig, TopicRouteData
@@ -71,8 +71,8 @@ def queue(broker: str) -> QueueProgress:
     )
 
 
-def patience() -> Patience[Any]:
-    return Patience(lambda: None)
+def patience() -> Fanout[Any]:
+    return Fanout(lambda: None)
 
 
 async def test_a_topic_is_shown_without_a_broker_that_is_down() -> None:
@@ -127,7 +127,7 @@ def test_a_group_without_offsets_is_unknown_only_where_a_broker_is(
     missing: dict[str, str], lag: Lag | None
 ) -> None:
     row = GroupRow("fresh", {"a": SubscriptionGroupConfig(group_name="fresh")})
-    known = Progress(pairs={}, groups={}, group_rates={}, topic_rates={}, missing=missing)
+    known = ClusterLags(pairs={}, groups={}, group_rates={}, topic_rates={}, missing=missing)
 
     (line,) = lines([row], Reading(known, 1.0), system=False)
     assert (line.lag, line.rate) == (lag, None if lag is None else 0.0)
@@ -154,7 +154,7 @@ def test_charts_have_the_times_of_the_page(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("TZ", "Asia/Shanghai")
     time.tzset()
     try:
-        assert zone_s(0.0) == 8 * 3600
+        assert utc_offset_s(0.0) == 8 * 3600
     finally:
         monkeypatch.undo()
         time.tzset()

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import cometmq
-from cometmq.console import texts
+from cometmq.console.base import texts
 
 CONSOLE = Path(cometmq.__file__).parent / "console"
 # Texts whose keys are put together where they are used.
@@ -56,11 +56,11 @@ def test_each_text_that_is_used_is_there_and_the_other_way_round() -> None:
         if re.fullmatch(r"[a-z_]+\.[a-z0-9_]+", word) and word.split(".")[0] in parts
     }  # fmt: skip
     actions = {
-        keyword.value.value
+        name.value
         for node in sources()
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "Action"
-        for keyword in node.keywords
-        if keyword.arg == "name" and isinstance(keyword.value, ast.Constant)
+        for name in ast.walk(node.args[0])
+        if isinstance(name, ast.Constant)
     }
     files = {word for word in used if word.endswith((".json", ".jsonl"))}
 
@@ -94,7 +94,7 @@ def test_values_are_put_in_and_unknown_keys_are_refused() -> None:
     [("zh-CN,zh;q=0.9", "zh"), ("de,en;q=0.5", "en"), ("", "en"), ("fr", "en"), ("ZH-hant", "zh")],
 )
 def test_the_browsers_language_is_taken(accepted: str, language: str) -> None:
-    assert texts.language_of(accepted) == language
+    assert texts.preferred_language(accepted) == language
 
 
 def test_a_value_is_not_filled_in_itself() -> None:

@@ -30,16 +30,16 @@ def found(*traces: AnyTrace) -> list[Span]:
 def test_a_send_and_a_call_of_two_records() -> None:
     sent, call = found(AFTER, BEFORE, SENT)
 
-    assert (sent.kind, sent.who, sent.begin_ms, sent.end_ms, sent.state, sent.what) == (
+    assert (sent.kind, sent.group, sent.begin_ms, sent.end_ms, sent.state, sent.what) == (
         "send", "p", 1000, 1010, "SUCCESS", "HALF",
     )  # fmt: skip
-    assert (call.who, call.begin_ms, call.end_ms, call.cost_ms, call.tries) == ("g", 1020, 1050, 30, 2)
+    assert (call.group, call.begin_ms, call.end_ms, call.cost_ms, call.tries) == ("g", 1020, 1050, 30, 2)
     assert (call.state, call.good) == ("EXCEPTION", False)
 
 
 def test_calls_of_other_requests_and_messages_are_others() -> None:
     other = msgspec.structs.replace(BEFORE, request_id="R2", group="a")
-    assert [(each.who, each.good) for each in found(BEFORE, AFTER, other)] == [("a", None), ("g", False)]
+    assert [(each.group, each.good) for each in found(BEFORE, AFTER, other)] == [("a", None), ("g", False)]
 
 
 def test_a_call_without_its_end_is_open_and_one_without_its_begin_has_none() -> None:
@@ -49,7 +49,7 @@ def test_a_call_without_its_end_is_open_and_one_without_its_begin_has_none() -> 
 
     assert (begun.begin_ms, begun.end_ms, begun.state, begun.good) == (1020, None, None, None)
     assert (ended.begin_ms, ended.end_ms) == (None, 1050)
-    assert (timeless.who, timeless.begin_ms, timeless.end_ms) == (None, None, None)
+    assert (timeless.group, timeless.begin_ms, timeless.end_ms) == (None, None, None)
     assert bars([timeless]) == ([], 0, 0)
 
 
@@ -88,7 +88,7 @@ def test_a_check_is_a_moment(state: str, good: bool | None) -> None:
 
 def test_one_that_was_called_back() -> None:
     (recall,) = found(Recall(timestamp_ms=7, region=None, group=None, topic="t", msg_id="M", success=True))
-    assert (recall.kind, recall.who, recall.state) == ("recall", None, "SUCCESS")
+    assert (recall.kind, recall.group, recall.state) == ("recall", None, "SUCCESS")
 
 
 def test_numbers_of_later_versions_are_shown() -> None:
@@ -105,5 +105,5 @@ def test_bars_lie_within_the_whole() -> None:
 
 
 def test_only_so_many_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timeline, "ROWS_MAX", 3)
+    monkeypatch.setattr(timeline, "MAX_SPANS", 3)
     assert len(found(*[SENT] * 5)) == 3

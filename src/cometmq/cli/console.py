@@ -155,7 +155,7 @@ def announcement(console: Console) -> str:
 
 
 def _change_accounts(data: Path, add: str | None, role: str, remove: str | None) -> None:
-    from cometmq.console.door.accounts import Accounts, Role
+    from cometmq.console.auth.accounts import Accounts, Role
 
     accounts = Accounts(data / "users.json")
     if add is not None:

@@ -1,6 +1,6 @@
-"""The console as a server: the framework set up, the gate before it, its pages put in.
+"""The console as a server: the web framework with the pages, behind the gate.
 
-The framework keeps its pages in the process, so there is one console a process.
+The framework stores its pages in globals, so a process can run only one console.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from inspect import isawaitable
 from ipaddress import ip_network
 from pathlib import Path
@@ -27,15 +27,17 @@ from starlette.responses import PlainTextResponse, Response
 
 from cometmq import logs
 from cometmq.client.cluster.options import namesrv_addresses
-from cometmq.console import texts
-from cometmq.console.clusters import Clusters
-from cometmq.console.door.accounts import Accounts
-from cometmq.console.door.audit import Audit
-from cometmq.console.door.connections import TimedProtocol
-from cometmq.console.door.gate import SESSION, Gate
-from cometmq.console.door.sessions import Sessions
-from cometmq.console.frame.page import View, frame, no_cluster, text_element, zone
+from cometmq.console.auth.accounts import Accounts
+from cometmq.console.auth.audit import Audit
+from cometmq.console.auth.connections import TimedProtocol
+from cometmq.console.auth.gate import SESSION, Gate
+from cometmq.console.auth.sessions import Sessions
+from cometmq.console.base import texts
+from cometmq.console.base.clusters import Clusters
+from cometmq.console.base.errors import ConsoleError
 from cometmq.console.pages import PAGES
+from cometmq.console.widgets.page import View, frame, no_cluster, text_element, zone
+from cometmq.console.widgets.services import Page, Services, page
 from cometmq.errors import CometError
 from cometmq.periodic import Periodic
 
@@ -48,31 +50,28 @@ ANY = ("0.0.0.0", "::")
 STATIC = Path(__file__).parent / "static"
 HEAD = '<link rel="stylesheet" href="/static/console.css"><script defer src="/static/console.js"></script>'
 COLORS = {"primary": "#1558b0", "negative": "#b3261e", "positive": "#1e6b2e", "warning": "#8a5300"}
-CONNECTIONS_MAX = 1000
-MESSAGE_MAX = 1 << 20
-"""Bytes of one message of a page's connection."""
-RECONNECT_S = 10.0
-OLD_SESSIONS_S = 30.0
-
-Build = Callable[..., Awaitable[None]]
-
-
-@dataclass(frozen=True)
-class MenuEntry:
-    """A line of the menu. title: key of its text; place: they are sorted by it."""
-
-    path: str
-    title: str
-    icon: str
-    place: int
+MAX_CONNECTIONS = 1000
+MAX_WEBSOCKET_MESSAGE_BYTES = 1 << 20
+RECONNECT_TIMEOUT_S = 10.0
+EXPIRY_INTERVAL_S = 30.0
+"""Interval of the check for expired sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConsoleOptions:
-    """namesrv: name servers, None as of the client. data: directory of accounts and audit log. host and port:
-    where to listen, 0 any free port. names: more names that browsers call it by. cert and key: files of a
-    certificate, for TLS. reports: the directory with what pipeline jobs have left. proxies: addresses and
-    networks of proxies in front, whose X-Forwarded-For is believed."""
+    """Options of a console.
+
+    Attributes:
+        namesrv: Name servers; None for the default of the client.
+        data: Directory of accounts and audit log.
+        host: Address to listen on.
+        port: Port to listen on; 0 for any free port.
+        names: Additional host names under which browsers reach the console.
+        cert: Certificate file for TLS.
+        key: Key file for TLS.
+        reports: Directory of reports of pipeline jobs.
+        proxies: Addresses and networks of proxies whose X-Forwarded-For header is trusted.
+    """
 
     namesrv: str | None = None
     data: Path
@@ -85,90 +84,48 @@ class ConsoleOptions:
     proxies: Sequence[str] = ()
 
 
-class ConsoleError(CometError):
-    """The console cannot start."""
-
-    problem: str
-
-    def __str__(self) -> str:
-        return self.problem
-
-
-@dataclass(eq=False)
 class Console:
-    """`await start()`, `await stop()`. password: of the first account, if start made it."""
+    """A console; `await start()`, `await stop()`.
 
-    options: ConsoleOptions
-    menu: list[MenuEntry] = field(default_factory=list)
-    password: str | None = None
+    `password` is that of the first account if `start` created it.
+    """
 
-    def __post_init__(self) -> None:
-        data = self.options.data
-        self.namesrv = ";".join(namesrv_addresses(self.options.namesrv))
-        self.clusters = Clusters(data / "clusters.json", self.namesrv)
-        self.accounts = Accounts(data / "users.json")
-        self.sessions = Sessions(self.accounts)
-        self.audit = Audit(data / "audit.jsonl")
-        self.port = self.options.port
+    def __init__(self, options: ConsoleOptions) -> None:
+        self.options = options
+        self.password: str | None = None
+        self.namesrv = ";".join(namesrv_addresses(options.namesrv))
+        self.port = options.port
+        accounts = Accounts(options.data / "users.json")
+        self.services = Services(
+            clusters=Clusters(options.data / "clusters.json", self.namesrv),
+            accounts=accounts,
+            sessions=Sessions(accounts),
+            audit=Audit(options.data / "audit.jsonl"),
+            menu=tuple(sorted((each for each in PAGES if each.menu), key=lambda each: each.menu or 0)),
+            reports=options.reports,
+        )
         self._server: _Server | None = None
         self._serving: asyncio.Task[None] | None = None
-        self._ending: Periodic | None = None
-
-    # -- pages
-
-    def page(
-        self, path: str, title: str, *, menu: int | None = None, icon: str = "", under: str = ""
-    ) -> Callable[[Build], Build]:
-        """Register a page: its function is awaited with a View, and with the parts of the path as they stand
-        in it (`/topics/{name:path}`). title: key of the text in browser and menu; menu: its place there;
-        under: the path of the entry that is marked for it."""
-        if menu is not None:
-            self.menu = sorted([*self.menu, MenuEntry(path, title, icon, menu)], key=lambda each: each.place)
-
-        def register(build: Build) -> Build:
-            async def opened(request: Request) -> None:
-                view = View(self, request.scope["state"][SESSION], request)
-                ui.page_title(f"{view.t(title)} · CometMQ")
-                with frame(view, under or path):
-                    try:
-                        if view.has_cluster:
-                            await build(view, **request.path_params)
-                        else:
-                            no_cluster(view)
-                    except Exception as error:
-                        if not isinstance(error, CometError):
-                            log.exception("page %s failed", path)
-                        view.problem(error)
-                    view.note(view.t("frame.times", zone=zone()))
-
-            ui.page(path)(opened)
-            return build
-
-        return register
-
-    # -- life
+        self._expiry: Periodic | None = None
 
     async def start(self) -> None:
-        """Listen, and make the first account if there is none.
-
-        Raises ConsoleError, AccountError, OSError.
-        """
-        self.password = await asyncio.to_thread(self.accounts.make_first)
+        """Start to listen, and create the first account if there is none. Raises ConsoleError, OSError."""
+        self.password = await asyncio.to_thread(self.services.accounts.make_first)
         texts.table()
         tls = self._tls()
         listening = self._listen()
         self.port = listening.getsockname()[1]
-        await self.clusters.start()
+        await self.services.clusters.start()
         config = uvicorn.Config(
             self._application(tls is not None),
             log_config=None,
             access_log=False,
             server_header=False,
             http=TimedProtocol,
-            limit_concurrency=CONNECTIONS_MAX,
-            ws_max_size=MESSAGE_MAX,
+            limit_concurrency=MAX_CONNECTIONS,
+            ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             timeout_graceful_shutdown=2,
-            # Unasked, the server would believe everybody on this machine who he is.
+            # By default the server would trust these headers from every process on this machine.
             proxy_headers=bool(self.options.proxies),
             forwarded_allow_ips=self._proxies(),
             lifespan="on",
@@ -183,49 +140,49 @@ class Console:
                 raise ConsoleError("the web server did not start: see the log")
             await asyncio.sleep(0.01)
         loop = asyncio.get_running_loop()
-        self._ending = Periodic(loop, OLD_SESSIONS_S, self.sessions.end_old, name="the end of old sessions")
-        self._ending.start()
+        sessions = self.services.sessions
+        self._expiry = Periodic(loop, EXPIRY_INTERVAL_S, sessions.end_expired, name="expiry of sessions")
+        self._expiry.start()
 
     async def stop(self) -> None:
         """End all sessions and pages, and close the connections to the cluster."""
-        if self._ending is not None:
-            self._ending.cancel()
-        self.sessions.end_all()
+        if self._expiry is not None:
+            self._expiry.cancel()
+        self.services.sessions.end_all()
         if self._server is not None and self._serving is not None:
             self._server.should_exit = True
             await asyncio.wait([self._serving])
-        await self.clusters.stop()
+        await self.services.clusters.stop()
 
     @property
     def url(self) -> str:
-        """Where a browser of this machine finds it."""
+        """Address of the console for a browser on this machine."""
         host = HOST if self.options.host in (*LOOPBACK, *ANY) else self.options.host
         return f"{'https' if self.options.cert else 'http'}://{host}:{self.port}/"
 
     @property
     def exposed(self) -> bool:
-        """Whether others than this machine reach it."""
+        """Whether other machines can reach the console."""
         return self.options.host not in LOOPBACK
 
     def _hosts(self) -> frozenset[str]:
         names = {*LOOPBACK, *self.options.names}
         if self.options.host not in ANY:
             names.add(self.options.host)
-        with_brackets = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
-        found = {f"{name.lower()}:{self.port}" for name in with_brackets}
-        # A proxy in front has its own port, and a browser leaves out the usual one.
-        return frozenset(found | {name.lower() for name in self.options.names} | self._usual(with_brackets))
-
-    def _usual(self, names: set[str]) -> set[str]:
-        usual = 443 if self.options.cert else 80
-        return {name.lower() for name in names} if self.port == usual else set()
+        hosts = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
+        permitted = {f"{host}:{self.port}" for host in hosts}
+        # A proxy may have another port, and browsers omit the default port.
+        permitted |= set(self.options.names)
+        if self.port == (443 if self.options.cert else 80):
+            permitted |= hosts
+        return frozenset(name.lower() for name in permitted)
 
     def _proxies(self) -> list[str]:
         for each in self.options.proxies:
             try:
                 ip_network(each, strict=False)
             except ValueError:
-                raise ConsoleError(f"{each!r} is no address of a proxy") from None
+                raise ConsoleError(f"{each!r} is not the address of a proxy") from None
         return list(self.options.proxies)
 
     def _tls(self) -> ssl.SSLContext | None:
@@ -235,7 +192,7 @@ class Console:
         try:
             context.load_cert_chain(self.options.cert, self.options.key)
         except (OSError, ssl.SSLError) as error:
-            raise ConsoleError(f"the certificate {self.options.cert} cannot be used: {error}") from None
+            raise ConsoleError(f"cannot use the certificate {self.options.cert}: {error}") from None
         return context
 
     def _listen(self) -> socket.socket:
@@ -247,19 +204,18 @@ class Console:
             listening.bind((host, port))
         except OSError as error:
             listening.close()
-            raise ConsoleError(f"{host}:{port} cannot be listened on: {error.strerror}") from None
+            raise ConsoleError(f"cannot listen on {host}:{port}: {error.strerror}") from None
         return listening
 
     def _application(self, secure: bool) -> Any:
         ui.add_head_html(HEAD, shared=True)
         framework.add_static_files("/static", STATIC)
-        # Without this the page of last resort would be built for strangers.
+        # Without this route the page for unknown paths would be built for requests without a session.
         framework.add_route("/_nicegui/{path:path}", _no_file)
-        for pages in PAGES:
-            pages(self)
-        _page_of_last_resort(self)
+        for each in (*PAGES, not_found_page):
+            self._serve(each)
         core.app.config.socket_io_js_transports = ["websocket"]
-        core.sio.on("log", _ignore)
+        core.sio.on("log", lambda *_args: None)  # the framework would write text of browsers into the log
         for event in ("handshake", "event", "javascript_response", "ack"):
             core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
@@ -270,41 +226,64 @@ class Console:
             favicon=STATIC / "favicon.svg",
             dark=None,
             binding_refresh_interval=None,
-            reconnect_timeout=RECONNECT_S,
+            reconnect_timeout=RECONNECT_TIMEOUT_S,
             gzip_middleware_factory=None,
             tailwind=False,
             show_welcome_message=False,
         )
         gate = Gate(
             app=outer,
-            accounts=self.accounts,
-            sessions=self.sessions,
-            audit=self.audit,
+            accounts=self.services.accounts,
+            sessions=self.services.sessions,
+            audit=self.services.audit,
             hosts=self._hosts(),
             port=self.port,
             secure=secure,
         )
         return GZipMiddleware(gate, minimum_size=1024, compresslevel=4)
 
+    def _serve(self, page: Page) -> None:
+        """Register a page with the framework."""
 
-def _ignore(*_given: object) -> None:
-    """Of what browsers may ask: the framework would write their words into our log, line ends and all."""
+        async def build(request: Request) -> None:
+            view = View(self.services, request.scope["state"][SESSION], request)
+            ui.page_title(f"{view.t(page.title)} · CometMQ")
+            with frame(view, page.under):
+                try:
+                    if view.has_cluster:
+                        await page.build(view, **request.path_params)
+                    else:
+                        no_cluster(view)
+                except Exception as error:
+                    if not isinstance(error, CometError):
+                        log.exception("page %s failed", page.path)
+                    view.error(error)
+                view.note(view.t("frame.times", zone=zone()))
+
+        ui.page(page.path)(build)
+
+
+@page("/{path:path}", "frame.not_found")
+async def not_found_page(view: View, **_parts: str) -> None:
+    """Build the page for unknown paths."""
+    view.client.status_code = 404
+    text_element("h1", view.t("frame.not_found"))
 
 
 def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], Awaitable[Any]]:
-    """Return a handler of an event that takes only events of the page whose connection it is.
+    """Return a handler that only accepts events of the page to which the connection belongs.
 
-    Without it the framework would take the page that an event names, with what that page's session may do.
-    An event with wrong fields is dropped: the framework would write a traceback for each.
+    Otherwise the framework would execute an event for the page that it names, with the permissions of that
+    page's session. Events with wrong fields are dropped: the framework would log a traceback for each.
     """
 
-    async def checked(sid: str, said: Any) -> Any:
+    async def checked(sid: str, event: Any) -> Any:
         environ = core.sio.get_environ(sid) or {}
-        page = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [""])[0]
-        if not (isinstance(said, dict) and said.get("client_id") == page):
+        page_id = parse_qs(environ.get("QUERY_STRING", "")).get("client_id", [""])[0]
+        if not (isinstance(event, dict) and event.get("client_id") == page_id):
             return None
         try:
-            outcome = handle(sid, said)
+            outcome = handle(sid, event)
             return await outcome if isawaitable(outcome) else outcome
         except (LookupError, TypeError, ValueError) as error:
             log.debug("an event of a page has wrong fields: %r", error)
@@ -314,21 +293,12 @@ def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], Awai
 
 
 async def _no_file(_request: Request) -> Response:
-    return PlainTextResponse("There is no such file.\n", 404)
+    return PlainTextResponse("No such file.\n", 404)
 
 
 class _Server(uvicorn.Server):
-    """The web server; signals are its owner's."""
+    """The web server without signal handlers, which the command installs."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _page_of_last_resort(console: Console) -> None:
-    async def missing(view: View, **_parts: str) -> Response | None:
-        view.client.status_code = 404
-        text_element("h1", view.t("frame.not_found"))
-        return None
-
-    console.page("/{path:path}", "frame.not_found")(missing)  # type: ignore[arg-type]

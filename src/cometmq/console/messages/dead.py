@@ -1,33 +1,27 @@
-"""The groups that have dead letters."""
+"""The list of groups that have dead letters."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
-
-from nicegui import ui
 
 from cometmq.admin import Admin
-from cometmq.console.cluster import Found, TopicRow
-from cometmq.console.clusters import ClusterConnection
-from cometmq.console.frame.charts import missing_note
-from cometmq.console.frame.listing import Listing
-from cometmq.console.frame.page import View
-from cometmq.console.frame.rows import Column, ListState, path_of
+from cometmq.console.base.cluster_feeds import ClusterRows, TopicRow
+from cometmq.console.base.clusters import ClusterConnection
+from cometmq.console.widgets.listing import Listing
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, ListState, path_of
+from cometmq.console.widgets.services import page
 from cometmq.protocol.codes import DLQ_PREFIX
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
 INTERVAL_S = 60.0
-COUNTED_MAX = 500
-"""Groups whose letters are counted: a request each."""
+MAX_COUNTED_GROUPS = 500
+"""Groups whose dead letters are counted, with one request each."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """A group. count: letters that are stored, None where that is not known; problem says why."""
+class DeadLetterCount:
+    """Stored dead letters of a group. count: None if unknown, with the reason in `problem`."""
 
     group: str
     count: int | None = None
@@ -35,64 +29,47 @@ class Row:
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class Groups:
-    """What is known of all groups. missing: broker name -> why it does not answer."""
-
-    rows: list[Row]
-    missing: dict[str, str]
-
-
-async def ask(admin: Admin, topics: Found[TopicRow]) -> Groups:
-    """The groups with a dead-letter topic, and what the first COUNTED_MAX have stored there."""
+async def ask(admin: Admin, topics: ClusterRows[TopicRow]) -> ClusterRows[DeadLetterCount]:
+    """Return the groups with a dead-letter topic, and the counts of the first MAX_COUNTED_GROUPS."""
     names = [row.name.removeprefix(DLQ_PREFIX) for row in topics.rows if row.kind == "dead"]
-    counts = {each.group: each for each in await admin.dead_letter_counts(names[:COUNTED_MAX])}
+    counts = {each.group: each for each in await admin.dead_letter_counts(names[:MAX_COUNTED_GROUPS])}
     rows = []
     for name in names:
         found = counts.get(name)
         if found is None or found.problem:
-            rows.append(Row(name, problem=found.problem if found is not None else ""))
+            rows.append(DeadLetterCount(name, problem=found.problem if found is not None else ""))
         else:
-            rows.append(Row(name, found.count, found.last_update_timestamp))
-    return Groups(rows, topics.missing)
+            rows.append(DeadLetterCount(name, found.count, found.last_update_timestamp))
+    return ClusterRows(rows, topics.missing)
 
 
-def pages(console: Console) -> None:
-    """Put the page in."""
+async def _ask_all(connection: ClusterConnection) -> ClusterRows[DeadLetterCount]:
+    topics = await connection.cluster.topics().fresh()
+    if topics.value is None:
+        raise topics.problem or AssertionError("an answer or a problem")
+    return await ask(connection.admin, topics.value)
 
-    async def all_groups(connection: ClusterConnection) -> Groups:
-        topics = await connection.cluster.topics().fresh()
-        if topics.value is None:
-            raise topics.problem or AssertionError("an answer or a problem")
-        return await ask(connection.admin, topics.value)
 
-    @console.page("/dead", "dead.title", menu=80, icon="report")
-    async def dead(view: View) -> None:
-        view.title(view.t("dead.title"))
-        view.note(view.t("dead.says"))
-        missing = ui.element("div")
-        columns: list[Column[Row]] = [
-            Column(
-                "group", "dead.group", lambda row: row.group, searched=True,
-                link=lambda row: path_of("dead", row.group),
-            ),
-            Column("count", "dead.count", lambda row: row.count, "number"),
-            Column("last", "dead.last", lambda row: row.last_ms, "ago"),
-            Column("problem", "dead.problem", lambda row: row.problem),
-        ]  # fmt: skip
-        listing = Listing(
-            view, columns, lambda row: row.group, default=ListState(sort="count", descending=True),
-            empty="dead.no_groups", classes=lambda _row: {"problem": "bad"},
-        )  # fmt: skip
+@page("/dead", "dead.title", menu=80, icon="report")
+async def dead_letters_page(view: View) -> None:
+    view.title(view.t("dead.title"))
+    view.note(view.t("dead.says"))
+    columns: list[Column[DeadLetterCount]] = [
+        Column("group", "dead.group", lambda row: row.group, searched=True,
+               link=lambda row: path_of("dead", row.group)),
+        Column("count", "dead.count", lambda row: row.count, "number"),
+        Column("last", "dead.last", lambda row: row.last_ms, "ago"),
+        Column("problem", "dead.problem", lambda row: row.problem),
+    ]  # fmt: skip
+    listing = Listing(
+        view, columns, lambda row: row.group, default=ListState(sort="count", descending=True),
+        empty="dead.no_groups", classes=lambda _row: {"problem": "bad"},
+    )  # fmt: skip
 
-        def pick(found: Groups) -> list[Row]:
-            missing.clear()
-            with missing:
-                missing_note(view, found.missing)
-                if len(found.rows) > COUNTED_MAX:
-                    view.note(view.t("dead.counted", n=COUNTED_MAX))
-            return found.rows
+    def notes(found: ClusterRows[DeadLetterCount]) -> None:
+        view.missing_brokers(found.missing)
+        if len(found.rows) > MAX_COUNTED_GROUPS:
+            view.note(view.t("dead.counted", n=MAX_COUNTED_GROUPS))
 
-        await listing.follow(
-            view.feeds.feed("dead letters", partial(all_groups, view.connection), INTERVAL_S), pick
-        )
+    feed = view.feeds.feed("dead letters", partial(_ask_all, view.connection), INTERVAL_S)
+    await listing.follow(feed, lambda found: found.rows, notes=notes)

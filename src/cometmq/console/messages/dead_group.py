@@ -1,13 +1,14 @@
-"""The dead letters of a group: chosen, looked at, sent again, exported."""
+"""The dead letters of a group: search, resending, export."""
 
 from __future__ import annotations
 
 import asyncio
+import csv
+import io
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import msgspec
 from nicegui import ui
@@ -15,136 +16,128 @@ from nicegui.element import Element
 
 from cometmq.admin import Admin, DeadLetterView, Resend, Resending, Selection
 from cometmq.admin.dead_letters import view as dead_letter_view
-from cometmq.console.frame.actions import Action, NotAllowed, PartlyDone, Progress, act, check_allowed
-from cometmq.console.frame.asking import Asking
-from cometmq.console.frame.body import preview
-from cometmq.console.frame.export import csv_file, json_lines
-from cometmq.console.frame.forms import Form
-from cometmq.console.frame.listing import Listing
-from cometmq.console.frame.page import View
-from cometmq.console.frame.rows import Column, path_of
-from cometmq.console.messages.search import ID_MAX, KEY_MAX, NAME_MAX
-from cometmq.errors import CometError
+from cometmq.console.base.errors import ConsoleError, NotAllowed, PartlyDone
+from cometmq.console.messages.search import MAX_ID_LENGTH, MAX_KEY_LENGTH, MAX_TOPIC_LENGTH
+from cometmq.console.widgets.actions import Action, ActionProgress, check_permission
+from cometmq.console.widgets.body import preview
+from cometmq.console.widgets.forms import Form, SearchFields
+from cometmq.console.widgets.listing import Listing
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, path_of
+from cometmq.console.widgets.services import page
 from cometmq.message import MessageExt
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
-SHOWN_MAX = 500
-"""Letters of a preview; the list makes pages of them."""
-PREVIEW = 256
-"""Bytes of each body that a preview keeps."""
-SELECT_S = 20.0
-"""A selection that finds little reads much: it ends then."""
-EXPORT_MAX = 10_000
-EXPORT_BYTES_MAX = 16 << 20
-SQL_MAX = 2000
-RATE, RATE_MAX = 50, 10_000
-LIMIT, LIMIT_MAX = 1000, 100_000
-IDS_MAX = 16
+MAX_SHOWN = 500
+"""Dead letters of a search; the list divides them into pages."""
+PREVIEW_BYTES = 256
+"""Bytes of each body that a search keeps."""
+SELECT_TIMEOUT_S = 20.0
+"""A search ends after this time, because one with few results reads many messages."""
+MAX_EXPORTED = 10_000
+MAX_EXPORT_BYTES = 16 << 20
+MAX_SQL_LENGTH = 2000
+DEFAULT_RATE, MAX_RATE = 50, 10_000
+DEFAULT_LIMIT, MAX_LIMIT = 1000, 100_000
+MAX_IDS = 16
+CSV_COLUMNS = (
+    "topic", "originalTopic", "msgId", "offsetMsgId", "originMsgId", "tags", "keys", "bornHost",
+    "bornTimestamp", "storeTimestamp", "reconsumeTimes", "resendTimes", "properties", "body", "bodyEncoding",
+)  # fmt: skip
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""Beginnings of cells that a spreadsheet evaluates as a formula, which could send data elsewhere."""
 
 
 @dataclass(frozen=True)
-class Letters:
-    """What a selection found. more: it may have more: the count, the bytes or the time was used up."""
+class DeadLetters:
+    """The result of a search. more: it ended at its limit of messages, bytes or time."""
 
-    found: list[MessageExt]
+    messages: list[MessageExt]
     more: bool
 
 
-class NothingChosen(CometError):
-    """An action on chosen letters, and none is."""
-
-    said: str
-
-    def __str__(self) -> str:
-        return self.said
+class NothingSelected(ConsoleError):
+    """An action on selected dead letters without a selection."""
 
 
-class OneAtATime(NothingChosen):
-    """An export while another one of the session goes on: each is 16 MiB of memory and more."""
+class ExportInProgress(ConsoleError):
+    """Another export of the session is in progress; each one takes more than 16 MiB of memory."""
 
 
 async def select(
-    admin: Admin, wanted: Selection, most: int, *, keep: int | None = None, within_s: float = SELECT_S
-) -> Letters:
-    """The dead letters of a selection, as far as `most`, EXPORT_BYTES_MAX and the time go. keep: bytes of
-    each body. Raises what Admin.dead_letters does."""
+    admin: Admin, selection: Selection, limit: int, *, keep: int | None = None,
+    timeout_s: float = SELECT_TIMEOUT_S,
+) -> DeadLetters:  # fmt: skip
+    """Return the dead letters of a selection within the limits of messages, bytes and time.
+
+    keep: bytes of each body; None for all. Raises the errors of Admin.dead_letters.
+    """
     found: list[MessageExt] = []
     size = 0
     try:
-        async with asyncio.timeout(within_s), aclosing(admin.dead_letters(wanted)) as letters:  # type: ignore[type-var]
+        async with (
+            asyncio.timeout(timeout_s),
+            aclosing(admin.dead_letters(selection)) as letters,  # type: ignore[type-var]
+        ):
             async for letter in letters:
-                if len(found) >= most or size >= EXPORT_BYTES_MAX:
-                    return Letters(found, more=True)
+                if len(found) >= limit or size >= MAX_EXPORT_BYTES:
+                    return DeadLetters(found, more=True)
                 if keep is not None:
                     letter.body = letter.body[:keep]
                 size += len(letter.body)
                 found.append(letter)
     except TimeoutError:
-        return Letters(found, more=True)
-    return Letters(found, more=False)
+        return DeadLetters(found, more=True)
+    return DeadLetters(found, more=False)
 
 
-def pages(console: Console) -> None:
-    """Put the page in."""
+@page("/dead/{group:path}", "dead.title", under="/dead")
+async def dead_letters_of_group_page(view: View, group: str) -> None:
+    view.title(view.t("dead.of_group", group=group))
+    with ui.element("div").classes("list-tools"):
+        view.link(view.t("dead.to_group"), path_of("groups", group))
 
-    @console.page("/dead/{group:path}", "dead.title", under="/dead")
-    async def letters(view: View, group: str) -> None:
-        view.title(view.t("dead.of_group", group=group))
-        with ui.element("div").classes("list-tools"):
-            view.link(view.t("dead.to_group"), path_of("groups", group))
-        asking = Asking(view, lambda place: _find(view, asking, place, group))
-        asking.moment("begin", "dead.begin")
-        asking.moment("end", "dead.end")
-        asking.text("topic", "dead.topic", NAME_MAX)
-        asking.text("key", "messages.key", KEY_MAX)
-        asking.text("ids", "dead.ids", IDS_MAX * (ID_MAX + 1))
-        asking.text("sql", "dead.sql", SQL_MAX).props["placeholder"] = "TAGS = 'A' AND amount > 5"
-        asking.begin("messages.find", at_once=True)
+    async def find(place: Element) -> None:
+        selection = Selection(
+            group=group,
+            ids=frozenset(fields.value("ids").replace(",", " ").split()),
+            topic=fields.value("topic") or None,
+            key=fields.value("key") or None,
+            begin_ms=fields.time("begin"),
+            end_ms=fields.time("end"),
+            sql=fields.value("sql") or None,
+        )
+        question = select(view.admin, selection, MAX_SHOWN, keep=PREVIEW_BYTES)
+        await view.load(place, question, lambda found: _draw(view, selection, found))
 
-
-def selection(asking: Asking, group: str) -> Selection:
-    """What the fields say. Raises ConfigError for a time that ends before it begins."""
-    return Selection(
-        group=group,
-        ids=frozenset(asking.value("ids").replace(",", " ").split()),
-        topic=asking.value("topic") or None,
-        key=asking.value("key") or None,
-        begin_ms=asking.time("begin"),
-        end_ms=asking.time("end"),
-        sql=asking.value("sql") or None,
-    )
+    fields = SearchFields(view, find)
+    fields.moment("begin", "dead.begin")
+    fields.moment("end", "dead.end")
+    fields.text("topic", "dead.topic", MAX_TOPIC_LENGTH)
+    fields.text("key", "messages.key", MAX_KEY_LENGTH)
+    fields.text("ids", "dead.ids", MAX_IDS * (MAX_ID_LENGTH + 1))
+    fields.text("sql", "dead.sql", MAX_SQL_LENGTH).props["placeholder"] = "TAGS = 'A' AND amount > 5"
+    fields.add_button("messages.find", search_now=True)
 
 
-async def _find(view: View, asking: Asking, place: Element, group: str) -> None:
-    wanted = selection(asking, group)
-    question = select(view.admin, wanted, SHOWN_MAX, keep=PREVIEW)
-    await view.fill(place, question, lambda found: _draw(view, wanted, found))
-
-
-def _draw(view: View, wanted: Selection, found: Letters) -> None:
-    rows = [dead_letter_view(each) for each in found.found]
+def _draw(view: View, selection: Selection, found: DeadLetters) -> None:
+    rows = [dead_letter_view(each) for each in found.messages]
     if found.more:
         view.note(view.t("dead.more", n=f"{len(rows):,}"), "problem")
-    listing: Listing[DeadLetterView]
 
-    async def chosen() -> None:
-        await resend(view, *_chosen(view, wanted, listing.chosen))
+    async def resend_selected() -> None:
+        await resend(view, *_selection_of(view, selection, listing.selected))
 
-    async def everything() -> None:
-        await resend(view, wanted, f"{len(rows):,}{'+' if found.more else ''}")
-
+    count = f"{len(rows):,}{'+' if found.more else ''}"
     if view.may_change and rows:
         with ui.element("div").classes("actions"):
-            view.button("dead.resend", chosen, icon="replay")
-            view.button("dead.resend_all", everything, icon="replay")
+            view.button("dead.resend", resend_selected, icon="replay")
+            view.button("dead.resend_all", lambda: resend(view, selection, count), icon="replay")
     if rows:
         with ui.element("div").classes("list-tools"):
-            view.button("dead.as_json", lambda: export(view, wanted, "jsonl"), icon="download")
-            view.button("dead.as_csv", lambda: export(view, wanted, "csv"), icon="download")
+            view.button("dead.as_json", lambda: export(view, selection, "jsonl"), icon="download")
+            view.button("dead.as_csv", lambda: export(view, selection, "csv"), icon="download")
     listing = Listing(
-        view, _columns(), lambda row: row.offset_msg_id, empty="dead.none", choose=view.may_change
+        view, _columns(), lambda row: row.offset_msg_id, empty="dead.none", selectable=view.may_change
     )
     listing.update(rows)
 
@@ -152,10 +145,8 @@ def _draw(view: View, wanted: Selection, found: Letters) -> None:
 def _columns() -> list[Column[DeadLetterView]]:
     return [
         Column("died", "dead.died", lambda row: row.store_timestamp, "time"),
-        Column(
-            "msg", "messages.id", lambda row: row.msg_id, searched=True,
-            link=lambda row: path_of("messages", row.offset_msg_id),
-        ),
+        Column("msg", "messages.id", lambda row: row.msg_id, searched=True,
+               link=lambda row: path_of("messages", row.offset_msg_id)),
         Column("topic", "dead.topic", lambda row: row.original_topic, searched=True),
         Column("tag", "messages.tag", lambda row: row.tags or "", searched=True),
         Column("keys", "messages.keys", lambda row: " ".join(row.keys), searched=True),
@@ -166,52 +157,51 @@ def _columns() -> list[Column[DeadLetterView]]:
     ]  # fmt: skip
 
 
-def _chosen(view: View, wanted: Selection, chosen: Sequence[DeadLetterView]) -> tuple[Selection, str]:
-    """The selection of rows alone, which reads no more than the time between them. Raises NothingChosen."""
-    if not chosen:
-        raise NothingChosen(view.t("dead.choose"))
-    times = [each.store_timestamp for each in chosen]
-    return (
-        Selection(
-            group=wanted.group, ids=frozenset(each.offset_msg_id for each in chosen),
-            begin_ms=min(times), end_ms=max(times) + 1,
-        ),
-        f"{len(chosen):,}",
-    )  # fmt: skip
+def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterView]) -> tuple[Selection, str]:
+    """Return the selection of these rows, limited to the time between them, and their number.
+
+    Raises NothingSelected for no rows.
+    """
+    if not rows:
+        raise NothingSelected(view.t("dead.choose"))
+    times = [each.store_timestamp for each in rows]
+    ids = frozenset(each.offset_msg_id for each in rows)
+    chosen = Selection(group=selection.group, ids=ids, begin_ms=min(times), end_ms=max(times) + 1)
+    return chosen, f"{len(rows):,}"
 
 
-# -- sending again
+# -- resending
 
 
-async def resend(view: View, wanted: Selection, count: str) -> None:
-    """Ask where to and how fast, then send letters again. count: how many, as it is said."""
-    group = wanted.group
+async def resend(view: View, selection: Selection, count: str) -> None:
+    """Ask for the target and the rate, then resend dead letters. count: their number as text."""
+    group = selection.group
     form = Form(view, view.t("dead.resend_of", group=group, n=count), [view.t("dead.resend_says")])
-    ways = {"group": view.t("dead.way_group"), "topic": view.t("dead.way_topic")}
-    way = form.choice("dead.way", ways, "group")
-    rate = form.number("dead.rate", RATE, 1, RATE_MAX)
-    limit = form.number("dead.limit", LIMIT, 1, LIMIT_MAX)
-    again = form.choice("dead.again", {"": view.t("common.no"), "again": view.t("common.yes")}, "")
-    if not await form.asked():
+    targets = {"group": view.t("dead.way_group"), "topic": view.t("dead.way_topic")}
+    target = form.choice("dead.way", targets, "group")
+    rate = form.number("dead.rate", DEFAULT_RATE, 1, MAX_RATE)
+    limit = form.number("dead.limit", DEFAULT_LIMIT, 1, MAX_LIMIT)
+    again = form.yes_no("dead.again", False)
+    if not await form.submitted():
         return
-    how = Resending(
-        to_topic=way.value == "topic", rate=float(rate.value or 1), limit=int(limit.value or 1),
-        again=bool(again.value),
+    most = int(limit.value or 1)
+    resending = Resending(
+        to_topic=target.value == "topic", rate=float(rate.value or 1), limit=most,
+        again=again.value == "yes",
     )  # fmt: skip
 
-    async def work(progress: Progress) -> str:
+    async def work(progress: ActionProgress) -> str:
         states: Counter[Resend] = Counter()
         problem = ""
-        most = min(len(wanted.ids), int(limit.value or 1)) if wanted.ids else 0
-        resent = view.admin.resend(wanted, how)
+        total = min(len(selection.ids), most) if selection.ids else 0
+        resent = view.admin.resend(selection, resending)
         async with aclosing(resent), aclosing(progress.until_stopped(resent)) as results:  # type: ignore[type-var]
             async for result in results:
                 states[result.state] += 1
                 problem = result.problem or problem
-                done = states.total()
                 progress.outcome |= {state.value: str(count) for state, count in states.items()}
-                progress.say(_summary(view, states), done / most if most else None)
-                check_allowed(view, "dead.resend", group)  # whoever may no longer do it sends no more
+                progress.report(_summary(view, states), states.total() / total if total else None)
+                check_permission(view, "dead.resend", group)  # the user may have lost the role meanwhile
         if progress.stopped:
             raise PartlyDone(view.t("dead.stopped", summary=_summary(view, states)))
         if states[Resend.FAILED]:
@@ -219,24 +209,18 @@ async def resend(view: View, wanted: Selection, count: str) -> None:
             raise PartlyDone(f"{_summary(view, states)}. {failed}")
         return _summary(view, states)
 
-    says = [
-        view.t("dead.will_topic" if how.to_topic else "dead.will_group", n=count, group=group),
-        view.t("dead.will_how", rate=f"{how.rate:,.0f}", limit=f"{how.limit:,}"),
+    effects = [
+        view.t("dead.will_topic" if resending.to_topic else "dead.will_group", n=count, group=group),
+        view.t("dead.will_how", rate=f"{resending.rate:,.0f}", limit=f"{most:,}"),
     ]
-    given = {**msgspec.structs.asdict(wanted), **msgspec.structs.asdict(how)}
-    given["ids"] = " ".join(sorted(wanted.ids)[:IDS_MAX])
-    details = {name: str(value)[:SQL_MAX] for name, value in given.items() if value not in (None, "", False)}
-    await act(
-        view,
-        Action(
-            name="dead.resend",
-            target=group,
-            work=work,
-            says=says,
-            details={**details, "count": count},
-            refresh=["dead letters", "progress"],
-        ),
-    )
+    given = {**msgspec.structs.asdict(selection), **msgspec.structs.asdict(resending)}
+    given["ids"] = " ".join(sorted(selection.ids)[:MAX_IDS])
+    details = {
+        name: str(value)[:MAX_SQL_LENGTH] for name, value in given.items() if value not in (None, "", False)
+    }
+    await Action(
+        "dead.resend", group, effects, work, {**details, "count": count}, refresh=["dead letters", "lags"]
+    ).run(view)
 
 
 def _summary(view: View, states: Counter[Resend]) -> str:
@@ -246,28 +230,60 @@ def _summary(view: View, states: Counter[Resend]) -> str:
     )  # fmt: skip
 
 
-# -- files
+# -- export
 
 
-async def export(view: View, wanted: Selection, kind: str) -> None:
-    """Have the browser save the letters of a selection. kind: `jsonl` or `csv`."""
+async def export(view: View, selection: Selection, kind: str) -> None:
+    """Let the browser download the dead letters of a selection. kind: `jsonl` or `csv`."""
     session = view.session
     if session.exporting:
-        raise OneAtATime(view.t("dead.export_waits"))
+        raise ExportInProgress(view.t("dead.export_waits"))
     session.exporting = True
     try:
-        view.say("dead.exporting")
-        letters = await select(view.admin, wanted, EXPORT_MAX)
-        found = [dead_letter_view(each) for each in letters.found]
+        view.notify(view.t("dead.exporting"))
+        letters = await select(view.admin, selection, MAX_EXPORTED)
+        found = [dead_letter_view(each) for each in letters.messages]
         data = await asyncio.to_thread(csv_file if kind == "csv" else json_lines, found)
     finally:
         session.exporting = False
-    if not view.console.sessions.valid(session):
-        raise NotAllowed(view.t("people.over"))
+    if not view.services.sessions.is_valid(session):
+        raise NotAllowed(view.t("users.over"))
     details = {"count": str(len(found)), "kind": kind}
-    view.console.audit.must_add(session.name, session.address, "export", wanted.group, details, "ok")
+    view.services.audit.record(session.name, session.address, "export", selection.group, details, "ok")
     media = "text/csv" if kind == "csv" else "application/jsonl"
     with view.client:
         ui.download.content(data, f"dead-letters.{kind}", media)
     if letters.more:
-        view.complain(view.t("dead.export_more", n=f"{len(found):,}"))
+        view.notify_error(view.t("dead.export_more", n=f"{len(found):,}"))
+
+
+def json_lines(letters: Iterable[DeadLetterView]) -> bytes:
+    """Return a JSON object with all fields in each line."""
+    return b"".join(msgspec.json.encode(each) + b"\n" for each in letters)
+
+
+def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
+    """Return a CSV file with a heading; times in milliseconds, properties as JSON.
+
+    Text that a spreadsheet would evaluate begins with an apostrophe.
+    """
+    file = io.StringIO()
+    writer = csv.writer(file)
+    writer.writerow(CSV_COLUMNS)
+    for each in letters:
+        row = (
+            each.topic, each.original_topic, each.msg_id, each.offset_msg_id, each.origin_msg_id, each.tags,
+            " ".join(each.keys), each.born_host, each.born_timestamp, each.store_timestamp,
+            each.reconsume_times, each.resend_times, msgspec.json.encode(each.properties).decode(), each.body,
+            each.body_encoding,
+        )  # fmt: skip
+        writer.writerow([harmless(cell) for cell in row])
+    return file.getvalue().encode("utf-8", "replace")
+
+
+def harmless(cell: str | int | None) -> str | int:
+    """Return a cell that no spreadsheet evaluates."""
+    if not isinstance(cell, str):
+        return "" if cell is None else cell
+    cell = cell.replace("\0", "\N{REPLACEMENT CHARACTER}")
+    return f"'{cell}" if cell.lstrip(" \v\f\ufeff").startswith(_FORMULA_STARTS) else cell

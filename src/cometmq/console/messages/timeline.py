@@ -1,5 +1,7 @@
-"""What clients' traces say of a message, as spans of time: its send, the calls of listeners, checks of its
-transaction. What a trace does not say is None: no time is made up."""
+"""The traces of a message as time spans: sends, calls of listeners, checks of its transaction.
+
+A value that a trace does not contain is None; times are never estimated.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +11,24 @@ from dataclasses import dataclass
 from cometmq.admin import TraceView
 from cometmq.protocol.traces import ConsumeCode, EndTransaction, MessageType, Pub, Recall, SubAfter, SubBefore
 
-ROWS_MAX = 500
-"""Spans that are drawn."""
+MAX_SPANS = 500
+"""Spans that are shown."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """One of them. kind: `send`, `call`, `check`, `recall`; who: the group, None where nobody says it; begin
-    and end in ms, equal for what is a moment; state: how it ended, as the trace says it, None where it does
-    not; good: whether that is well, None: not known; tries: retries before it."""
+    """A time span of a message.
+
+    Attributes:
+        kind: `send`, `call`, `check` or `recall`.
+        begin_ms: Beginning in milliseconds since 1970; equal to the end for an instant.
+        state: Result in the words of the trace; None if it contains none.
+        good: Whether the result is a success; None if unknown.
+        tries: Retries before this call.
+    """
 
     kind: str
-    who: str | None
+    group: str | None
     begin_ms: int | None
     end_ms: int | None
     cost_ms: int | None
@@ -38,7 +46,7 @@ class Span:
 
 
 def spans(views: Iterable[TraceView]) -> list[Span]:
-    """The spans of a message, sends first, then group by group, the oldest first."""
+    """Return the spans of a message: sends first, then by group and time."""
     found: list[Span] = []
     begun: dict[tuple[str, str], TraceView] = {}
     ended: dict[tuple[str, str], TraceView] = {}
@@ -57,8 +65,8 @@ def spans(views: Iterable[TraceView]) -> list[Span]:
     keys = list(begun) + [key for key in ended if key not in begun]
     found += [_call(begun.get(key), ended.get(key)) for key in keys]
     order = {"send": 0, "check": 1, "recall": 2, "call": 3}
-    found.sort(key=lambda each: (order[each.kind], each.who or "", _time(each) or 0))
-    return found[:ROWS_MAX]
+    found.sort(key=lambda each: (order[each.kind], each.group or "", _time(each) or 0))
+    return found[:MAX_SPANS]
 
 
 def _time(span: Span) -> int | None:
@@ -67,7 +75,7 @@ def _time(span: Span) -> int | None:
 
 def _send(view: TraceView, trace: Pub) -> Span:
     return Span(
-        kind="send", who=trace.group, begin_ms=trace.timestamp_ms,
+        kind="send", group=trace.group, begin_ms=trace.timestamp_ms,
         end_ms=trace.timestamp_ms + max(0, trace.cost_ms), cost_ms=trace.cost_ms,
         state="SUCCESS" if trace.success else "FAILED", good=trace.success,
         client=trace.client_host or view.client_host, store_host=trace.store_host or "",
@@ -79,7 +87,7 @@ def _send(view: TraceView, trace: Pub) -> Span:
 def _check(view: TraceView, trace: EndTransaction) -> Span:
     good = {"COMMIT_MESSAGE": True, "ROLLBACK_MESSAGE": False}.get(trace.state)
     return Span(
-        kind="check", who=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms, cost_ms=None,
+        kind="check", group=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms, cost_ms=None,
         state=trace.state, good=good, client=view.client_host, store_host=trace.store_host or "",
         topic=trace.topic or "", msg_id=trace.transaction_id or trace.msg_id, tags=trace.tags or "",
         keys=trace.keys or "", what="check" if trace.from_check else "end",
@@ -88,14 +96,14 @@ def _check(view: TraceView, trace: EndTransaction) -> Span:
 
 def _recall(view: TraceView, trace: Recall) -> Span:
     return Span(
-        kind="recall", who=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms, cost_ms=None,
-        state="SUCCESS" if trace.success else "FAILED", good=trace.success, client=view.client_host,
-        topic=trace.topic or "", msg_id=trace.msg_id,
+        kind="recall", group=trace.group, begin_ms=trace.timestamp_ms, end_ms=trace.timestamp_ms,
+        cost_ms=None, state="SUCCESS" if trace.success else "FAILED", good=trace.success,
+        client=view.client_host, topic=trace.topic or "", msg_id=trace.msg_id,
     )  # fmt: skip
 
 
 def _call(before: TraceView | None, after: TraceView | None) -> Span:
-    """A listener's call: of its two records either may be missing."""
+    """Return the call of a listener from its two trace records, of which one may be missing."""
     begun = before.trace if before is not None and isinstance(before.trace, SubBefore) else None
     ended = after.trace if after is not None and isinstance(after.trace, SubAfter) else None
     client = before or after
@@ -109,10 +117,10 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         if end_ms is None and begin_ms is not None:
             end_ms = begin_ms + max(0, ended.cost_ms)
         if begin_ms is not None and end_ms is not None:
-            end_ms = max(begin_ms, end_ms)  # clocks are set
+            end_ms = max(begin_ms, end_ms)  # the clock may have been set back
     return Span(
         kind="call",
-        who=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),
+        group=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),
         begin_ms=begin_ms, end_ms=end_ms, cost_ms=cost_ms, state=state, good=good,
         client=client.client_host if client is not None else "",
         tries=begun.retry_times if begun is not None else 0,
@@ -121,7 +129,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
 
 
 def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
-    """A number's name; of a later version's the number."""
+    """Return the name of a number; the number itself if a later version has added it."""
     try:
         return kind(number).name
     except ValueError:
@@ -130,7 +138,7 @@ def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
 
 @dataclass(frozen=True)
 class Bar:
-    """Where a span is drawn, in percent of the whole."""
+    """A span and its position in percent of the timeline."""
 
     span: Span
     left: float
@@ -138,8 +146,10 @@ class Bar:
 
 
 def bars(found: Sequence[Span]) -> tuple[list[Bar], int, int]:
-    """The spans that have a time, and the first and the last ms of the whole. One without an end is a
-    moment."""
+    """Return the spans that have a time, and the first and last millisecond of all.
+
+    A span without an end is shown as an instant.
+    """
     known = [(each, begin) for each in found if (begin := _time(each)) is not None]
     if not known:
         return [], 0, 0

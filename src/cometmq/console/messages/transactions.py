@@ -1,70 +1,60 @@
-"""Transactions that nobody has ended yet, and those that their broker has given up."""
+"""Open transactions, and those that their broker has abandoned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
-
-from nicegui import ui
 
 from cometmq.admin.waiting import MAX_HALF_MESSAGES, HalfMessage, HalfMessages, given_up, half_messages
-from cometmq.console.frame.actions import Action, Progress, act
-from cometmq.console.frame.charts import missing_note
-from cometmq.console.frame.listing import Listing, RowAction
-from cometmq.console.frame.page import View
-from cometmq.console.frame.rows import Column, ListState, path_of
-
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
+from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.listing import Listing, RowAction
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, ListState, path_of
+from cometmq.console.widgets.services import page
 
 INTERVAL_S = 20.0
 
 
-def pages(console: Console) -> None:
-    """Put the page in."""
+@page("/transactions", "transactions.title", menu=110, icon="sync_alt")
+async def transactions_page(view: View) -> None:
+    view.title(view.t("transactions.title"))
 
-    @console.page("/transactions", "transactions.title", menu=110, icon="sync_alt")
-    async def transactions(view: View) -> None:
-        view.title(view.t("transactions.title"))
-        with view.section("transactions.open"):
-            view.note(view.t("transactions.open_says"))
-            notice = ui.element("div")
-            listing = Listing(
-                view, _columns("transactions.begun", lambda row: row.message.born_timestamp_ms), _id_of,
-                default=ListState(sort="at"), empty="transactions.none",
-            )  # fmt: skip
-            feed = view.feeds.feed("half messages", partial(half_messages, view.admin), INTERVAL_S)
-            await listing.follow(feed, lambda found: _rows(view, notice, found, "transactions.partly"))
-        with view.section("transactions.given_up"):
-            view.note(view.t("transactions.given_up_says"))
-            notice_up = ui.element("div")
-            again = [RowAction[HalfMessage]("again", "transactions.again", lambda row: ask_again(view, row))]
-            old = Listing(
-                view, _columns("transactions.ended", lambda row: row.message.store_timestamp_ms), _id_of,
-                default=ListState(sort="at", descending=True), empty="transactions.none_given_up",
-                name="up", actions=again if view.may_change else (),
-            )  # fmt: skip
-            ups = view.feeds.feed("given up", partial(given_up, view.admin), INTERVAL_S)
-            await old.follow(ups, lambda found: _rows(view, notice_up, found, "transactions.newest"))
-
-
-def _rows(view: View, notice: ui.element, found: HalfMessages, partly: str) -> list[HalfMessage]:
-    notice.clear()
-    with notice:
-        missing_note(view, found.missing)
+    def notes(found: HalfMessages, partly: str) -> None:
+        view.missing_brokers(found.missing)
         if found.partly:
             view.note(view.t(partly, n=f"{MAX_HALF_MESSAGES:,}"))
-    return found.rows
+
+    with view.section("transactions.open"):
+        view.note(view.t("transactions.open_says"))
+        pending = Listing(
+            view, _columns("transactions.begun", lambda row: row.message.born_timestamp_ms), _id_of,
+            default=ListState(sort="at"), empty="transactions.none",
+        )  # fmt: skip
+        feed = view.feeds.feed("half messages", partial(half_messages, view.admin), INTERVAL_S)
+        await pending.follow(
+            feed, lambda found: found.rows, notes=lambda found: notes(found, "transactions.partly")
+        )
+    with view.section("transactions.given_up"):
+        view.note(view.t("transactions.given_up_says"))
+        actions: list[RowAction[HalfMessage]] = [
+            RowAction("again", "transactions.again", lambda row: check_again(view, row))
+        ]
+        abandoned = Listing(
+            view, _columns("transactions.ended", lambda row: row.message.store_timestamp_ms), _id_of,
+            default=ListState(sort="at", descending=True), empty="transactions.none_given_up",
+            name="up", actions=actions if view.may_change else (),
+        )  # fmt: skip
+        feed = view.feeds.feed("given up", partial(given_up, view.admin), INTERVAL_S)
+        await abandoned.follow(
+            feed, lambda found: found.rows, notes=lambda found: notes(found, "transactions.newest")
+        )
 
 
 def _columns(title: str, at: Callable[[HalfMessage], int]) -> list[Column[HalfMessage]]:
     return [
         Column("at", title, at, "ago"),
-        Column(
-            "topic", "transactions.topic", lambda row: row.topic, searched=True,
-            link=lambda row: path_of("topics", row.topic) if row.topic else None,
-        ),
+        Column("topic", "transactions.topic", lambda row: row.topic, searched=True,
+               link=lambda row: path_of("topics", row.topic) if row.topic else None),
         Column("group", "transactions.group", lambda row: row.group, searched=True),
         Column("checks", "transactions.checks", lambda row: row.checks, "number"),
         Column("message", "transactions.id", lambda row: row.message.msg_id, searched=True),
@@ -78,20 +68,14 @@ def _id_of(row: HalfMessage) -> str:
     return row.message.offset_msg_id
 
 
-async def ask_again(view: View, row: HalfMessage) -> None:
-    """Have the producer asked about a transaction that was given up."""
+async def check_again(view: View, row: HalfMessage) -> None:
+    """Let the broker check an abandoned transaction with its producers again."""
 
-    async def work(_progress: Progress) -> None:
+    async def work(_progress: ActionProgress) -> None:
         await view.admin.resume_check(row.message.offset_msg_id)
 
-    await act(
-        view,
-        Action(
-            name="transaction.resume",
-            target=row.message.msg_id,
-            work=work,
-            refresh=["half messages", "given up"],
-            says=[view.t("transactions.will", id=row.message.msg_id, group=row.group)],
-            details={"topic": row.topic, "group": row.group},
-        ),
-    )
+    await Action(
+        "transaction.resume", row.message.msg_id,
+        [view.t("transactions.will", id=row.message.msg_id, group=row.group)], work,
+        {"topic": row.topic, "group": row.group}, refresh=["half messages", "given up"],
+    ).run(view)  # fmt: skip

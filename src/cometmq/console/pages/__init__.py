@@ -1,9 +1,6 @@
-"""All pages. Whoever writes one adds its module's `pages` here."""
+"""All pages of the console."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from cometmq.console.messages import dead, dead_group, message, search, timers, trace, transactions
 from cometmq.console.pages import (
@@ -12,20 +9,20 @@ from cometmq.console.pages import (
     group,
     groups,
     jobs,
-    names,
+    name_servers,
     overview,
-    people,
-    producers,
     topic,
     topics,
+    users,
 )
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
-PAGES: tuple[Callable[[Console], None], ...] = (
-    *(overview.pages, brokers.pages, names.pages, topics.pages, topic.pages, groups.pages, group.pages),
-    producers.pages,
-    *(search.pages, message.pages, trace.pages, dead.pages, dead_group.pages),
-    *(timers.pages, transactions.pages, access.pages, jobs.pages, people.pages),
+PAGES = (
+    *(overview.overview_page, brokers.brokers_page, brokers.broker_page),
+    *(name_servers.name_servers_page, name_servers.name_server_page),
+    *(topics.topics_page, topic.topic_page, groups.groups_page, group.group_page, groups.producers_page),
+    *(search.search_page, message.message_page, trace.trace_page),
+    *(dead.dead_letters_page, dead_group.dead_letters_of_group_page),
+    *(timers.timers_page, transactions.transactions_page),
+    *(access.access_page, jobs.jobs_page, jobs.job_page, users.users_page),
 )
+"""A page whose path could match that of another page stands before it."""

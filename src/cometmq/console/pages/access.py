@@ -1,4 +1,4 @@
-"""Access control of brokers: accounts and white lists, what an account may do, and why."""
+"""Access control of brokers: accounts, white lists, and checks of permissions."""
 
 from __future__ import annotations
 
@@ -7,36 +7,39 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nicegui import ui
+from nicegui.element import Element
 
-from cometmq.admin import Admin
+from cometmq.admin import Admin, BrokerStatus
 from cometmq.admin.acl import Accounts, AclVersion
-from cometmq.console.frame.listing import Listing, RowAction
-from cometmq.console.frame.page import View
-from cometmq.console.frame.rows import Column, ListState
-from cometmq.console.pages.access_changes import ask_account, ask_deletion, ask_white
+from cometmq.admin.values import broker_places
+from cometmq.console.pages.access_changes import FEED, ask_account, ask_deletion, ask_white_list
+from cometmq.console.widgets.forms import SearchFields
+from cometmq.console.widgets.listing import Listing, RowAction
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, ListState
+from cometmq.console.widgets.services import page
 from cometmq.errors import CometError
 from cometmq.protocol.acl import MAX_KEY_LENGTH
 from cometmq.protocol.bodies import AclAccount
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
 INTERVAL_S = 20.0
 ACTIONS = {"pub": "access.pub", "sub": "access.sub", "admin": "access.admin_action"}
-RESOURCE_MAX, HOST_MAX = 300, 64
-FEED = "access"
+MAX_RESOURCE_LENGTH, MAX_HOST_LENGTH = 300, 64
 
 
 @dataclass(frozen=True)
 class BrokerAccess:
-    """What a broker says of its accounts. versions: of its files, None where it has no access control or
-    does not answer; accounts: None where it does not list them, as Apache's; problem: why."""
+    """The access control of a broker.
 
-    cluster: str
-    name: str
+    Attributes:
+        versions: Versions of its files; None if it has no access control or does not respond.
+        accounts: Its accounts; None if it does not list them, as Apache's brokers.
+        white: Addresses of the white lists by file.
+        problem: Why versions or accounts are missing.
+    """
+
     addr: str
     versions: list[AclVersion] | None
     accounts: list[AclAccount] | None
@@ -46,7 +49,7 @@ class BrokerAccess:
 
 @dataclass(frozen=True)
 class AccountRow:
-    """An account as the brokers have it. differs: they do not have the same, or not all have it."""
+    """An account. differs: not all brokers have it, or not with the same permissions."""
 
     account: AclAccount
     brokers: tuple[str, ...]
@@ -54,105 +57,86 @@ class AccountRow:
 
 
 async def ask(admin: Admin) -> list[BrokerAccess]:
-    """All brokers, slaves too, side by side."""
-    info = await admin.cluster_info()
-    places = [
-        (cluster, name, addr)
-        for cluster, names in sorted(info.cluster_addr_table.items())
-        for name in sorted(names)
-        if (data := info.broker_addr_table.get(name)) is not None
-        for _, addr in sorted(data.broker_addrs.items())
-    ]
-    return list(await asyncio.gather(*(_ask_one(admin, *place) for place in places)))
+    """Ask all brokers, including slaves, in parallel."""
+    places = broker_places(await admin.cluster_info())
+    return list(await asyncio.gather(*(_ask_one(admin, place) for place in places)))
 
 
-async def _ask_one(admin: Admin, cluster: str, name: str, addr: str) -> BrokerAccess:
-    accounts = Accounts(admin)
+async def _ask_one(admin: Admin, place: BrokerStatus) -> BrokerAccess:
+    accounts, addr = Accounts(admin), place.broker_addr
     try:
         versions = await accounts.versions(addr)
     except CometError as error:
-        return BrokerAccess(cluster, name, addr, None, None, problem=str(error))
+        return BrokerAccess(addr, None, None, problem=str(error))
     try:
         listed = await accounts.listed(addr)
     except CometError as error:
-        return BrokerAccess(cluster, name, addr, versions, None, problem=str(error))
-    return BrokerAccess(cluster, name, addr, versions, listed.accounts, listed.global_white_remote_addresses)
+        return BrokerAccess(addr, versions, None, problem=str(error))
+    return BrokerAccess(addr, versions, listed.accounts, listed.global_white_remote_addresses)
 
 
 def merged(brokers: Sequence[BrokerAccess]) -> list[AccountRow]:
-    """Accounts by name, over the brokers that list theirs."""
+    """Return the accounts of all brokers that list theirs, by name."""
     listing = [broker for broker in brokers if broker.accounts is not None]
-    found: defaultdict[str, list[tuple[str, AclAccount]]] = defaultdict(list)
+    by_name: defaultdict[str, list[tuple[str, AclAccount]]] = defaultdict(list)
     for broker in listing:
         for account in broker.accounts or ():
-            found[account.access_key].append((broker.addr, account))
+            by_name[account.access_key].append((broker.addr, account))
     rows = []
-    for _, held in sorted(found.items()):
-        first = held[0][1]
-        same = all(_rules(account) == _rules(first) for _, account in held)
-        addrs = tuple(addr for addr, _ in held)
-        rows.append(AccountRow(first, addrs, differs=not same or len(held) < len(listing)))
+    for _, pairs in sorted(by_name.items()):
+        first = pairs[0][1]
+        same = all(_rules(account) == _rules(first) for _, account in pairs)
+        addrs = tuple(addr for addr, _ in pairs)
+        rows.append(AccountRow(first, addrs, differs=not same or len(pairs) < len(listing)))
     return rows
 
 
 def _rules(account: AclAccount) -> tuple[object, ...]:
-    """What tells two accounts of a name apart: not the file, and not the order of permissions."""
+    """Return the permissions of an account, without its file and regardless of their order."""
     return (
-        account.admin,
-        account.white_remote_address,
-        account.default_topic_perm,
-        account.default_group_perm,
-        frozenset(account.topic_perms),
-        frozenset(account.group_perms),
+        *(account.admin, account.white_remote_address),
+        *(account.default_topic_perm, account.default_group_perm),
+        *(frozenset(account.topic_perms), frozenset(account.group_perms)),
     )
 
 
-def pages(console: Console) -> None:
-    """Put the page in."""
-
-    @console.page("/access", "access.title", menu=120, icon="key")
-    async def access(view: View) -> None:
-        view.title(view.t("access.title"))
-        view.note(view.t("access.says"))
-        feed = view.feeds.feed(FEED, partial(ask, view.admin), INTERVAL_S)
-        if view.may_change:
-            with ui.element("div").classes("actions"):
-                view.button("access.add", lambda: ask_account(view, None), icon="person_add")
-                view.button("access.set_white", lambda: ask_white(view), icon="checklist")
-        notices = ui.element("div").props("aria-live=polite")
-        with view.section("access.accounts"):
-            changes = [
-                RowAction[AccountRow]("change", "access.change", lambda row: ask_account(view, row.account)),
-                RowAction[AccountRow](
-                    "delete", "access.delete", lambda row: ask_deletion(view, row.account.access_key)
-                ),
-            ]
-            listing = Listing(
-                view, _account_columns(), lambda row: row.account.access_key,
-                default=ListState(sort="account"), empty="access.none",
-                actions=changes if view.may_change else (),
-                classes=lambda row: {"differs": "warn"} if row.differs else {},
-            )  # fmt: skip
-
-            def pick(found: list[BrokerAccess]) -> list[AccountRow]:
-                notices.clear()
-                with notices:
-                    _problems(view, found)
-                return merged(found)
-
-            await listing.follow(feed, pick)
-        with view.section("access.explain"):
-            _explain(view)
-        with view.section("access.files"):
-            files = Listing(
-                view, _file_columns(), lambda row: f"{row.broker_addr} {row.file}", name="f",
-                empty="access.no_files",
-            )  # fmt: skip
-            await files.follow(
-                feed, lambda found: [each for broker in found for each in broker.versions or ()]
-            )
-        with view.section("access.white_lists"):
-            await view.live(feed, lambda found: _white_lists(view, found), age=False)
+@page("/access", "access.title", menu=120, icon="key")
+async def access_page(view: View) -> None:
+    view.title(view.t("access.title"))
+    view.note(view.t("access.says"))
+    feed = view.feeds.feed(FEED, partial(ask, view.admin), INTERVAL_S)
+    if view.may_change:
+        with ui.element("div").classes("actions"):
+            view.button("access.add", lambda: ask_account(view, None), icon="person_add")
+            view.button("access.set_white", lambda: ask_white_list(view), icon="checklist")
+    with view.section("access.accounts"):
+        actions: list[RowAction[AccountRow]] = [
+            RowAction("change", "access.change", lambda row: ask_account(view, row.account)),
+            RowAction("delete", "access.delete", lambda row: ask_deletion(view, row.account.access_key)),
+        ]
+        listing = Listing(
+            view, _account_columns(), lambda row: row.account.access_key,
+            default=ListState(sort="account"), empty="access.none",
+            actions=actions if view.may_change else (),
+            classes=lambda row: {"differs": "warn"} if row.differs else {},
+        )  # fmt: skip
+        await listing.follow(feed, merged, notes=lambda found: _problems(view, found))
+    with view.section("access.explain"):
+        _permission_check(view)
+    with view.section("access.files"):
+        columns: list[Column[AclVersion]] = [
+            Column("broker", "access.broker", lambda row: row.broker_name, searched=True),
+            Column("addr", "access.addr", lambda row: row.broker_addr, searched=True),
+            Column("file", "access.file", lambda row: row.file, searched=True),
+            Column("counter", "access.counter", lambda row: row.counter, "number"),
+            Column("at", "access.at", lambda row: row.timestamp_ms, "time"),
+        ]
+        files = Listing(
+            view, columns, lambda row: f"{row.broker_addr} {row.file}", name="f", empty="access.no_files"
+        )
+        await files.follow(feed, lambda found: [each for broker in found for each in broker.versions or ()])
+    with view.section("access.white_lists"):
+        await view.live(feed, lambda found: _white_lists(view, found), age=False)
 
 
 def _problems(view: View, found: list[BrokerAccess]) -> None:
@@ -177,16 +161,6 @@ def _account_columns() -> list[Column[AccountRow]]:
     ]
 
 
-def _file_columns() -> list[Column[AclVersion]]:
-    return [
-        Column("broker", "access.broker", lambda row: row.broker_name, searched=True),
-        Column("addr", "access.addr", lambda row: row.broker_addr, searched=True),
-        Column("file", "access.file", lambda row: row.file, searched=True),
-        Column("counter", "access.counter", lambda row: row.counter, "number"),
-        Column("at", "access.at", lambda row: row.timestamp_ms, "time"),
-    ]
-
-
 def _white_lists(view: View, found: list[BrokerAccess]) -> None:
     pairs = [
         (f"{broker.addr} {file}", ", ".join(patterns))
@@ -195,70 +169,49 @@ def _white_lists(view: View, found: list[BrokerAccess]) -> None:
         if patterns
     ]
     if pairs:
-        view.facts(pairs)
-    elif any(broker.accounts is not None for broker in found):
-        view.note(view.t("access.no_white"))
+        view.facts(pairs, translated=True)
     else:
-        view.note(view.t("common.unknown"))
+        known = any(broker.accounts is not None for broker in found)
+        view.note(view.t("access.no_white" if known else "common.unknown"))
 
 
-def _explain(view: View) -> None:
-    """Whether USER may ACTION the RESOURCE, asked of every broker."""
+def _permission_check(view: View) -> None:
+    """Add fields for an account, an action and a resource; each broker reports whether it permits them."""
     view.note(view.t("access.explain_says"))
-    with ui.element("div").classes("list-tools"):
-        user = ui.input(view.t("access.account"), value=view.query.get("user", "")[:MAX_KEY_LENGTH])
-        user.props(f"dense outlined maxlength={MAX_KEY_LENGTH}")
-        asked = view.query.get("action", "pub")
-        action = ui.select(
-            {name: view.t(key) for name, key in ACTIONS.items()},
-            label=view.t("access.action"),
-            value=asked if asked in ACTIONS else "pub",
-        )
-        action.props("dense outlined options-dense").style("min-width: 150px")
-        resource = ui.input(view.t("access.resource"), value=view.query.get("resource", "")[:RESOURCE_MAX])
-        resource.props(f"dense outlined maxlength={RESOURCE_MAX}").style("min-width: 260px")
-        host = ui.input(view.t("access.host"), value=view.query.get("host", "")[:HOST_MAX])
-        host.props(f"dense outlined maxlength={HOST_MAX}")
-        place: ui.element
 
-        async def show() -> None:
-            values = {
-                "user": user.value, "action": action.value, "resource": resource.value, "host": host.value,
-            }  # fmt: skip
-            given = {name: str(value or "").strip() for name, value in values.items()}
-            kept = {name: value for name, value in view.query.items() if name not in given}
-            view.query = {**kept, **{name: value for name, value in given.items() if value}}
-            view.note_query()
-            await view.fill(place, verdicts(view.admin, given), lambda found: _verdicts(view, found))
+    async def find(place: Element) -> None:
+        await view.load(place, verdicts(view.admin, fields), lambda found: _show_verdicts(view, found))
 
-        view.button("access.ask", show, icon="gavel")
-    place = ui.element("div").props("aria-live=polite")
+    fields = SearchFields(view, find, keep_query=True)
+    fields.text("user", "access.account", MAX_KEY_LENGTH)
+    fields.choice("action", "access.action", ACTIONS)
+    fields.text("resource", "access.resource", MAX_RESOURCE_LENGTH)
+    fields.text("host", "access.host", MAX_HOST_LENGTH)
+    fields.add_button("access.ask", icon="gavel")
 
 
-async def verdicts(admin: Admin, given: dict[str, str]) -> list[tuple[str, bool | None, str]]:
-    """(address, whether it is allowed, the rule that decides), None and the problem where a broker does not
-    say."""
-    info = await admin.cluster_info()
-    addrs = sorted(addr for data in info.broker_addr_table.values() for addr in data.broker_addrs.values())
+async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool | None, str]]:
+    """Return (address, whether it permits the action, the deciding rule) for each broker.
 
-    async def one(addr: str) -> tuple[str, bool | None, str]:
+    A broker that does not report it has None and an error text.
+    """
+    user, action, resource, host = (fields.value(name) for name in ("user", "action", "resource", "host"))
+
+    async def verdict(addr: str) -> tuple[str, bool | None, str]:
         try:
-            allowed, reason = await Accounts(admin).explain(
-                addr, given["user"], given["action"], given["resource"], given["host"]
-            )
+            allowed, reason = await Accounts(admin).explain(addr, user, action, resource, host)
         except CometError as error:
             return addr, None, str(error)
         return addr, allowed, reason
 
-    return list(await asyncio.gather(*(one(addr) for addr in addrs)))
+    addrs = sorted(each.broker_addr for each in broker_places(await admin.cluster_info()))
+    return list(await asyncio.gather(*(verdict(addr) for addr in addrs)))
 
 
-def _verdicts(view: View, found: list[tuple[str, bool | None, str]]) -> None:
-    words = {
-        True: ("access.allowed", "good"),
-        False: ("access.denied", "bad"),
-        None: ("common.unknown", "warn"),
-    }
+def _show_verdicts(view: View, found: list[tuple[str, bool | None, str]]) -> None:
+    texts = {
+        True: ("access.allowed", "good"), False: ("access.denied", "bad"), None: ("common.unknown", "warn"),
+    }  # fmt: skip
     for addr, allowed, reason in found:
-        key, kind = words[allowed]
+        key, kind = texts[allowed]
         view.note(f"{view.t(key)}: {reason} ({addr})", kind)

@@ -1,5 +1,4 @@
-"""Clusters and their brokers: roles, rates, disks, lag of slaves; one broker with its settings and
-numbers."""
+"""The list of brokers; one broker with its slaves, settings and runtime metrics, and the actions on it."""
 
 from __future__ import annotations
 
@@ -7,32 +6,30 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.admin import Admin, BrokerStatus, UnknownNameError
-from cometmq.console.cluster import disk_of, get_rate, put_rate
-from cometmq.console.frame.actions import Action, PartlyDone, Progress, act
-from cometmq.console.frame.forms import Form
-from cometmq.console.frame.listing import Listing
-from cometmq.console.frame.page import View
-from cometmq.console.frame.rows import Column, ListState, path_of
-from cometmq.console.frame.settings import Setting, setting_rows, settings_list
-from cometmq.console.pages.overview import DISK_FULL, got_today, left_notes, put_today
+from cometmq.console.base.cluster_feeds import disk_of, get_rate, put_rate
+from cometmq.console.base.errors import PartlyDone
+from cometmq.console.pages.overview import DISK_FULL_SHARE, got_today, lost_broker_notes, put_today
+from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.forms import Form
+from cometmq.console.widgets.listing import Listing
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, ListState, path_of
+from cometmq.console.widgets.services import page
+from cometmq.console.widgets.settings import Setting, setting_rows, settings_list
 from cometmq.errors import CometError
 from cometmq.protocol.bodies_admin import HaConnectionInfo, HaRuntimeInfo
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
 INTERVAL_S = 10.0
-KEY_MAX, VALUE_MAX = 200, 10_000
+MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 200, 10_000
 
 
 @dataclass(frozen=True)
 class BrokerState:
-    """What a broker says of itself. ha: None where it does not say, because it is of 4.9 for example."""
+    """The state of a broker. ha: None if the broker does not report it, for example one of 4.9."""
 
     settings: dict[str, str]
     runtime: dict[str, str]
@@ -40,8 +37,8 @@ class BrokerState:
 
 
 async def ask(admin: Admin, addr: str) -> BrokerState:
-    """Raises UnknownNameError for an address that is no broker's: one in a link is anybody's."""
-    await check_broker(admin, addr)
+    """Return the state of a broker. Raises UnknownNameError for any other address in a link."""
+    await broker_name(admin, addr)
     settings, runtime = await asyncio.gather(admin.broker_config(addr), admin.runtime(addr))
     try:
         ha = await admin.ha_status(addr)
@@ -50,70 +47,63 @@ async def ask(admin: Admin, addr: str) -> BrokerState:
     return BrokerState(settings, runtime, ha)
 
 
-async def check_broker(admin: Admin, addr: str) -> str:
-    """The name of the broker with this address. Raises UnknownNameError."""
-    known = {
-        each: name
-        for name, data in (await admin.cluster_info()).broker_addr_table.items()
-        for each in data.broker_addrs.values()
-    }
+async def broker_name(admin: Admin, addr: str) -> str:
+    """Return the name of the broker with this address. Raises UnknownNameError."""
+    table = (await admin.cluster_info()).broker_addr_table
+    known = {each: name for name, data in table.items() for each in data.broker_addrs.values()}
     if addr not in known:
         raise UnknownNameError("broker", addr, sorted(known))
     return known[addr]
 
 
-def pages(console: Console) -> None:
-    """Put the pages in."""
+@page("/brokers", "brokers.title", menu=20, icon="storage")
+async def brokers_page(view: View) -> None:
+    view.title(view.t("brokers.title"))
+    listing = Listing(
+        view, _columns(view), lambda row: f"{row.cluster_name} {row.broker_name} {row.broker_id}",
+        empty="overview.no_brokers", classes=_classes,
+    )  # fmt: skip
+    await listing.follow(
+        view.cluster.brokers(), lambda found: found, notes=lambda _found: lost_broker_notes(view)
+    )
 
-    @console.page("/brokers", "brokers.title", menu=20, icon="storage")
-    async def brokers(view: View) -> None:
-        view.title(view.t("brokers.title"))
-        listing = Listing(
-            view, _columns(view), lambda row: f"{row.cluster_name} {row.broker_name} {row.broker_id}",
-            empty="overview.no_brokers", classes=_classes,
-        )  # fmt: skip
-        gone = ui.element("div").props("aria-live=polite")
 
-        def pick(found: list[BrokerStatus]) -> list[BrokerStatus]:
-            gone.clear()
-            with gone:
-                left_notes(view)
-            return found
-
-        await listing.follow(view.cluster.brokers(), pick)
-
-    @console.page("/brokers/{addr}", "brokers.title", under="/brokers")
-    async def broker(view: View, addr: str) -> None:
-        view.title(view.t("broker.title", addr=addr))
-        feed = view.feeds.feed(("broker", addr), partial(ask, view.admin, addr), INTERVAL_S)
-        if view.may_change:
-            _actions(view, addr)
-        await view.live(feed, lambda state: _summary(view, state))
-        with view.section("broker.slaves"):
-            slaves = Listing(
-                view, _slave_columns(), lambda row: row.addr, name="ha", empty="broker.no_slaves"
-            )
-            await slaves.follow(feed, lambda state: state.ha.ha_connection_info if state.ha else [])
-        with view.section("broker.settings"):
-            await settings_list(view, name="set").follow(feed, lambda state: setting_rows(state.settings))
-        with view.section("broker.runtime"):
-            columns: list[Column[Setting]] = [
-                Column("key", "broker.number", lambda row: row.key, searched=True),
-                Column("value", "settings.value", lambda row: row.value),
-            ]
-            runtime = Listing(view, columns, lambda row: row.key, name="run", default=ListState(sort="key"))
-            await runtime.follow(feed, lambda state: setting_rows(state.runtime))
+@page("/brokers/{addr}", "brokers.title", under="/brokers")
+async def broker_page(view: View, addr: str) -> None:
+    view.title(view.t("broker.title", addr=addr))
+    feed = view.feeds.feed(("broker", addr), partial(ask, view.admin, addr), INTERVAL_S)
+    if view.may_change:
+        _actions(view, addr)
+    await view.live(feed, lambda state: _summary(view, state))
+    with view.section("broker.slaves"):
+        columns: list[Column[HaConnectionInfo]] = [
+            Column("addr", "brokers.addr", lambda row: row.addr),
+            Column("behind", "brokers.lag", lambda row: row.diff, "size"),
+            Column("rate", "broker.transferred", lambda row: row.transferred_byte_in_second, "size"),
+            Column("sync", "broker.in_sync", lambda row: row.in_sync, "flag"),
+        ]
+        slaves = Listing(view, columns, lambda row: row.addr, name="ha", empty="broker.no_slaves")
+        await slaves.follow(feed, lambda state: state.ha.ha_connection_info if state.ha else [])
+    with view.section("broker.settings"):
+        await settings_list(view, name="set").follow(feed, lambda state: setting_rows(state.settings))
+    with view.section("broker.runtime"):
+        metrics: list[Column[Setting]] = [
+            Column("key", "broker.number", lambda row: row.key, searched=True),
+            Column("value", "settings.value", lambda row: row.value),
+        ]
+        runtime = Listing(view, metrics, lambda row: row.key, name="run", default=ListState(sort="key"))
+        await runtime.follow(feed, lambda state: setting_rows(state.runtime))
 
 
 def _classes(row: BrokerStatus) -> dict[str, str]:
     if row.problem:
         return {"state": "bad"}
     disk = disk_of(row)
-    return {"state": "good"} | ({"disk": "bad"} if disk is not None and disk >= DISK_FULL else {})
+    return {"state": "good"} | ({"disk": "bad"} if disk is not None and disk >= DISK_FULL_SHARE else {})
 
 
-def _if_answers(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
-    """A number of a broker, None where it has not answered: that is not 0."""
+def _if_responding(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
+    """Return a function that returns None instead of 0 for a broker that does not respond."""
     return lambda row: value(row) if row.runtime else None
 
 
@@ -130,68 +120,59 @@ def _columns(view: View) -> list[Column[BrokerStatus]]:
         Column("version", "brokers.version", lambda row: row.runtime.get("brokerVersionDesc")),
         Column("put", "overview.put", put_rate, "rate"),
         Column("get", "overview.get", get_rate, "rate"),
-        Column("sent", "overview.put_today", _if_answers(put_today), "number"),
-        Column("got", "overview.got_today", _if_answers(got_today), "number"),
+        Column("sent", "overview.put_today", _if_responding(put_today), "number"),
+        Column("got", "overview.got_today", _if_responding(got_today), "number"),
         Column("disk", "brokers.disk", disk_of, "percent"),
         Column("lag", "brokers.lag", lambda row: row.lag if row.broker_id else 0, "size"),
         Column("started", "brokers.started",
-               _if_answers(lambda row: row.count("bootTimestamp") or None), "ago"),
+               _if_responding(lambda row: row.count("bootTimestamp") or None), "ago"),
     ]  # fmt: skip
 
 
 def _summary(view: View, state: BrokerState) -> None:
-    said = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=state.runtime)
+    status = BrokerStatus(cluster_name="", broker_name="", broker_id=0, broker_addr="", runtime=state.runtime)
     view.facts(
         [
-            (view.t("brokers.name"), state.settings.get("brokerName", "")),
-            (view.t("brokers.role"), state.settings.get("brokerRole", "")),
-            (view.t("brokers.version"), state.runtime.get("brokerVersionDesc", "")),
-            (view.t("overview.put"), view.shown("rate", put_rate(said))),
-            (view.t("overview.get"), view.shown("rate", get_rate(said))),
-            (view.t("brokers.disk"), view.shown("percent", disk_of(said))),
-            (view.t("broker.flush"), state.settings.get("flushDiskType", "")),
+            ("brokers.name", state.settings.get("brokerName", "")),
+            ("brokers.role", state.settings.get("brokerRole", "")),
+            ("brokers.version", state.runtime.get("brokerVersionDesc", "")),
+            ("overview.put", view.format("rate", put_rate(status))),
+            ("overview.get", view.format("rate", get_rate(status))),
+            ("brokers.disk", view.format("percent", disk_of(status))),
+            ("broker.flush", state.settings.get("flushDiskType", "")),
         ]
     )
 
 
-def _slave_columns() -> list[Column[HaConnectionInfo]]:
-    return [
-        Column("addr", "brokers.addr", lambda row: row.addr),
-        Column("behind", "brokers.lag", lambda row: row.diff, "size"),
-        Column("rate", "broker.transferred", lambda row: row.transferred_byte_in_second, "size"),
-        Column("sync", "broker.in_sync", lambda row: row.in_sync, "flag"),
-    ]
-
-
-# -- what can be done
+# -- actions
 
 
 def _actions(view: View, addr: str) -> None:
     admin = view.admin
     with ui.element("div").classes("actions"):
         view.button("broker.set", lambda: change(view, addr), icon="edit")
-        files: list[tuple[str, str, Callable[[str], Awaitable[None]]]] = [
+        cleanups: list[tuple[str, str, Callable[[str], Awaitable[None]]]] = [
             ("broker.clean_queues", "broker.clean_queues_says", admin.clean_expired_consume_queues),
             ("broker.clean_log", "broker.clean_log_says", admin.delete_expired_commit_log),
             ("broker.clean_topics", "broker.clean_topics_says", admin.clean_unused_topics),
         ]
-        for name, says, do in files:
-            view.button(name, partial(_files, view, addr, name, says, do))
-        view.button("broker.wipe", lambda: _write_perm(view, addr, allow=False), danger=True)
-        view.button("broker.allow", lambda: _write_perm(view, addr, allow=True))
+        for name, effect, clean in cleanups:
+            view.button(name, partial(_clean, view, addr, name, effect, clean))
+        view.button("broker.wipe", lambda: _set_write_perm(view, addr, allow=False), danger=True)
+        view.button("broker.allow", lambda: _set_write_perm(view, addr, allow=True))
 
 
 async def change(view: View, addr: str) -> None:
-    """Ask for a setting and set it."""
-    await check_broker(view.admin, addr)
+    """Ask for a setting of a broker and set it."""
+    await broker_name(view.admin, addr)
     form = Form(view, view.t("broker.set_of", addr=addr), [view.t("broker.set_says")])
-    key = form.text("settings.key", most=KEY_MAX, needed=True)
-    value = form.text("settings.value", most=VALUE_MAX)
-    if not await form.asked():
+    key = form.text("settings.key", max_length=MAX_KEY_LENGTH, required=True)
+    value = form.text("settings.value", max_length=MAX_VALUE_LENGTH)
+    if not await form.submitted():
         return
     settings = {str(key.value).strip(): str(value.value or "")}
 
-    async def work(_progress: Progress) -> str | None:
+    async def work(_progress: ActionProgress) -> str | None:
         done = await view.admin.update_broker_config(addr, settings)
         if done.unknown:
             raise PartlyDone(view.t("broker.ignored", keys=", ".join(done.unknown)))
@@ -199,50 +180,35 @@ async def change(view: View, addr: str) -> None:
             return view.t("broker.not_written")
         return view.t("broker.at_start", keys=", ".join(done.at_next_start)) if done.at_next_start else None
 
-    (shown,) = setting_rows(settings)
-    await act(
-        view,
-        Action(
-            name="broker.set",
-            target=addr,
-            work=work,
-            danger=True,
-            refresh=[("broker", addr)],
-            says=[view.t("broker.will_set", addr=addr, setting=f"{shown.key}={shown.value}")],
-            details={"setting": f"{shown.key}={shown.value}"},
-        ),
+    (row,) = setting_rows(settings)
+    setting = f"{row.key}={row.value}"
+    await Action(
+        "broker.set", addr, [view.t("broker.will_set", addr=addr, setting=setting)], work,
+        {"setting": setting}, danger=True, refresh=[("broker", addr)],
+    ).run(view)  # fmt: skip
+
+
+async def _clean(
+    view: View, addr: str, name: str, effect: str, clean: Callable[[str], Awaitable[None]]
+) -> None:
+    await broker_name(view.admin, addr)
+    await Action(name, addr, [view.t(effect, addr=addr)], lambda _progress: clean(addr), danger=True).run(
+        view
     )
 
 
-async def _files(view: View, addr: str, name: str, says: str, do: Callable[[str], Awaitable[None]]) -> None:
-    await check_broker(view.admin, addr)
+async def _set_write_perm(view: View, addr: str, *, allow: bool) -> None:
+    name = await broker_name(view.admin, addr)
 
-    async def work(_progress: Progress) -> None:
-        await do(addr)
-
-    await act(view, Action(name=name, target=addr, work=work, says=[view.t(says, addr=addr)], danger=True))
-
-
-async def _write_perm(view: View, addr: str, *, allow: bool) -> None:
-    name = await check_broker(view.admin, addr)
-
-    async def work(_progress: Progress) -> str:
-        change = view.admin.add_write_perm if allow else view.admin.wipe_write_perm
-        done = await change(name)
+    async def work(_progress: ActionProgress) -> str:
+        done = await (view.admin.add_write_perm if allow else view.admin.wipe_write_perm)(name)
         problems = [f"{each.namesrv}: {each.problem}" for each in done if each.problem]
         if problems:
             raise PartlyDone("\n".join(problems))
         return view.t("broker.perms", n=max((each.topics for each in done), default=0))
 
-    says = view.t("broker.will_allow" if allow else "broker.will_wipe", name=name)
-    await act(
-        view,
-        Action(
-            name="broker.allow" if allow else "broker.wipe",
-            target=name,
-            work=work,
-            says=[says],
-            danger=not allow,
-            refresh=["topics"],
-        ),
-    )
+    await Action(
+        "broker.allow" if allow else "broker.wipe", name,
+        [view.t("broker.will_allow" if allow else "broker.will_wipe", name=name)], work, danger=not allow,
+        refresh=["topics"],
+    ).run(view)  # fmt: skip

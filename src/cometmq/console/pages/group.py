@@ -1,4 +1,4 @@
-"""One consumer group: members, what they subscribe and in what they differ, how far it is in each queue."""
+"""One consumer group: its members and their differences, its consumer offsets, and the actions on it."""
 
 from __future__ import annotations
 
@@ -6,55 +6,58 @@ import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from nicegui import ui
 
 from cometmq.admin import Admin, GroupProgress, GroupSubscriptions, MemberSubscriptions, QueueProgress
 from cometmq.admin.groups import sum_progress
-from cometmq.console.frame.actions import Action, Progress, act
-from cometmq.console.frame.charts import missing_note
-from cometmq.console.frame.forms import Form
-from cometmq.console.frame.listing import Listing
-from cometmq.console.frame.page import View
-from cometmq.console.frame.patience import Patience
-from cometmq.console.frame.rows import Column, ListState, path_of
-from cometmq.console.pages.groups import RETRIES_MAX
-from cometmq.console.pages.places import ask_brokers, chosen, masters
-from cometmq.console.pages.reset import ask_reset
+from cometmq.console.base.fanout import Fanout
+from cometmq.console.pages.groups import MAX_RETRIES
+from cometmq.console.pages.reset import reset_offsets
+from cometmq.console.pages.targets import all_masters, broker_choice, chosen_brokers, masters
+from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.forms import Form
+from cometmq.console.widgets.listing import Listing
+from cometmq.console.widgets.page import View
+from cometmq.console.widgets.rows import Column, ListState, path_of
+from cometmq.console.widgets.services import page
 from cometmq.errors import BrokerError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 
-if TYPE_CHECKING:
-    from cometmq.console.app import Console
-
-INTERVAL_S, MEMBERS_S = 10.0, 30.0
-"""Of members each is asked, too."""
-SHOWN_MAX = 20
-RETRY_QUEUES_MAX = 256
-FLAGS = ("consume_enable", "consume_broadcast_enable", "consume_from_min_enable")
+INTERVAL_S, MEMBERS_INTERVAL_S = 10.0, 30.0
+MAX_UNBALANCED_SHOWN, MAX_CLIENTS_SHOWN = 20, 5
+MAX_RETRY_QUEUES = 256
+FLAGS = {
+    "consume_enable": "groups.enabled",
+    "consume_broadcast_enable": "group.broadcast",
+    "consume_from_min_enable": "group.from_min",
+}
+"""Key of the text by field of SubscriptionGroupConfig."""
 
 
 @dataclass(frozen=True)
 class GroupState:
-    """How far a group is, as the brokers say that answer. missing: name of another -> why it does not."""
+    """Consumer offsets of a group. missing: error text by the name of a broker that does not respond."""
 
     progress: GroupProgress
     missing: dict[str, str]
 
 
-async def ask(admin: Admin, group: str, patience: Patience[GroupProgress]) -> GroupState:
-    """Raises UnknownNameError, and what a broker says if none answers."""
+async def ask(admin: Admin, group: str, fanout: Fanout[GroupProgress]) -> GroupState:
+    """Return the consumer offsets of a group.
+
+    Raises UnknownNameError for an unknown group, and the first error if no broker responds.
+    """
     addrs = await admin.brokers_of(group)
-    found = await patience.ask(addrs, lambda addr: admin.progress_at(addr, group))
-    found.check()
+    found = await fanout.request(addrs, lambda addr: admin.progress_at(addr, group))
+    found.raise_if_none()
     return GroupState(sum_progress(group, found.values.values()), found.problems)
 
 
 async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
-    """The members, who are asked as well; none of them is no failure."""
+    """Ask each member of a group for its state. A group without members has an empty result."""
     try:
         return await admin.subscriptions(group)
     except BrokerError as error:
@@ -63,103 +66,97 @@ async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
         return GroupSubscriptions(group=group, members=[], differences={})
 
 
-def pages(console: Console) -> None:
-    """Put the page in."""
-
-    @console.page("/groups/{name:path}", "groups.title", under="/groups")
-    async def group(view: View, name: str) -> None:
-        view.title(name)
-        view.link(view.t("group.dead"), path_of("dead", name))
-        patience = Patience[GroupProgress](partial(view.feeds.refresh, ("group", name)))
-        feed = view.feeds.feed(("group", name), partial(ask, view.admin, name, patience), INTERVAL_S)
-        members_feed = view.feeds.feed(
-            ("group members", name), partial(ask_members, view.admin, name), MEMBERS_S
+@page("/groups/{name:path}", "groups.title", under="/groups")
+async def group_page(view: View, name: str) -> None:
+    view.title(name)
+    view.link(view.t("group.dead"), path_of("dead", name))
+    fanout = Fanout[GroupProgress](partial(view.feeds.refresh, ("group", name)))
+    feed = view.feeds.feed(("group", name), partial(ask, view.admin, name, fanout), INTERVAL_S)
+    members_feed = view.feeds.feed(
+        ("group members", name), partial(ask_members, view.admin, name), MEMBERS_INTERVAL_S
+    )
+    if view.may_change:
+        with ui.element("div").classes("actions"):
+            view.button("group.reset", lambda: reset_offsets(view, group=name), icon="history")
+            view.button("group.skip", lambda: reset_offsets(view, group=name, to_end=True), icon="skip_next")
+            view.button("group.change", lambda: change(view, name), icon="edit")
+            view.button("group.delete", lambda: delete(view, name), icon="delete", danger=True)
+    await view.live(feed, lambda state: _summary(view, state))
+    with view.section("group.members"):
+        await view.live(members_feed, lambda found: _member_problems(view, found), age=False)
+        members = Listing(
+            view, _member_columns(), lambda row: row.client_id, name="m", empty="group.nobody",
+            classes=lambda row: {"problem": "bad"} if row.problem else {},
+        )  # fmt: skip
+        await members.follow(members_feed, lambda found: found.members)
+    with view.section("group.progress"):
+        queues = Listing(
+            view, _queue_columns(view, lambda: members_feed.latest.value),
+            lambda row: f"{row.topic} {row.broker_name} {row.queue_id}", name="q",
+            default=ListState(sort="behind", descending=True), empty="group.no_offsets",
+        )  # fmt: skip
+        await queues.follow(feed, lambda state: state.progress.queues)
+        view.watch(members_feed, lambda _reading: queues.refresh())
+    with view.section("group.settings"):
+        await view.live(
+            view.cluster.groups(),
+            lambda found: _settings(view, next((row.configs for row in found.rows if row.name == name), {})),
         )
-        if view.may_change:
-            _actions(view, name)
-        await view.live(feed, lambda state: _summary(view, state))
-        with view.section("group.members"):
-            await view.live(members_feed, lambda found: _differences_of(view, found), age=False)
-            members = Listing(
-                view, _member_columns(), lambda row: row.client_id, name="m", empty="group.nobody",
-                classes=lambda row: {"problem": "bad"} if row.problem else {},
-            )  # fmt: skip
-            await members.follow(members_feed, lambda found: found.members)
-        with view.section("group.progress"):
-            queues = Listing(
-                view, _queue_columns(view, lambda: members_feed.latest.value),
-                lambda row: f"{row.topic} {row.broker_name} {row.queue_id}", name="q",
-                default=ListState(sort="behind", descending=True), empty="group.no_offsets",
-            )  # fmt: skip
-            await queues.follow(feed, lambda state: state.progress.queues)
-            view.watch(members_feed, lambda _reading: queues.again())
-        with view.section("group.settings"):
-            await view.live(
-                view.cluster.groups(),
-                lambda found: _settings(
-                    view, next((row.configs for row in found.rows if row.name == name), {})
-                ),
-            )
 
 
 def _summary(view: View, state: GroupState) -> None:
     queues = state.progress.queues
-    missing_note(view, state.missing)
+    view.missing_brokers(state.missing)
     view.tiles(
         [
-            (view.t("groups.behind"), view.shown("number", sum(max(0, each.diff) for each in queues))),
-            (view.t("groups.rate"), view.shown("rate", state.progress.consume_tps)),
-            (
-                view.t("groups.last"),
-                view.shown("ago", max((each.last_timestamp for each in queues), default=0)),
-            ),
+            ("groups.behind", view.format("number", sum(max(0, each.diff) for each in queues))),
+            ("groups.rate", view.format("rate", state.progress.consume_tps)),
+            ("groups.last", view.format("ago", max((each.last_timestamp for each in queues), default=0))),
         ]
     )
 
 
-def _differences_of(view: View, found: GroupSubscriptions) -> None:
-    """How many members there are, and what is wrong with them."""
+def _member_problems(view: View, found: GroupSubscriptions) -> None:
+    """Show the number of members, their differences, and queues without exactly one member."""
     view.note(view.t("group.online", n=f"{len(found.members):,}"))
     _differences(view, "group.differ", found.differences)
     _differences(view, "group.settings_differ", found.setting_differences)
-    for queue, holders in list((found.unbalanced or {}).items())[:SHOWN_MAX]:
-        said = ", ".join(holders) or view.t("common.nothing")
-        view.note(view.t("group.unbalanced", queue=queue, holders=said), "problem")
+    for queue, holders in list((found.unbalanced or {}).items())[:MAX_UNBALANCED_SHOWN]:
+        names = ", ".join(holders) or view.t("common.nothing")
+        view.note(view.t("group.unbalanced", queue=queue, holders=names), "problem")
 
 
 def _differences(view: View, key: str, found: Mapping[str, Mapping[str, list[str]]]) -> None:
-    for what, sides in found.items():
+    for what, clients_by_value in found.items():
         with ui.element("div").classes("problem").props("role=alert"):
             view.note(view.t(key, what=what), "bad")
-            for value, clients in sides.items():
-                names = ", ".join(each or view.t("group.itself") for each in clients[:5])
-                more = f" … ({len(clients)})" if len(clients) > 5 else ""
+            for value, clients in clients_by_value.items():
+                names = ", ".join(each or view.t("group.itself") for each in clients[:MAX_CLIENTS_SHOWN])
+                more = f" … ({len(clients)})" if len(clients) > MAX_CLIENTS_SHOWN else ""
                 view.note(f"{value or view.t('group.not_subscribed')}: {names}{more}", "why")
 
 
 def _member_columns() -> list[Column[MemberSubscriptions]]:
+    def subscriptions(row: MemberSubscriptions) -> str:
+        return "; ".join(f"{topic}: {expression}" for topic, expression in row.subscriptions.items())
+
+    def settings(row: MemberSubscriptions) -> str:
+        return ", ".join(f"{name}={value}" for name, value in row.settings.items())
+
     return [
         Column("client", "group.client", lambda row: row.client_id, searched=True),
         Column("addr", "group.addr", lambda row: row.client_addr, searched=True),
         Column("version", "group.version", lambda row: row.version),
-        Column("subscribes", "group.subscribes", _subscribes, searched=True),
-        Column("settings", "group.member_settings", _set, searched=True),
+        Column("subscribes", "group.subscribes", subscriptions, searched=True),
+        Column("settings", "group.member_settings", settings, searched=True),
         Column("problem", "group.problem", lambda row: row.problem),
     ]
-
-
-def _subscribes(row: MemberSubscriptions) -> str:
-    return "; ".join(f"{topic}: {expression}" for topic, expression in row.subscriptions.items())
-
-
-def _set(row: MemberSubscriptions) -> str:
-    return ", ".join(f"{name}={value}" for name, value in row.settings.items())
 
 
 def _queue_columns(
     view: View, members: Callable[[], GroupSubscriptions | None]
 ) -> list[Column[QueueProgress]]:
-    """members: what is known of them when a row is drawn."""
+    """Return the columns. members: returns the latest known members."""
     return [
         Column("topic", "group.topic", lambda row: row.topic, link=lambda row: path_of("topics", row.topic),
                searched=True),
@@ -174,7 +171,10 @@ def _queue_columns(
 
 
 def owner_of(row: QueueProgress, found: GroupSubscriptions | None, nobody: str) -> str | None:
-    """The members that hold a queue; None where that is not known, since not all have said what they hold."""
+    """Return the members to which a queue is assigned, or `nobody`.
+
+    Return None if that is unknown, because not all members have reported their queues.
+    """
     if found is None:
         return None
     queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
@@ -190,106 +190,66 @@ def _settings(view: View, configs: Mapping[str, SubscriptionGroupConfig]) -> Non
     for broker, config in configs.items():
         view.facts(
             [
-                (view.t("topic.broker"), broker),
-                (view.t("groups.enabled"), view.shown("flag", config.consume_enable)),
-                (view.t("group.broadcast"), view.shown("flag", config.consume_broadcast_enable)),
-                (view.t("group.from_min"), view.shown("flag", config.consume_from_min_enable)),
-                (view.t("groups.retries"), view.shown("number", config.retry_max_times)),
-                (view.t("group.retry_queues"), view.shown("number", config.retry_queue_nums)),
+                ("topic.broker", broker),
+                *((key, view.format("flag", getattr(config, name))) for name, key in FLAGS.items()),
+                ("groups.retries", view.format("number", config.retry_max_times)),
+                ("group.retry_queues", view.format("number", config.retry_queue_nums)),
             ]
         )
 
 
-# -- what can be done
-
-
-def _actions(view: View, name: str) -> None:
-    with ui.element("div").classes("actions"):
-        view.button("group.reset", lambda: ask_reset(view, group=name), icon="history")
-        view.button("group.skip", lambda: ask_reset(view, group=name, to_end=True), icon="skip_next")
-        view.button("group.change", lambda: change(view, name), icon="edit")
-        view.button("group.delete", lambda: delete(view, name), icon="delete", danger=True)
-
-
-async def _configs(view: View, group: str) -> dict[str, SubscriptionGroupConfig]:
-    found = await view.cluster.groups().fresh()
-    rows = found.value.rows if found.value is not None else []
-    return next((row.configs for row in rows if row.name == group), {})
+# -- actions
 
 
 async def change(view: View, group: str) -> None:
     """Ask for other settings of a group and set them at one broker or all."""
-    configs = await _configs(view, group)
+    found = (await view.cluster.groups().fresh()).value
+    configs = next((row.configs for row in found.rows if row.name == group), {}) if found else {}
     if not configs:
-        view.complain(view.t("group.unknown"))
+        view.notify_error(view.t("group.unknown"))
         return
     addrs = await masters(view.admin, configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("group.change_of", name=group))
-    where = ask_brokers(view, form, configs)
-    yes_no = {"yes": view.t("common.yes"), "no": view.t("common.no")}
-    keys = dict(zip(FLAGS, ("groups.enabled", "group.broadcast", "group.from_min"), strict=True))
-    flags = {
-        name: form.choice(keys[name], yes_no, "yes" if getattr(present, name) else "no") for name in FLAGS
-    }
-    retries = form.number("groups.retries", present.retry_max_times, -1, RETRIES_MAX)
-    queues = form.number("group.retry_queues", present.retry_queue_nums, 0, RETRY_QUEUES_MAX)
-    if not await form.asked():
+    where = broker_choice(view, form, configs)
+    flags = {name: form.yes_no(key, getattr(present, name)) for name, key in FLAGS.items()}
+    retries = form.number("groups.retries", present.retry_max_times, -1, MAX_RETRIES)
+    queues = form.number("group.retry_queues", present.retry_queue_nums, 0, MAX_RETRY_QUEUES)
+    if not await form.submitted():
         return
-    wanted = chosen(where, configs)
+    brokers = chosen_brokers(where, configs)
 
-    async def work(progress: Progress) -> None:
-        for name in wanted:
+    async def work(progress: ActionProgress) -> None:
+        for name in brokers:
             config = copy.copy(configs[name])
             for flag, field in flags.items():
                 setattr(config, flag, field.value == "yes")
             config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
             async for done in view.admin.update_group(config, broker_addr=addrs[name]):
-                progress.say(view.t("topics.made_at", addr=done))
+                progress.report(view.t("topics.made_at", addr=done))
 
     values = ", ".join([*(f"{flag}={field.value}" for flag, field in flags.items()),
                         f"retry_max_times={retries.value}", f"retry_queue_nums={queues.value}"])  # fmt: skip
-    await act(
-        view,
-        Action(
-            name="group.change",
-            target=group,
-            work=work,
-            refresh=["groups", ("group", group)],
-            says=[view.t("group.will_change", name=group, where=", ".join(wanted)), values],
-            details={"brokers": ",".join(wanted), "values": values},
-        ),
-    )
+    await Action(
+        "group.change", group, [view.t("group.will_change", name=group, where=", ".join(brokers)), values],
+        work, {"brokers": ",".join(brokers), "values": values}, refresh=["groups", ("group", group)],
+    ).run(view)  # fmt: skip
 
 
 async def delete(view: View, group: str) -> None:
-    """Delete a group: its settings, offsets, retries and dead letters."""
-    info = await view.admin.cluster_info()
-    masters = {
-        name: data.broker_addrs[0]
-        for name, data in sorted(info.broker_addr_table.items())
-        if 0 in data.broker_addrs
-    }
+    """Delete a group: its settings, offsets, retry messages and dead letters."""
+    addrs = await all_masters(view.admin)
 
-    async def work(progress: Progress) -> None:
-        for number, addr in enumerate(masters.values()):
+    async def work(progress: ActionProgress) -> None:
+        for number, addr in enumerate(addrs.values()):
             await view.admin.delete_group(addr, group, with_offsets=True)
-            progress.say(view.t("topics.made_at", addr=addr), (number + 1) / len(masters))
+            progress.report(view.t("topics.made_at", addr=addr), (number + 1) / len(addrs))
         for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group):
             for cluster in await view.admin.clusters_of(topic):
                 await view.admin.delete_topic_in_brokers(topic, cluster)
             await view.admin.delete_topic_in_name_servers(topic)
 
-    await act(
-        view,
-        Action(
-            name="group.delete",
-            target=group,
-            work=work,
-            danger=True,
-            refresh=["groups", "progress"],
-            then="/groups",
-            says=[view.t("group.will_delete", name=group), view.t("group.members_come_back")],
-            details={"brokers": ",".join(masters)},
-        ),
-    )
+    await Action(
+        "group.delete", group, [view.t("group.will_delete", name=group), view.t("group.members_come_back")],
+        work, {"brokers": ",".join(addrs)}, danger=True, refresh=["groups", "lags"], then="/groups",
+    ).run(view)  # fmt: skip

@@ -1,118 +1,95 @@
-"""What jobs of the pipeline have left in the directory of reports, and one report.
+"""Results of pipeline jobs in the directory of reports, and one result.
 
-A report is somebody's HTML file: it is shown in a frame without scripts, forms, links out and any origin.
+A report is an HTML file from an untrusted source: its frame permits no scripts, forms, links or origin.
 """
 
 from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 import msgspec
 from nicegui import ui
 
-from cometmq.console.frame.listing import Listing
-from cometmq.console.frame.page import View, text_element
-from cometmq.console.frame.rows import Column, ListState, path_of
-from cometmq.console.pages.reports import Finder, Work, Works, read
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from cometmq.console.app import Console
+from cometmq.console.pages.reports import JobResult, Scanner, read
+from cometmq.console.widgets.listing import Listing
+from cometmq.console.widgets.page import View, text_element
+from cometmq.console.widgets.rows import Column, ListState, path_of
+from cometmq.console.widgets.services import page
 
 INTERVAL_S = 15.0
-JSON_SHOWN = 200_000
-"""Characters of a summary."""
+MAX_JSON_LENGTH = 200_000
+"""Characters of a summary that are shown."""
 KINDS = {"report": "jobs.report", "summary": "jobs.summary", "tables": "jobs.tables"}
 
 
-def pages(console: Console) -> None:
-    """Put the pages in."""
-
-    @console.page("/jobs", "jobs.title", menu=130, icon="insights")
-    async def jobs(view: View) -> None:
-        view.title(view.t("jobs.title"))
-        root = view.console.options.reports
-        if root is None:
-            view.empty("jobs.no_directory")
-            return
-        view.note(view.t("jobs.says", path=str(root)))
-        notice = ui.element("div")
-        listing = Listing(
-            view, _columns(view), lambda row: f"{row.kind} {row.path}", empty="jobs.none",
-            default=ListState(sort="at", descending=True),
-            classes=lambda row: {"whole": "warn"} if row.whole is False else {},
-        )  # fmt: skip
-
-        def pick(found: Works) -> list[Work]:
-            notice.clear()
-            with notice:
-                if found.partly:
-                    view.note(view.t("jobs.partly"))
-            return found.rows
-
-        finder = Finder(root)  # that of the first page that asked serves them all
-        await listing.follow(
-            view.feeds.feed("reports", lambda: asyncio.to_thread(finder.find), INTERVAL_S), pick
-        )
-
-    @console.page("/jobs/{path:path}", "jobs.title", under="/jobs")
-    async def job(view: View, path: str) -> None:
-        root = view.console.options.reports
-        if root is None:
-            view.title(view.t("jobs.title"))
-            view.empty("jobs.no_directory")
-            return
-        await _show(view, root, path)
+@page("/jobs", "jobs.title", menu=130, icon="insights")
+async def jobs_page(view: View) -> None:
+    view.title(view.t("jobs.title"))
+    root = view.services.reports
+    if root is None:
+        view.empty("jobs.no_directory")
+        return
+    view.note(view.t("jobs.says", path=str(root)))
+    listing = Listing(
+        view, _columns(view), lambda row: f"{row.kind} {row.path}", empty="jobs.none",
+        default=ListState(sort="at", descending=True),
+        classes=lambda row: {"whole": "warn"} if row.complete is False else {},
+    )  # fmt: skip
+    scanner = Scanner(root)  # the feed keeps the scanner of the page that creates it
+    feed = view.feeds.feed("reports", lambda: asyncio.to_thread(scanner.scan), INTERVAL_S)
+    await listing.follow(
+        feed,
+        lambda found: found.rows,
+        notes=lambda found: view.note(view.t("jobs.partly")) if found.truncated else None,
+    )
 
 
-def _columns(view: View) -> list[Column[Work]]:
-    def whole(row: Work) -> str:
-        if row.whole is None:
-            return ""
-        return view.t("jobs.whole" if row.whole else "jobs.not_whole")
-
+def _columns(view: View) -> list[Column[JobResult]]:
+    states = {None: "", True: view.t("jobs.whole"), False: view.t("jobs.not_whole")}
     return [
         Column("name", "jobs.name", lambda row: row.name, searched=True),
-        Column(
-            "path", "jobs.path", lambda row: row.path, searched=True,
-            link=lambda row: None if row.kind == "tables" else path_of("jobs", *row.path.split("/")),
-        ),
+        Column("path", "jobs.path", lambda row: row.path, searched=True,
+               link=lambda row: None if row.kind == "tables" else path_of("jobs", *row.path.split("/"))),
         Column("kind", "jobs.kind", lambda row: view.t(KINDS[row.kind])),
-        Column("whole", "jobs.state", whole),
-        Column("size", "jobs.size", lambda row: "" if row.size is None else view.shown("size", row.size)),
+        Column("whole", "jobs.state", lambda row: states[row.complete]),
+        Column("size", "jobs.size", lambda row: "" if row.size is None else view.format("size", row.size)),
         Column("at", "jobs.at", lambda row: row.at_ms, "ago"),
     ]  # fmt: skip
 
 
-async def _show(view: View, root: Path, path: str) -> None:
-    work, data = await asyncio.to_thread(read, root, path)
-    view.title(work.name)
+@page("/jobs/{path:path}", "jobs.title", under="/jobs")
+async def job_page(view: View, path: str) -> None:
+    root = view.services.reports
+    if root is None:
+        view.title(view.t("jobs.title"))
+        view.empty("jobs.no_directory")
+        return
+    result, data = await asyncio.to_thread(read, root, path)
+    view.title(result.name)
     view.facts(
         [
-            (view.t("jobs.path"), work.path),
-            (view.t("jobs.at"), view.shown("time", work.at_ms)),
-            (view.t("jobs.size"), view.shown("size", work.size)),
+            ("jobs.path", result.path),
+            ("jobs.at", view.format("time", result.at_ms)),
+            ("jobs.size", view.format("size", result.size)),
         ]
     )
-    if work.kind == "report":
+    if result.kind == "report":
         frame = ui.element("iframe").classes("report")
         frame.props["sandbox"] = ""
-        frame.props["title"] = work.name
+        frame.props["title"] = result.name
         frame.props["srcdoc"] = data.decode("utf-8", "replace")
     else:
         text_element("pre", pretty(data)).classes("body")
 
 
 def pretty(data: bytes) -> str:
-    """Return a summary with indents, or as it is where it is no JSON.
+    """Return a summary with indentation; data that is not JSON is returned unchanged.
 
-    It runs in the loop of the console: as Python objects, the values of a file of 8 MiB would take 300 MiB
-    and hold up all pages for seconds.
+    The JSON is not decoded into Python objects: those of a file of 8 MiB would take 300 MiB and block the
+    event loop for seconds.
     """
     with suppress(msgspec.DecodeError, RecursionError):
         data = msgspec.json.format(data, indent=2)
-    said = data.decode("utf-8", "replace")
-    return said if len(said) <= JSON_SHOWN else f"{said[:JSON_SHOWN]}…"
+    text = data.decode("utf-8", "replace")
+    return text if len(text) <= MAX_JSON_LENGTH else f"{text[:MAX_JSON_LENGTH]}…"

@@ -1,5 +1,6 @@
-"""What jobs of the pipeline have left below a directory: reports, summaries, tables. They are only read, and
-nothing outside of it: no part of a path may be a link.
+"""Results of pipeline jobs below a directory: reports, summaries, tables.
+
+Files are only read, and only below the directory: no part of a path may be a symbolic link.
 """
 
 from __future__ import annotations
@@ -17,20 +18,23 @@ import msgspec
 
 from cometmq.errors import CometError
 
-ENTRIES_MAX, ROWS_MAX, DEPTH_MAX = 20_000, 2_000, 5
-FILE_MAX = 8 << 20
-"""Bytes of a file that is shown."""
-HEAD = 4096
-MARK = "_cometmq_job.json"
-"""In the directory of a job's tables: its name."""
-ARCHIVE = "_cometmq"
-"""In the directory of an archive: its log."""
+MAX_ENTRIES, MAX_ROWS, MAX_DEPTH = 20_000, 2_000, 5
+MAX_FILE_BYTES = 8 << 20
+"""A larger file is not shown."""
+MAX_SUMMARY_BYTES = 1 << 20
+HEAD_BYTES = 4096
+JOB_FILE = "_cometmq_job.json"
+"""Name of the file with the job's name in the directory of its tables."""
+ARCHIVE_LOG = "_cometmq"
+"""Name of the log in the directory of an archive."""
 KINDS = {".html": "report", ".json": "summary"}
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _TITLE = re.compile(r"<title>([^<]{1,500})</title>", re.IGNORECASE)
 
 
 class ReportError(CometError):
-    """Something below the directory of reports that cannot be shown."""
+    """A path below the directory of reports cannot be shown."""
 
     path: str
     problem: str
@@ -40,86 +44,93 @@ class ReportError(CometError):
 
 
 @dataclass(frozen=True)
-class Work:
-    """What a job has left. path: below the directory, with /; kind: report (HTML), summary (JSON) or tables;
-    name: of the job, or a report's title; whole: None where that cannot be told; size: bytes of a file, None
-    of tables; at_ms: when it was last written."""
+class JobResult:
+    """A result of a job.
+
+    Attributes:
+        path: Path below the directory, separated by "/".
+        kind: `report` (HTML), `summary` (JSON) or `tables`.
+        name: Name of the job, or title of the report.
+        complete: None if that is unknown.
+        size: Bytes of a file; None for tables.
+        at_ms: Time of the last change.
+    """
 
     path: str
     kind: str
     name: str
-    whole: bool | None
+    complete: bool | None
     size: int | None
     at_ms: int
 
 
 class _Summary(msgspec.Struct):
-    """What is read of the JSON of a job. Nothing is made of its other values, however many they are."""
+    """The one field of a job's JSON that is decoded."""
 
     complete: bool | None = None
 
 
 @dataclass(frozen=True)
-class Works:
-    """All that was found; partly: there is more."""
+class JobResults:
+    """Results below a directory. truncated: there are more."""
 
-    rows: list[Work]
-    partly: bool = False
+    rows: list[JobResult]
+    truncated: bool = False
 
 
-class Finder:
-    """Looks below a directory again and again, one look at a time. A file that has not changed since the look
-    before is not read again."""
+class Scanner:
+    """Scans a directory repeatedly, one scan at a time; unchanged files are not read again."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: _Known = {}
 
-    def find(self) -> Works:
-        """What jobs have left there; for a thread. Raises ReportError."""
+    def scan(self) -> JobResults:
+        """Return the results of jobs. Call it in a thread. Raises ReportError."""
         search = _Search(self._known)
         with _opened(self._root, "") as descriptor:
-            rows = search.below(descriptor, "", DEPTH_MAX)
+            rows = search.below(descriptor, "", MAX_DEPTH)
         self._known = search.seen
-        return Works(rows, search.left <= 0 or len(rows) > ROWS_MAX)
+        return JobResults(rows, search.left <= 0 or len(rows) > MAX_ROWS)
 
 
-def read(root: Path, path: str) -> tuple[Work, bytes]:
-    """A report or summary with its content; for a thread. Raises ReportError for what is none, or lies
-    elsewhere."""
+def read(root: Path, path: str) -> tuple[JobResult, bytes]:
+    """Return a report or summary with its content. Call it in a thread.
+
+    Raises ReportError for any other path.
+    """
     parent, _, name = path.rpartition("/")
     kind = KINDS.get(os.path.splitext(name)[1])
     if kind is None:
-        raise ReportError(path, "this is no report")
+        raise ReportError(path, "not a report")
     with _opened(root, parent) as directory:
         try:
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-            descriptor = os.open(_checked(name, path), flags, dir_fd=directory)
+            descriptor = os.open(_checked(name, path), _FILE, dir_fd=directory)
         except OSError as error:
-            raise ReportError(path, error.strerror or "it cannot be read") from None
+            raise ReportError(path, error.strerror or "cannot be read") from None
         with os.fdopen(descriptor, "rb") as file:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
-                raise ReportError(path, "this is no file")
-            if status.st_size > FILE_MAX:
-                raise ReportError(path, f"{status.st_size} bytes are more than can be shown ({FILE_MAX})")
-            data = file.read(FILE_MAX)
-    return _work(path, kind, data, status), data
+                raise ReportError(path, "not a file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise ReportError(path, f"{status.st_size} bytes exceed the limit of {MAX_FILE_BYTES}")
+            data = file.read(MAX_FILE_BYTES)
+    return _result(path, kind, data, status), data
 
 
-_Known = dict[str, tuple[tuple[int, ...], Work]]
-"""Path -> what told its state when it was read, and what it was."""
+_Known = dict[str, tuple[tuple[int, ...], JobResult]]
+"""The identity of each file when it was read, and its result, by path."""
 
 
 class _Search:
     def __init__(self, known: _Known) -> None:
-        self.left = ENTRIES_MAX
+        self.left = MAX_ENTRIES
         self.seen: _Known = {}
         self._known = known
 
-    def below(self, directory: int, path: str, depth: int) -> list[Work]:
-        """What lies in a directory and below it. What cannot be read is left out."""
-        rows: list[Work] = []
+    def below(self, directory: int, path: str, depth: int) -> list[JobResult]:
+        """Return the results in a directory and below it, without those that cannot be read."""
+        rows: list[JobResult] = []
         names = []
         for entry in _entries(directory):
             self.left -= 1
@@ -128,76 +139,74 @@ class _Search:
             if not entry.name.startswith(".") and not entry.is_symlink():
                 names.append((entry.name, entry.is_dir(follow_symlinks=False)))
         known = {name for name, _ in names}
-        if MARK in known or ARCHIVE in known:
+        if JOB_FILE in known or ARCHIVE_LOG in known:
             rows.append(_tables(directory, path, names))
         for name, is_directory in sorted(names):
-            if self.left <= 0 or len(rows) > ROWS_MAX:
+            if self.left <= 0 or len(rows) > MAX_ROWS:
                 break
             where = f"{path}/{name}" if path else name
             kind = KINDS.get(os.path.splitext(name)[1])
             if is_directory and depth and not name.startswith("_") and "=" not in name:
                 with suppress(OSError), _opened_at(directory, name) as inner:
                     rows += self.below(inner, where, depth - 1)
-            elif kind is not None and not is_directory and name != MARK:
+            elif kind is not None and not is_directory and name != JOB_FILE:
                 with suppress(OSError):
                     rows.append(self._file(directory, name, where, kind))
         return rows
 
-    def _file(self, directory: int, name: str, path: str, kind: str) -> Work:
+    def _file(self, directory: int, name: str, path: str, kind: str) -> JobResult:
         """Raises OSError."""
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        mark = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
+        identity = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
         before = self._known.get(path)
-        if before is None or before[0] != mark:
-            before = mark, _peek(directory, name, path, kind)
+        if before is None or before[0] != identity:
+            before = identity, _peek(directory, name, path, kind)
         self.seen[path] = before
         return before[1]
 
 
-def _peek(directory: int, name: str, path: str, kind: str) -> Work:
-    """A file by its beginning. Raises OSError."""
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-    with os.fdopen(os.open(name, flags, dir_fd=directory), "rb") as file:
+def _peek(directory: int, name: str, path: str, kind: str) -> JobResult:
+    """Return a result from the beginning of its file. Raises OSError."""
+    with os.fdopen(os.open(name, _FILE, dir_fd=directory), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
-            raise OSError("no file")
-        return _work(
-            path, kind, file.read(HEAD if kind == "report" else min(status.st_size, 1 << 20)), status
-        )
+            raise OSError("not a file")
+        length = HEAD_BYTES if kind == "report" else min(status.st_size, MAX_SUMMARY_BYTES)
+        return _result(path, kind, file.read(length), status)
 
 
-def _work(path: str, kind: str, data: bytes, status: os.stat_result) -> Work:
-    name, whole = os.path.basename(path), None
+def _result(path: str, kind: str, data: bytes, status: os.stat_result) -> JobResult:
+    name, complete = os.path.basename(path), None
     if kind == "report":
-        if title := _TITLE.search(data[:HEAD].decode("utf-8", "replace")):
+        if title := _TITLE.search(data[:HEAD_BYTES].decode("utf-8", "replace")):
             name = unescape(title[1])
     else:
         with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            whole = msgspec.json.decode(data, type=_Summary).complete
-    return Work(path, kind, name, whole, status.st_size, status.st_mtime_ns // 1_000_000)
+            complete = msgspec.json.decode(data, type=_Summary).complete
+    return JobResult(path, kind, name, complete, status.st_size, status.st_mtime_ns // 1_000_000)
 
 
-def _tables(directory: int, path: str, names: list[tuple[str, bool]]) -> Work:
-    """A job's directory of tables: whole, as Spark says it of each that it writes."""
+def _tables(directory: int, path: str, names: list[tuple[str, bool]]) -> JobResult:
+    """Return the tables of a job; they are complete if Spark has finished each of them."""
     job = "archive"
     with suppress(OSError, msgspec.MsgspecError):
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-        with os.fdopen(os.open(MARK, flags, dir_fd=directory), "rb") as file:
-            job = str(msgspec.json.decode(file.read(HEAD), type=dict[str, object]).get("job", ""))[:100]
+        descriptor = os.open(JOB_FILE, _FILE, dir_fd=directory)
+        with os.fdopen(descriptor, "rb") as file:
+            job = str(msgspec.json.decode(file.read(HEAD_BYTES), type=dict[str, object]).get("job", ""))[:100]
     latest, states = os.fstat(directory).st_mtime_ns, []
     for name, is_directory in names:
         if not is_directory:
             continue
         with suppress(OSError), _opened_at(directory, name) as inner:
             latest = max(latest, os.fstat(inner).st_mtime_ns)
-            if _is_there(inner, "_SUCCESS"):
+            if _exists(inner, "_SUCCESS"):
                 states.append(True)
-            elif _is_there(inner, "_temporary"):
+            elif _exists(inner, "_temporary"):
                 states.append(False)
-    return Work(path or ".", "tables", job, all(states) if states else None, None, latest // 1_000_000)
+    return JobResult(path or ".", "tables", job, all(states) if states else None, None, latest // 1_000_000)
 
 
-def _is_there(directory: int, name: str) -> bool:
+def _exists(directory: int, name: str) -> bool:
     try:
         os.stat(name, dir_fd=directory, follow_symlinks=False)
     except OSError:
@@ -215,7 +224,7 @@ def _entries(directory: int) -> Iterator[os.DirEntry[str]]:
 
 @contextmanager
 def _opened(root: Path, path: str) -> Iterator[int]:
-    """A directory below the root, part by part, none of them a link. Raises ReportError."""
+    """Open a directory below the root, refusing symbolic links in its path. Raises ReportError."""
     try:
         descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -227,10 +236,7 @@ def _opened(root: Path, path: str) -> Iterator[int]:
         finally:
             os.close(descriptor)
     except OSError as error:
-        raise ReportError(path, error.strerror or "it cannot be read") from None
-
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        raise ReportError(path, error.strerror or "cannot be read") from None
 
 
 @contextmanager
@@ -244,5 +250,5 @@ def _opened_at(directory: int, name: str) -> Iterator[int]:
 
 def _checked(name: str, path: str) -> str:
     if not name or name.startswith(".") or "/" in name or "\0" in name:
-        raise ReportError(path, "there is no such report")
+        raise ReportError(path, "no such report")
     return name

@@ -1,0 +1,1 @@
+"""Access to the console, independent of the web framework: accounts, sessions, the audit log."""

@@ -1,0 +1,70 @@
+"""Limit of failed logins by address and by account, in a bounded table."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from ipaddress import ip_address
+
+MAX_KEYS = 10_000
+_IPV6_NETWORK_BITS = 64  # the network of one user of IPv6
+
+
+class Attempts:
+    """Permits `burst` failures per key, and one more every `refill_s` seconds.
+
+    Beyond `max_keys` the key whose last failure is the oldest is removed.
+    """
+
+    def __init__(
+        self,
+        burst: int,
+        refill_s: float,
+        *,
+        max_keys: int = MAX_KEYS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._burst = burst
+        self._refill_s = refill_s
+        self._max_keys = max_keys
+        self._clock = clock
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # time when the failures no longer count
+
+    def __len__(self) -> int:
+        return len(self._free_at)
+
+    def wait_s(self, key: str) -> float:
+        """Return the seconds until the key may try again; 0 if it may try now."""
+        left = self._free_at.get(key, 0.0) - self._clock()
+        return max(0.0, left - (self._burst - 1) * self._refill_s)
+
+    def failed(self, key: str) -> None:
+        """Count a failure of the key."""
+        now = self._clock()
+        self._free_at[key] = max(self._free_at.pop(key, now), now) + self._refill_s
+        while len(self._free_at) > self._max_keys:
+            self._free_at.popitem(last=False)
+
+    def passed(self, key: str) -> None:
+        """Take back one failure of the key.
+
+        Taking back all would let the owner of an account try others without a limit, and each login of the
+        owner would let an attacker begin again.
+        """
+        left = self._free_at.pop(key, 0.0) - self._refill_s
+        if left > self._clock():
+            self._free_at[key] = left
+
+
+def address_key(address: str) -> str:
+    """Return the part of an address that its user cannot choose: the network of an IPv6 address."""
+    try:
+        found = ip_address(address)
+    except ValueError:
+        return address
+    if found.version == 4:
+        return address
+    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::`
+        return str(found.ipv4_mapped)
+    return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

@@ -1,0 +1,63 @@
+"""Time limits of connections.
+
+The number of connections is limited, and a client that sends no request, or sends its headers byte by byte,
+would otherwise occupy one forever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+HEADERS_TIMEOUT_S = 10.0
+"""From the start of a connection, or the end of a response, to the headers of the next request."""
+EXCHANGE_TIMEOUT_S = 300.0
+"""From the headers of a request to the end of its response."""
+
+
+class TimedProtocol(HttpToolsProtocol):
+    """A server connection that is closed after the timeouts, unless it becomes a websocket."""
+
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin the timeout for the headers."""
+        super().connection_made(transport)
+        self._start_timer(HEADERS_TIMEOUT_S, self._close)
+
+    def on_headers_complete(self) -> None:
+        """Begin the timeout for the response."""
+        super().on_headers_complete()
+        self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
+
+    def on_response_complete(self) -> None:
+        """Begin the timeout for the next request's headers."""
+        super().on_response_complete()
+        if self.cycle.response_complete:  # otherwise the next one has begun
+            self._start_timer(HEADERS_TIMEOUT_S, self._close)
+
+    def handle_websocket_upgrade(self) -> None:
+        """End the timeouts."""
+        self._stop_timer()
+        super().handle_websocket_upgrade()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the timeouts."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _close(self) -> None:
+        # The client may still read what was written, until the second timeout.
+        self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
+        self.transport.close()
+
+    def _start_timer(self, span_s: float, end: Callable[[], None]) -> None:
+        self._stop_timer()
+        self._timer = self.loop.call_later(span_s, end)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -1,0 +1,344 @@
+"""The access check of every request: an ASGI application around that of the pages.
+
+Requests with a session pass; all others get the login page. The gate refuses unknown host names (otherwise a
+page of another site could reach a console on this machine under that site's name), forms and connections of
+other sites, and logins after too many failures. The connection of a page is permitted by the page's id, a
+secret of the session that requested the page. The headers of pages forbid foreign scripts and frames.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from urllib.parse import quote
+
+from cometmq import logs
+from cometmq.console.auth import http
+from cometmq.console.auth.accounts import MAX_NAME_LENGTH, Account, AccountError, Accounts, TooBusy
+from cometmq.console.auth.attempts import Attempts, address_key
+from cometmq.console.auth.audit import Audit
+from cometmq.console.auth.http import App, Message, Receive, Scope, Send
+from cometmq.console.auth.login import login_page
+from cometmq.console.auth.sessions import Session, Sessions
+
+log = logs.logger(__name__)
+
+PUBLIC = ("/_nicegui/", "/static/")
+"""Static files of the framework and the console, served without a session."""
+SOCKET_PREFIX = "/_nicegui_ws/"
+YEAR_S = 365 * 86_400
+LOGIN, LOGOUT, ALIVE = "/login", "/logout", "/alive"
+SESSION = "cometmq.session"
+"""Key of the session in the state of a page's request."""
+
+ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
+ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
+_MAX_ADDRESS_LENGTH = 64  # a proxy may pass on any text
+_SESSION_ENDED, _BAD_FRAME = 4401, 4400  # close codes of the connection of a page
+_USER_EVENT = '42["event"'  # beginning of the frame that a page sends when its user clicks or types
+# The framework compiles its templates and runs calls of the console in the browser, which requires eval.
+# Scripts of other sites, and scripts in the page without the nonce, do not run.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws://{host} wss://{host}; "
+    "object-src 'none'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; frame-src 'none'"
+)
+_ALWAYS = (
+    ("x-content-type-options", "nosniff"),
+    ("x-frame-options", "DENY"),
+    ("referrer-policy", "same-origin"),
+    ("cross-origin-opener-policy", "same-origin"),
+    ("cross-origin-resource-policy", "same-origin"),
+    ("permissions-policy", "camera=(), geolocation=(), microphone=(), payment=(), usb=()"),
+)
+
+
+@dataclass(eq=False)
+class Gate:
+    """See the module.
+
+    Attributes:
+        hosts: Permitted Host headers, `name:port` in lower case.
+        port: Part of the names of cookies, which browsers share between ports.
+        secure: The console has a TLS certificate.
+        by_address: Failed logins by address.
+        by_account: Failed logins by account.
+        by_known: Failed logins by account, in browsers that have logged in to it before.
+    """
+
+    app: App
+    accounts: Accounts
+    sessions: Sessions
+    audit: Audit
+    hosts: frozenset[str]
+    port: int
+    secure: bool = False
+    by_address: Attempts = field(default_factory=lambda: Attempts(ADDRESS_BURST, ADDRESS_REFILL_S))
+    by_account: Attempts = field(default_factory=lambda: Attempts(ACCOUNT_BURST, ACCOUNT_REFILL_S))
+    by_known: Attempts = field(default_factory=lambda: Attempts(ACCOUNT_BURST, ACCOUNT_REFILL_S))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await self._websocket(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    # -- cookies
+
+    @property
+    def session_cookie(self) -> str:
+        return f"{'__Host-' if self.secure else ''}cometmq_session_{self.port}"
+
+    @property
+    def _login_cookie(self) -> str:
+        return f"{'__Host-' if self.secure else ''}cometmq_login_{self.port}"
+
+    @property
+    def _known_cookie(self) -> str:
+        return f"{'__Host-' if self.secure else ''}cometmq_known_{self.port}"
+
+    def _set_cookie(
+        self, name: str, value: str, *, secure: bool = False, age_s: int | None = None
+    ) -> tuple[str, str]:
+        """Return a Set-Cookie header, for no scripts or other sites; an empty value deletes the cookie.
+
+        secure: a proxy uses TLS. age_s: lifetime in seconds; None until the browser is closed.
+        """
+        flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure or secure else "")
+        age_s = age_s if value else 0
+        return "set-cookie", f"{name}={value}{flags}" + ("" if age_s is None else f"; Max-Age={age_s}")
+
+    # -- requests
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        host = http.header(scope, "host").lower()
+        nonce = secrets.token_urlsafe(16)
+        fixed = [*_ALWAYS, ("content-security-policy", _POLICY.format(nonce=nonce, host=host))]
+        path, method = scope["path"], scope["method"]
+        public = path.startswith(PUBLIC)
+        if not public:
+            fixed.append(("cache-control", "no-store"))
+        if self.secure:
+            fixed.append(("strict-transport-security", "max-age=31536000"))
+        send = http.with_headers(send, fixed, nonce)
+        # The framework would write this header into its pages, and no proxy of a console sets it.
+        scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-prefix"]
+        if host not in self.hosts:
+            known = ", ".join(sorted(self.hosts))
+            await http.respond(send, 421, f"Unknown host name. Names of this console: {known}.\n".encode())
+        elif method == "POST" and path in (LOGIN, LOGOUT):
+            await self._post(scope, receive, send)
+        elif method not in ("GET", "HEAD") or path.startswith(SOCKET_PREFIX):
+            await http.respond(send, 405, b"Method not allowed.\n")
+        elif public:
+            await self.app(scope, receive, send)
+        else:
+            await self._page(scope, receive, send)
+
+    async def _page(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope["path"]
+        session = self._session(scope)
+        if path == ALIVE:
+            known = session is not None and http.query(scope, "page") in session.pages
+            await http.respond(send, 204 if known else 401, b"")
+        elif path == LOGIN:
+            await self._login_page(scope, send)
+        elif session is not None:
+            session = self.sessions.find(session.id, used=True)
+            scope.setdefault("state", {})[SESSION] = session
+            await self.app(scope, receive, send)
+        elif http.header(scope, "sec-fetch-site") == "cross-site":
+            # The browser does not send the cookie for a link in another site's page, but for the refresh of a
+            # page of the console.
+            where = _target(scope)
+            html = f'<!doctype html><meta http-equiv="refresh" content="0;url={where}">'.encode()
+            await http.respond(send, 200, html, kind="text/html; charset=utf-8")
+        else:
+            await http.redirect(send, f"{LOGIN}?next={quote(_target(scope), safe='')}")
+
+    def _session(self, scope: Scope) -> Session | None:
+        try:
+            return self.sessions.find(http.cookie(scope, self.session_cookie))
+        except AccountError as error:
+            log.error("all requests are refused: %s", error)
+            return None
+
+    def _own_origin(self, scope: Scope, *, needed: bool) -> bool:
+        """Return whether a page of this console sends the request. Old browsers send no origin with forms."""
+        origin = http.header(scope, "origin").lower()
+        if not origin:
+            return not needed
+        # Without a certificate of its own the console may be behind a proxy with TLS.
+        schemes = ("https",) if self.secure else ("http", "https")
+        return origin in [f"{scheme}://{http.header(scope, 'host').lower()}" for scheme in schemes]
+
+    # -- login and logout
+
+    async def _login_page(self, scope: Scope, send: Send, *, problem: str = "", status: int = 200) -> None:
+        token = http.cookie(scope, self._login_cookie) or secrets.token_urlsafe(32)
+        page = login_page(
+            language=http.cookie(scope, "cometmq_lang"),
+            accepted=http.header(scope, "accept-language"),
+            dark={"dark": True, "light": False}.get(http.cookie(scope, "cometmq_theme")),
+            token=token,
+            where=http.query(scope, "next"),
+            problem=problem,
+        )
+        cookie = self._set_cookie(self._login_cookie, token)
+        await http.respond(send, status, page, [cookie], kind="text/html; charset=utf-8")
+
+    async def _post(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fields = await http.form(receive)
+        if fields is None:
+            await http.respond(send, 400, b"This is not a form.\n")
+        elif not self._own_origin(scope, needed=False):
+            await http.respond(send, 403, b"The form belongs to another site.\n")
+        elif scope["path"] == LOGIN:
+            await self._login(scope, send, fields)
+        else:
+            await self._logout(scope, send, fields)
+
+    async def _login(self, scope: Scope, send: Send, fields: dict[str, str]) -> None:
+        expected = http.cookie(scope, self._login_cookie)
+        if not expected or not _same(fields.get("csrf", ""), expected):
+            await self._login_page(scope, send, problem="login.stale", status=403)
+            return
+        name, password, address = fields.get("name", ""), fields.get("password", ""), _address(scope)
+        try:
+            known = _same(http.cookie(scope, self._known_cookie), self.accounts.browser_token(name))
+            keys = self._keys(name, address, known=known)
+            if any(attempts.wait_s(key) > 0 for attempts, key in keys):
+                await self._login_page(scope, send, problem="login.too_often", status=429)
+                return
+            # Counted before the check to limit concurrent logins as well; a success takes it back.
+            for attempts, key in keys:
+                attempts.failed(key)
+            account = await self.accounts.check_password(name, password, known=known)
+        except (TooBusy, AccountError) as error:
+            log.warning("login: %s", error)
+            await self._login_page(scope, send, problem="login.unavailable", status=503)
+            return
+        if account is None:
+            self.audit.try_record(name[:MAX_NAME_LENGTH], address, "login", result="refused")
+            await self._login_page(scope, send, problem="login.wrong", status=401)
+            return
+        for attempts, key in keys:
+            attempts.passed(key)
+        await self._begin_session(scope, send, name, account, fields.get("next", ""))
+
+    def _keys(self, name: str, address: str, *, known: bool) -> list[tuple[Attempts, str]]:
+        """Return the counters of a failed login.
+
+        A browser that has logged in to the account before has a counter of its own, so that it is not locked
+        out by failures of other browsers.
+        """
+        if known:
+            return [(self.by_known, name)]
+        return [(self.by_address, address_key(address)), (self.by_account, name[:MAX_NAME_LENGTH])]
+
+    async def _begin_session(self, scope: Scope, send: Send, name: str, account: Account, where: str) -> None:
+        before = self._session(scope)
+        if before is not None:
+            self.sessions.end(before)
+        address = _address(scope)
+        session = self.sessions.begin(name, account, address)
+        self.audit.try_record(name, address, "login")
+        secure = http.header(scope, "origin").lower().startswith("https:")
+        known = self.accounts.browser_token(name)
+        cookies = [
+            self._set_cookie(self.session_cookie, session.id, secure=secure),
+            self._set_cookie(self._known_cookie, known, secure=secure, age_s=YEAR_S),
+            self._set_cookie(self._login_cookie, ""),
+        ]
+        await http.redirect(send, own_path(where), cookies)
+
+    async def _logout(self, scope: Scope, send: Send, fields: dict[str, str]) -> None:
+        session = self._session(scope)
+        if session is not None:
+            if not _same(fields.get("csrf", ""), session.csrf):
+                await http.respond(send, 403, b"The form belongs to another session.\n")
+                return
+            self.audit.try_record(session.name, _address(scope), "logout")
+            self.sessions.end(session)
+        await http.redirect(send, LOGIN, [self._set_cookie(self.session_cookie, "")])
+
+    # -- connections of pages
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        session = self._session(scope)
+        good = (
+            scope["path"].startswith(SOCKET_PREFIX)
+            and http.header(scope, "host").lower() in self.hosts
+            and self._own_origin(scope, needed=True)
+            and session is not None
+            and http.query(scope, "client_id") in session.pages
+        )
+        if not good or session is None:
+            await receive()
+            await send({"type": "websocket.close", "code": 4403})
+            return
+        ended = asyncio.Event()
+        mark = object()
+        session.on_end[mark] = ended.set
+        try:
+            await self.app(scope, self._until_end(receive, send, session, ended), send)
+        finally:
+            session.on_end.pop(mark, None)
+
+    def _until_end(
+        self, receive: Receive, send: Send, session: Session, ended: asyncio.Event
+    ) -> Callable[[], asyncio.Future[Message] | asyncio.Task[Message]]:
+        """Return a `receive` that ends with the session or with a message that no browser sends.
+
+        It also keeps the session alive while its user clicks and types.
+        """
+
+        async def next_message() -> Message:
+            code = _SESSION_ENDED
+            reading = asyncio.ensure_future(receive())
+            waiting = asyncio.ensure_future(ended.wait())
+            try:
+                await asyncio.wait({reading, waiting}, return_when=asyncio.FIRST_COMPLETED)
+                if reading.done() and not ended.is_set():
+                    message = reading.result()
+                    if http.is_page_frame(message):
+                        if str(message.get("text") or "").startswith(_USER_EVENT):
+                            self.sessions.find(session.id, used=True)
+                        return message
+                    code = _BAD_FRAME
+            finally:
+                waiting.cancel()
+            reading.cancel()
+            with suppress(Exception):
+                await send({"type": "websocket.close", "code": code})
+            return {"type": "websocket.disconnect", "code": code}
+
+        return lambda: asyncio.ensure_future(next_message())
+
+
+def _same(given: str, expected: str) -> bool:
+    return secrets.compare_digest(given.encode(), expected.encode())
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    return str(client[0])[:_MAX_ADDRESS_LENGTH] if client else ""
+
+
+def _target(scope: Scope) -> str:
+    """Return the path and query of a request, quoted for a link."""
+    raw = scope.get("query_string", b"").decode("latin-1")
+    return own_path(quote(scope["path"]) + (f"?{quote(raw, safe='=&%+')}" if raw else ""))
+
+
+def own_path(where: str) -> str:
+    """Return a path of this console; "/" for a path that leads to another site."""
+    plain = where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()
+    if not plain or "\\" in where or len(where) > 4096:
+        return "/"
+    return quote(where, safe="/?=&%+:;,@!$*~.-_")

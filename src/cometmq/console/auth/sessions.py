@@ -1,0 +1,130 @@
+"""Sessions of logged-in users. They are in the server's memory; the browser has only a random id."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cometmq.console.auth.accounts import Account, Accounts, Role
+
+IDLE_TIMEOUT_S = 30 * 60.0
+"""A session ends when its user has not clicked or typed for this time, although its page is redrawn."""
+MAX_LIFETIME_S = 12 * 3600.0
+MAX_SESSIONS = 2000
+MAX_SESSIONS_PER_ACCOUNT = 20
+MAX_PAGES = 100
+"""Open pages per session."""
+_ID_BYTES = 32
+
+
+@dataclass(eq=False)
+class Session:
+    """A login.
+
+    Attributes:
+        pages: Ids of its open pages. Each is a secret of that page, and permits the page's connection.
+        on_end: Callbacks for the end of the session, called once.
+        exporting: A file is being created for it.
+    """
+
+    id: str
+    name: str
+    account: Account
+    address: str
+    began_s: float
+    used_s: float
+    csrf: str
+    pages: dict[str, None] = field(default_factory=dict)
+    on_end: dict[object, Callable[[], None]] = field(default_factory=dict)
+    ended: bool = False
+    exporting: bool = False
+
+    @property
+    def role(self) -> Role:
+        return self.account.role
+
+    def add_page(self, page_id: str) -> str | None:
+        """Permit the connection of a page; beyond MAX_PAGES remove and return the oldest page."""
+        self.pages[page_id] = None
+        if len(self.pages) <= MAX_PAGES:
+            return None
+        oldest = next(iter(self.pages))
+        del self.pages[oldest]
+        return oldest
+
+
+class Sessions:
+    """All sessions. Those of an account that is removed or changed end."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        *,
+        idle_s: float = IDLE_TIMEOUT_S,
+        life_s: float = MAX_LIFETIME_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._accounts = accounts
+        self._idle_s = idle_s
+        self._life_s = life_s
+        self._clock = clock
+        self._by_id: dict[str, Session] = {}
+
+    def begin(self, name: str, account: Account, address: str) -> Session:
+        """Create a session; beyond the limits end the oldest ones."""
+        self.end_expired()
+        own = [each for each in self._by_id.values() if each.name == name]
+        for each in own[: max(0, len(own) - MAX_SESSIONS_PER_ACCOUNT + 1)]:
+            self.end(each)
+        while len(self._by_id) >= MAX_SESSIONS:
+            self.end(next(iter(self._by_id.values())))
+        now = self._clock()
+        session = Session(
+            id=secrets.token_urlsafe(_ID_BYTES),
+            name=name,
+            account=account,
+            address=address,
+            began_s=now,
+            used_s=now,
+            csrf=secrets.token_urlsafe(_ID_BYTES),
+        )
+        self._by_id[session.id] = session
+        return session
+
+    def find(self, session_id: str, *, used: bool = False) -> Session | None:
+        """Return a session that has not ended. used: its user has clicked or typed."""
+        session = self._by_id.get(session_id)
+        if session is None or not self.is_valid(session):
+            return None
+        if used:
+            session.used_s = self._clock()
+        return session
+
+    def is_valid(self, session: Session) -> bool:
+        """Return whether a session may continue; end it if it has expired or its account has changed."""
+        now = self._clock()
+        over = now - session.used_s > self._idle_s or now - session.began_s > self._life_s
+        if not session.ended and (over or self._accounts.get(session.name) != session.account):
+            self.end(session)
+        return not session.ended
+
+    def end(self, session: Session) -> None:
+        """End a session and call its callbacks."""
+        self._by_id.pop(session.id, None)
+        session.ended = True
+        session.pages.clear()
+        handlers, session.on_end = list(session.on_end.values()), {}
+        for handler in handlers:
+            handler()
+
+    def end_expired(self) -> None:
+        """End all sessions that have expired."""
+        for session in list(self._by_id.values()):
+            self.is_valid(session)
+
+    def end_all(self) -> None:
+        """End all sessions, because the console stops."""
+        for session in list(self._by_id.values()):
+            self.end(session)

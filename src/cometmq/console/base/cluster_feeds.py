@@ -1,0 +1,393 @@
+"""Questions about the whole cluster that many pages share: one request per broker for each question."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from cometmq.admin import Admin, BrokerStatus, GroupQueueProgress
+from cometmq.admin.known_groups import group_names
+from cometmq.admin.values import broker_places, known_sum, with_lags
+from cometmq.console.base.fanout import Answers, Fanout
+from cometmq.console.base.feeds import Feed, Feeds, Rate, Ring, Tops
+from cometmq.protocol.bodies import ProducerInfo, SubscriptionGroupConfig, TopicConfig
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_group, is_system_topic
+
+T = TypeVar("T")
+
+BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
+DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
+HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
+"""Six hours of values."""
+LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
+"""How long, and for how many brokers, a broker is shown after the name servers have dropped it."""
+MESSAGE_TYPE = "message.type"
+
+
+@dataclass(frozen=True)
+class ClusterRows(Generic[T]):
+    """Rows from the brokers that responded. missing: error text by the name of a broker that did not."""
+
+    rows: list[T]
+    missing: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TopicRow:
+    """A topic of the whole cluster. configs: its settings by broker name."""
+
+    name: str
+    kind: str
+    configs: dict[str, TopicConfig]
+
+    @property
+    def read_queues(self) -> int:
+        """Read queues of all brokers."""
+        return sum(each.read_queue_nums for each in self.configs.values())
+
+    @property
+    def write_queues(self) -> int:
+        """Write queues of all brokers."""
+        return sum(each.write_queue_nums for each in self.configs.values())
+
+    @property
+    def perm(self) -> int:
+        """Permission bits that all brokers have set."""
+        bits = -1
+        for each in self.configs.values():
+            bits &= each.perm
+        return bits
+
+    @property
+    def message_type(self) -> str:
+        types = {(each.attributes or {}).get(MESSAGE_TYPE, "") for each in self.configs.values()}
+        return ", ".join(sorted(filter(None, types)))
+
+
+@dataclass(frozen=True)
+class GroupRow:
+    """A consumer group of the whole cluster.
+
+    configs: its settings by broker name; empty for a group that has only offsets or a retry topic.
+    """
+
+    name: str
+    configs: dict[str, SubscriptionGroupConfig]
+
+    @property
+    def system(self) -> bool:
+        return is_system_group(self.name)
+
+
+@dataclass
+class Lag:
+    """Sums over queues. behind: messages not consumed; last_ms: store time of the last consumed message."""
+
+    behind: int = 0
+    queues: int = 0
+    last_ms: int = 0
+
+    def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
+        """Add a queue."""
+        self.behind += max(0, broker_offset - consumer_offset)
+        self.queues += 1
+        self.last_ms = max(self.last_ms, last_ms)
+
+
+@dataclass(frozen=True)
+class ClusterLags:
+    """Lags and rates of all groups.
+
+    Attributes:
+        pairs: Lag by (group, topic).
+        groups: Lag by group, over all its topics.
+        group_rates: Messages per second that each group consumed since the previous answer; empty at first.
+        topic_rates: Messages per second sent to each topic that has a consumer group; empty at first.
+        missing: Error text by the name of a broker that did not respond.
+    """
+
+    pairs: dict[tuple[str, str], Lag]
+    groups: dict[str, Lag]
+    group_rates: dict[str, float]
+    topic_rates: dict[str, float]
+    missing: dict[str, str]
+
+    @property
+    def behind(self) -> int:
+        return sum(each.behind for each in self.groups.values())
+
+
+@dataclass(frozen=True)
+class ProducerRow:
+    """A client of a producer group, and the names of the brokers to which it is connected."""
+
+    group: str
+    client: ProducerInfo
+    brokers: tuple[str, ...]
+
+
+def _ring() -> Ring:
+    return Ring(HISTORY_POINTS, HISTORY_STEP_S)
+
+
+def _tops() -> Tops:
+    return Tops(HISTORY_POINTS, HISTORY_STEP_S)
+
+
+@dataclass
+class History:
+    """Values of the last hours. disk: used percent of the fullest disk; groups: the largest lags; topics: the
+    highest rates in messages per second."""
+
+    put: Ring = field(default_factory=_ring)
+    get: Ring = field(default_factory=_ring)
+    behind: Ring = field(default_factory=_ring)
+    disk: Ring = field(default_factory=_ring)
+    groups: Tops = field(default_factory=_tops)
+    topics: Tops = field(default_factory=_tops)
+
+
+@dataclass(frozen=True)
+class LostBroker:
+    """A broker that the name servers no longer list. at_s: wall-clock time when they last listed it."""
+
+    status: BrokerStatus
+    at_s: float
+
+
+def kind_of(topic: str) -> str:
+    """Return `normal`, `retry`, `dead` (dead letters) or `system`."""
+    if topic.startswith(RETRY_PREFIX):
+        return "retry"
+    if topic.startswith(DLQ_PREFIX):
+        return "dead"
+    return "system" if is_system_topic(topic) else "normal"
+
+
+def disk_of(broker: BrokerStatus) -> float | None:
+    """Return the used share of a broker's fullest disk; None if the broker does not report it."""
+    shares = [broker.first_number(key) for key in DISK_KEYS]
+    return max((share for share in shares if share is not None), default=None)
+
+
+def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
+    """Return the used share of the fullest disk of all brokers that report it."""
+    return max((disk for each in brokers if (disk := disk_of(each)) is not None), default=None)
+
+
+def put_rate(broker: BrokerStatus) -> float | None:
+    """Return the messages per second that producers sent; None if the broker does not report it."""
+    return broker.first_number("putTps")
+
+
+def get_rate(broker: BrokerStatus) -> float | None:
+    """Return the messages per second that consumers received; 4.9 and 5.x spell the key differently."""
+    rate = broker.first_number("getTransferredTps")
+    return broker.first_number("getTransferedTps") if rate is None else rate
+
+
+class ClusterFeeds:
+    """Feeds of a cluster that several pages show, and their history."""
+
+    def __init__(self, admin: Admin, feeds: Feeds) -> None:
+        self.history = History()
+        self._admin = admin
+        self._feeds = feeds
+        self._group_rate = Rate()
+        self._topic_rate = Rate()
+        self._fanouts: dict[str, Fanout[Any]] = {}
+        self._seen: dict[tuple[str, str, int], LostBroker] = {}
+        self._lost: dict[tuple[str, str, int], LostBroker] = {}
+
+    @property
+    def lost(self) -> list[LostBroker]:
+        """Brokers that the name servers have recently dropped, the last dropped first."""
+        since_s = time.time() - LOST_BROKER_SHOWN_S
+        return [each for each in reversed(self._lost.values()) if each.at_s >= since_s]
+
+    def brokers(self) -> Feed[list[BrokerStatus]]:
+        """Return the feed of all brokers with their runtime tables."""
+        return self._feeds.feed("brokers", self._ask_brokers, BROKERS_INTERVAL_S)
+
+    def topics(self) -> Feed[ClusterRows[TopicRow]]:
+        """Return the feed of all topics."""
+        return self._feeds.feed("topics", self._ask_topics, TABLES_INTERVAL_S)
+
+    def groups(self) -> Feed[ClusterRows[GroupRow]]:
+        """Return the feed of all consumer groups."""
+        return self._feeds.feed("groups", self._ask_groups, TABLES_INTERVAL_S)
+
+    def lags(self) -> Feed[ClusterLags]:
+        """Return the feed of the lags of all groups in all topics: the most expensive question."""
+        return self._feeds.feed("lags", self._ask_lags, LAGS_INTERVAL_S)
+
+    def producers(self) -> Feed[ClusterRows[ProducerRow]]:
+        """Return the feed of all connected producers."""
+        return self._feeds.feed("producers", self._ask_producers, TABLES_INTERVAL_S)
+
+    # -- questions
+
+    def _fanout(self, feed: str) -> Fanout[Any]:
+        """Return the fanout of a feed; the feed is asked again after a late response."""
+        return self._fanouts.setdefault(feed, Fanout(lambda: self._feeds.refresh(feed)))
+
+    async def _ask_brokers(self) -> list[BrokerStatus]:
+        places = broker_places(await self._admin.cluster_info())
+        self._record_lost(places)
+        addrs = {each.broker_addr: each.broker_addr for each in places}
+        answers = await self._fanout("brokers").request(addrs, self._admin.runtime)
+        brokers = with_lags(
+            [
+                each.with_runtime(answers.values[each.broker_addr])
+                if each.broker_addr in answers.values
+                else msgspec.structs.replace(each, problem=answers.problems[each.broker_addr])
+                for each in places
+            ]
+        )
+        masters = [each for each in brokers if each.broker_id == MASTER_ID]
+        if masters and all(each.runtime for each in masters):  # sums without a master would be too small
+            now = time.time()
+            for history, rate in (
+                (self.history.put, known_sum(map(put_rate, masters))),
+                (self.history.get, known_sum(map(get_rate, brokers))),
+            ):
+                if rate is not None:
+                    history.add(now, rate)
+            if (disk := fullest_disk(brokers)) is not None:
+                self.history.disk.add(now, 100 * disk)
+        return brokers
+
+    def _record_lost(self, places: Iterable[BrokerStatus]) -> None:
+        now = time.time()
+        listed = {
+            (each.cluster_name, each.broker_name, each.broker_id): LostBroker(each, now) for each in places
+        }
+        self._lost |= {key: lost for key, lost in self._seen.items() if key not in listed}
+        self._seen = listed
+        for key in listed.keys() & self._lost.keys():
+            del self._lost[key]
+        for key in list(self._lost)[:-MAX_LOST_BROKERS]:
+            del self._lost[key]
+
+    async def _ask_masters(self, feed: str, ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
+        """Return the response of each master, or of the slave that replaces a missing master.
+
+        Raises the first error if no broker responds.
+        """
+        table = (await self._admin.cluster_info()).broker_addr_table
+        addrs = {
+            name: data.broker_addrs[min(data.broker_addrs)]
+            for name, data in table.items()
+            if data.broker_addrs
+        }
+        answers = await self._fanout(feed).request(addrs, ask)
+        answers.raise_if_none()
+        return answers
+
+    async def _ask_topics(self) -> ClusterRows[TopicRow]:
+        answers = await self._ask_masters("topics", self._admin.topic_configs)
+        merged = _by_name((name, table.topic_config_table) for name, table in answers.values.items())
+        rows = [TopicRow(name, kind_of(name), merged[name]) for name in sorted(merged)]
+        return ClusterRows(rows, answers.problems)
+
+    async def _ask_groups(self) -> ClusterRows[GroupRow]:
+        answers = await self._ask_masters("groups", self._admin.groups_at)
+        merged = _by_name(
+            (name, {group: config for group, config in table.items() if config is not None})
+            for name, table in answers.values.items()
+        )
+        names = group_names(await self._admin.topics(), answers.values.values())
+        rows = [GroupRow(name, merged.get(name, {})) for name in sorted({*names, *merged})]
+        return ClusterRows(rows, answers.problems)
+
+    async def _ask_lags(self) -> ClusterLags:
+        answers = await self._ask_masters("lags", self._admin.broker_consume_stats)
+        # A large cluster has hundreds of thousands of rows: the loop serves pages meanwhile.
+        sums = await asyncio.to_thread(_sum_up, answers.values)
+        now = time.time()
+        lags = ClusterLags(
+            pairs=sums.pairs,
+            groups=sums.groups,
+            group_rates=_sum_by_first(self._group_rate.observe(now, sums.consumed)),
+            topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
+            missing=answers.problems,
+        )
+        if not lags.missing:  # sums without a broker would be too small
+            self.history.behind.add(now, lags.behind)
+            behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
+            self.history.groups.add(now, behind)
+            if lags.topic_rates:
+                rates = {name: rate for name, rate in lags.topic_rates.items() if kind_of(name) == "normal"}
+                self.history.topics.add(now, rates)
+        return lags
+
+    async def _ask_producers(self) -> ClusterRows[ProducerRow]:
+        answers = await self._ask_masters("producers", self._admin.producers)
+        clients: dict[tuple[str, str], ProducerInfo] = {}
+        brokers: defaultdict[tuple[str, str], list[str]] = defaultdict(list)
+        for name, table in answers.values.items():
+            for group, infos in table.items():
+                for info in infos:
+                    clients[group, info.client_id] = info
+                    brokers[group, info.client_id].append(name)
+        rows = [ProducerRow(key[0], clients[key], tuple(brokers[key])) for key in sorted(clients)]
+        return ClusterRows(rows, answers.problems)
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """Sums over the queues of all brokers.
+
+    `consumed` and `stored` are counters for rates: the sums of consumer offsets and of broker offsets, by
+    (name, broker, ..., number of queues). An additional queue begins a new counter, so that no rate is
+    computed from the difference.
+    """
+
+    pairs: dict[tuple[str, str], Lag]
+    groups: dict[str, Lag]
+    consumed: dict[Hashable, int]
+    stored: dict[Hashable, int]
+
+
+def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
+    """Sum up the offsets of all groups at all brokers. Runs in a thread."""
+    pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
+    groups: defaultdict[str, Lag] = defaultdict(Lag)
+    consumed: dict[Hashable, int] = {}
+    stored: dict[Hashable, int] = {}
+    for broker, rows in answers.items():
+        offsets: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+        ends: defaultdict[str, dict[tuple[str, int], int]] = defaultdict(dict)
+        for row in rows:
+            queue = row.queue
+            values = (queue.broker_offset, queue.consumer_offset, queue.last_timestamp)
+            pairs[row.group, queue.topic].add(*values)
+            groups[row.group].add(*values)
+            offsets[row.group, queue.topic].append(queue.consumer_offset)
+            ends[queue.topic][queue.broker_name, queue.queue_id] = queue.broker_offset
+        consumed |= {(group, broker, topic, len(all_)): sum(all_) for (group, topic), all_ in offsets.items()}
+        stored |= {(topic, broker, len(all_)): sum(all_.values()) for topic, all_ in ends.items()}
+    return _Sums(dict(pairs), dict(groups), consumed, stored)
+
+
+def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
+    """Return the sums of rates by the first part of their keys."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    for (name, *_), rate in rates.items():
+        sums[name] += rate
+    return dict(sums)
+
+
+def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:
+    """Return name -> broker -> settings, from pairs of a broker and its settings by name."""
+    merged: defaultdict[str, dict[str, T]] = defaultdict(dict)
+    for broker, table in tables:
+        for name, config in table.items():
+            merged[name][broker] = config
+    return merged

@@ -1,0 +1,233 @@
+"""The clusters of a console, and the file with those that administrators have added."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cometmq import logs
+from cometmq.admin import Admin
+from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
+from cometmq.console.base.cluster_feeds import ClusterFeeds
+from cometmq.console.base.errors import ConsoleError
+from cometmq.console.base.feeds import Feeds
+from cometmq.errors import CometError
+from cometmq.private import replace_private
+
+log = logs.logger(__name__)
+
+STARTED = "default"
+"""The name of the cluster that the console was started with."""
+MAX_CLUSTERS = 32
+MAX_NAME_LENGTH, MAX_NAMESRV_LENGTH = 64, 1024
+MAX_FILE_BYTES = 1 << 20
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+"""A name is the value of a cookie."""
+
+
+class ClusterError(ConsoleError):
+    """A cluster cannot be shown, added, changed, or removed."""
+
+
+class _File(msgspec.Struct):
+    """The content of `clusters.json`.
+
+    Attributes:
+        standard: The default cluster, for browsers without a choice.
+        clusters: The name servers of each added cluster, by its name.
+        signed: The names of the added clusters whose brokers get requests signed with the console's account.
+    """
+
+    standard: str = STARTED
+    clusters: dict[str, Any] = {}
+    signed: list[str] = []
+
+
+class ClusterConnection:
+    """The admin client of a cluster, and the feeds that its pages share.
+
+    Attributes:
+        signed: Whether requests are signed with the account of the console's environment.
+        on_end: Functions called when the cluster is removed or its settings have changed.
+        ended: Whether that has happened. Pages that are still open must not change anything.
+    """
+
+    def __init__(self, name: str, namesrv: str, *, signed: bool) -> None:
+        self.name = name
+        self.namesrv = namesrv
+        self.signed = signed
+        self.admin = Admin(namesrv, options=None if signed else ClientOptions(access_key=""))
+        self.feeds = Feeds()
+        self.cluster = ClusterFeeds(self.admin, self.feeds)
+        self.on_end: dict[object, Callable[[], None]] = {}
+        self.ended = False
+
+    async def close(self) -> None:
+        """Notify the pages of the cluster, and close its connections."""
+        self.ended = True
+        for end in list(self.on_end.values()):
+            try:
+                end()
+            except Exception:
+                log.exception("a page of cluster %s could not be notified of the cluster's end", self.name)
+        await self.admin.stop()
+
+
+class Clusters:
+    """All clusters of a console, by name. One change is made at a time.
+
+    Args:
+        path: The file with the added clusters.
+        namesrv: The name servers of the cluster that the console was started with, as `host:port;host:port`.
+    """
+
+    def __init__(self, path: Path, namesrv: str) -> None:
+        self._path = path
+        self._changing = asyncio.Lock()
+        self._refused: dict[str, Any] = {}  # unusable entries of the file, kept until the user repairs them
+        self._unreadable = ""
+        self.standard = STARTED
+        self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
+
+    @property
+    def several(self) -> bool:
+        """Whether the console shows more than one cluster."""
+        return len(self.connections) > 1
+
+    async def start(self) -> None:
+        """Read the file, and start the clients of all clusters.
+
+        A file or an entry that cannot be used is logged and left as it is: the console starts without it.
+        """
+        read = self._read()
+        for name, namesrv in read.clusters.items():
+            try:
+                addrs = _addresses(_legal(_changeable(name)), namesrv)
+                self._check_room()
+            except ClusterError as error:
+                log.warning("%s: the entry %r of clusters is left out: %s", self._path, name, error)
+                self._refused[name] = namesrv
+            else:
+                self.connections[name] = ClusterConnection(name, addrs, signed=name in read.signed)
+        if read.standard in self.connections:
+            self.standard = read.standard
+        for each in self.connections.values():
+            await each.admin.start()
+
+    def _read(self) -> _File:
+        try:
+            if self._path.exists() and not self._path.is_file():
+                raise ClusterError("it is not a file")  # opening a pipe would not return
+            with self._path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+            if len(content) > MAX_FILE_BYTES:
+                raise ClusterError(f"it has more than {MAX_FILE_BYTES} bytes")
+            return msgspec.json.decode(content, type=_File)
+        except FileNotFoundError:
+            return _File()
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError, ClusterError) as error:
+            self._unreadable = f"{self._path} cannot be read: {error}"
+            log.warning("%s; only the cluster %s is shown", self._unreadable, STARTED)
+            return _File()
+
+    async def stop(self) -> None:
+        """Close the connections to all clusters."""
+        async with self._changing:
+            await asyncio.gather(*(each.close() for each in self.connections.values()))
+
+    def find(self, name: str) -> ClusterConnection | None:
+        """Return the cluster of a name, the default cluster for "", None for an unknown name."""
+        return self.connections.get(name or self.standard)
+
+    async def put(self, name: str, namesrv: str, *, new: bool, signed: bool = False) -> None:
+        """Add a cluster, or change one. Raises ClusterError.
+
+        Args:
+            name: The name of the cluster.
+            namesrv: Its name servers, as `host:port;host:port`.
+            new: Whether to add one. It is an error if another administrator has added or removed it since.
+            signed: Whether to sign requests to its brokers with the console's account.
+        """
+        addrs = _addresses(_legal(_changeable(name)), namesrv)
+        async with self._changing:
+            before = self.connections.get(name)
+            if new and before is not None:
+                raise ClusterError(f"there is a cluster {name} already")
+            if not new and before is None:
+                raise ClusterError(f"there is no cluster {name}")
+            if new:
+                self._check_room()
+            made = ClusterConnection(name, addrs, signed=signed)
+            try:
+                await made.admin.start()
+                self._write(self.standard, {**self.connections, name: made})
+            except BaseException:
+                await made.close()
+                raise
+            self.connections[name] = made
+            self._refused.pop(name, None)
+            if before is not None:
+                await before.close()
+
+    async def remove(self, name: str) -> None:
+        """Remove a cluster from the console. Raises ClusterError."""
+        async with self._changing:
+            if _changeable(name) not in self.connections:
+                raise ClusterError(f"there is no cluster {name}")
+            standard = STARTED if self.standard == name else self.standard
+            self._write(standard, {key: each for key, each in self.connections.items() if key != name})
+            self.standard = standard
+            await self.connections.pop(name).close()
+
+    async def make_standard(self, name: str) -> None:
+        """Make a cluster the default: the one shown by browsers without a choice. Raises ClusterError."""
+        async with self._changing:
+            if name not in self.connections:
+                raise ClusterError(f"there is no cluster {name}")
+            self._write(name, self.connections)
+            self.standard = name
+
+    def _check_room(self) -> None:
+        if len(self.connections) >= MAX_CLUSTERS:
+            raise ClusterError(f"a console shows at most {MAX_CLUSTERS} clusters")
+
+    def _write(self, standard: str, connections: Mapping[str, ClusterConnection]) -> None:
+        if self._unreadable:
+            raise ClusterError(f"{self._unreadable}. Mend or remove it, and restart the console")
+        added = [each for each in connections.values() if each.name != STARTED]
+        content = _File(
+            standard,
+            self._refused | {each.name: each.namesrv for each in added},
+            [each.name for each in added if each.signed],
+        )
+        try:
+            replace_private(str(self._path), msgspec.json.format(msgspec.json.encode(content)))
+        except OSError as error:
+            raise ClusterError(f"{self._path} cannot be written: {error.strerror}") from None
+
+
+def _changeable(name: str) -> str:
+    if name == STARTED:
+        raise ClusterError(f"{STARTED} is the cluster that the console was started with (-n)")
+    return name
+
+
+def _legal(name: str) -> str:
+    if len(name) > MAX_NAME_LENGTH or not NAME.fullmatch(name):
+        rule = f"at most {MAX_NAME_LENGTH} letters, digits, '.', '_' and '-'"
+        raise ClusterError(f"{name!r} is not a valid name: {rule}")
+    return name
+
+
+def _addresses(name: str, namesrv: Any) -> str:
+    if not isinstance(namesrv, str) or not namesrv.strip() or len(namesrv) > MAX_NAMESRV_LENGTH:
+        raise ClusterError(f"cluster {name}: name servers must be host:port, separated by ';'")
+    try:
+        return ";".join(namesrv_addresses(namesrv))
+    except CometError as error:
+        raise ClusterError(f"cluster {name}: {error}") from None

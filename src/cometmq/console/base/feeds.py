@@ -1,0 +1,252 @@
+"""Values that pages show, requested once for all open pages and only while a page shows them.
+
+A feed asks one question again and again: all pages that show its answer share it. It asks from the moment
+the first page watches it until the last page is closed, and never twice at the same time. A failure leaves
+the last answer in place, together with the error: that is "unavailable", and not "none".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from array import array
+from collections.abc import Awaitable, Callable, Hashable, Mapping
+from dataclasses import dataclass
+from heapq import nlargest
+from typing import Any, Generic, TypeVar
+
+from cometmq import logs
+from cometmq.errors import CometError
+
+log = logs.logger(__name__)
+
+T = TypeVar("T")
+
+MAX_FEEDS = 256
+"""Feeds that are kept although no page watches them."""
+FRESH_SHARE = 0.5
+"""An answer younger than this share of the interval is not requested again when a page comes back."""
+PAUSE_S, PAUSE_SHARE = 0.5, 0.1
+"""Minimum pause after an answer: at most PAUSE_S, and at most this share of the interval."""
+TOPS, MAX_TOPS_KEPT = 5, 20
+"""Lines of a chart of the largest values, and names whose history is kept."""
+
+
+@dataclass(frozen=True)
+class Reading(Generic[T]):
+    """The state of a feed.
+
+    Attributes:
+        value: The latest answer; None before the first one.
+        at_s: Wall-clock time of the answer; 0.0 before the first one.
+        problem: The error of a later request that failed.
+    """
+
+    value: T | None = None
+    at_s: float = 0.0
+    problem: Exception | None = None
+
+    @property
+    def age_s(self) -> float:
+        return max(0.0, time.time() - self.at_s)
+
+
+class Feed(Generic[T]):
+    """One question, asked by `ask` every `interval_s` seconds while a page watches."""
+
+    def __init__(self, ask: Callable[[], Awaitable[T]], interval_s: float) -> None:
+        self._ask = ask
+        self.interval_s = interval_s
+        self.latest: Reading[T] = Reading()
+        self._watchers: dict[object, Callable[[Reading[T]], None]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._refresh_now = asyncio.Event()
+        self._asking = asyncio.Lock()
+
+    @property
+    def watched(self) -> bool:
+        return bool(self._watchers)
+
+    def watch(self, on_reading: Callable[[Reading[T]], None]) -> Callable[[], None]:
+        """Call `on_reading` with each new reading; return a function that ends it."""
+        key = object()
+        self._watchers[key] = on_reading
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._poll())
+
+        def end() -> None:
+            self._watchers.pop(key, None)
+            if not self._watchers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+        return end
+
+    async def first(self, timeout_s: float) -> Reading[T]:
+        """Return the latest reading; wait for the first one for at most `timeout_s`."""
+        if self.latest.at_s or self.latest.problem:
+            return self.latest
+        received = asyncio.Event()
+        end = self.watch(lambda _reading: received.set())
+        try:
+            await asyncio.wait_for(received.wait(), timeout_s)
+        except TimeoutError:
+            pass
+        finally:
+            # The page that waited will watch the feed in a moment; ending at once would ask a second time.
+            asyncio.get_running_loop().call_later(1.0, end)
+        return self.latest
+
+    def refresh(self) -> None:
+        """Ask now if a page watches, because something was changed."""
+        self._refresh_now.set()
+
+    async def fresh(self) -> Reading[T]:
+        """Ask now and return the new reading, which all watching pages receive as well."""
+        async with self._asking:
+            await self._ask_once()
+        return self.latest
+
+    async def _poll(self) -> None:
+        known = self.latest
+        if known.at_s and not known.problem and known.age_s < self.interval_s * FRESH_SHARE:
+            await self._wait(self.interval_s - known.age_s)
+        while True:
+            await self.fresh()
+            # A user who refreshes again and again does not cause requests without a pause.
+            pause_s = min(PAUSE_S, self.interval_s * PAUSE_SHARE)
+            await asyncio.sleep(pause_s)
+            await self._wait(self.interval_s - pause_s)
+
+    async def _wait(self, span_s: float) -> None:
+        try:
+            await asyncio.wait_for(self._refresh_now.wait(), span_s)
+        except TimeoutError:
+            pass
+        self._refresh_now.clear()
+
+    async def _ask_once(self) -> None:
+        try:
+            self.latest = Reading(await self._ask(), time.time())
+        except Exception as error:
+            if not isinstance(error, CometError):
+                log.exception("the question of a page failed")
+            self.latest = Reading(self.latest.value, self.latest.at_s, error)
+        for on_reading in list(self._watchers.values()):
+            try:
+                on_reading(self.latest)
+            except Exception:
+                log.exception("a page could not be redrawn")
+
+
+class Feeds:
+    """All feeds by key: `feeds.feed(("topic", name), ask, 5.0)` is the same feed for all pages of a topic."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[Hashable, Feed[Any]] = {}
+
+    def feed(self, key: Hashable, ask: Callable[[], Awaitable[T]], interval_s: float) -> Feed[T]:
+        """Return the feed of a key; create it with `ask` if it does not exist."""
+        found: Feed[T] | None = self._feeds.pop(key, None)
+        if found is None:
+            found = Feed(ask, interval_s)
+        self._feeds[key] = found  # the most recently requested feed is removed last
+        if len(self._feeds) > MAX_FEEDS:
+            unwatched = (each for each, feed in self._feeds.items() if not feed.watched and feed is not found)
+            if (oldest := next(unwatched, None)) is not None:
+                del self._feeds[oldest]
+        return found
+
+    def __len__(self) -> int:
+        return len(self._feeds)
+
+    def refresh(self, *keys: Hashable) -> None:
+        """Ask the feeds of these keys again; keys without a feed are ignored."""
+        for key in keys:
+            if (feed := self._feeds.get(key)) is not None:
+                feed.refresh()
+
+    @property
+    def watched(self) -> int:
+        """Number of feeds that a page watches."""
+        return sum(feed.watched for feed in self._feeds.values())
+
+
+class Ring:
+    """The last `size` values of a number with their times, at most one per `step_s`."""
+
+    def __init__(self, size: int, step_s: float) -> None:
+        self._size = size
+        self._step_s = step_s
+        self._times = array("d")
+        self._values = array("d")
+
+    def add(self, at_s: float, value: float) -> None:
+        """Add a value; it replaces the last one if that is younger than the step."""
+        if self._times and at_s - self._times[-1] < 0:
+            return  # the clock was set back
+        if len(self._times) > 1 and self._times[-1] - self._times[-2] < self._step_s:
+            del self._times[-1], self._values[-1]
+        self._times.append(at_s)
+        self._values.append(value)
+        if len(self._times) > self._size:
+            del self._times[0], self._values[0]
+
+    def points(self, gap_s: float) -> list[tuple[float, float | None]]:
+        """Return all values with their times, and None in each gap that is longer than `gap_s`."""
+        points: list[tuple[float, float | None]] = []
+        for at_s, value in zip(self._times, self._values, strict=True):
+            if points and at_s - points[-1][0] > gap_s:
+                points.append((points[-1][0] + gap_s / 2, None))
+            points.append((at_s, value))
+        return points
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+
+class Tops:
+    """The history of the largest of many numbers, by name: of at most MAX_TOPS_KEPT names.
+
+    A name is kept while its value is among the TOPS largest. `size` and `step_s` are those of Ring.
+    """
+
+    def __init__(self, size: int, step_s: float) -> None:
+        self._size, self._step_s = size, step_s
+        self._rings: dict[str, Ring] = {}
+
+    def add(self, at_s: float, values: Mapping[str, float]) -> None:
+        """Add the values of all names at a time; a kept name without a value has 0."""
+        largest = nlargest(
+            TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
+        )
+        for name in reversed(largest):  # the name that was largest most recently is removed last
+            self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
+        for name in list(self._rings)[:-MAX_TOPS_KEPT]:
+            del self._rings[name]
+        for name, ring in self._rings.items():
+            ring.add(at_s, values.get(name, 0.0))
+
+    @property
+    def largest(self) -> dict[str, Ring]:
+        """The TOPS names that were largest most recently, the largest of the last values first."""
+        return dict(list(reversed(self._rings.items()))[:TOPS])
+
+
+class Rate:
+    """Growth of counters per second between two observations."""
+
+    def __init__(self) -> None:
+        self._before: dict[Hashable, int] = {}
+        self._at_s = 0.0
+
+    def observe(self, at_s: float, counters: dict[Hashable, int]) -> dict[Hashable, float]:
+        """Return the growth per second by key; no key at the first observation, and no new keys.
+
+        The growth of a counter that has become smaller, because it was reset, is 0.
+        """
+        span = at_s - self._at_s
+        before, self._before, self._at_s = self._before, counters, at_s
+        if not before or span <= 0:
+            return {}
+        return {key: max(0, count - before[key]) / span for key, count in counters.items() if key in before}

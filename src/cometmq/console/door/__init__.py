@@ -1,1 +1,0 @@
-"""What stands before the pages, and knows nothing of the framework: accounts, sessions, the audit log."""

@@ -1,0 +1,62 @@
+"""Fields and look-ups that the pages of topics, groups and access control share."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from nicegui import ui
+
+from cometmq.admin import Admin, UnknownNameError
+from cometmq.console.widgets.forms import Fields
+from cometmq.console.widgets.page import View
+from cometmq.protocol.codes import MASTER_ID, is_legal_name
+
+
+async def cluster_choice(view: View, fields: Fields) -> ui.select:
+    """Add a choice of a cluster."""
+    clusters = sorted((await view.admin.cluster_info()).cluster_addr_table)
+    return fields.choice("topics.cluster", clusters, clusters[0] if clusters else None)
+
+
+def name_field(view: View, fields: Fields, key: str, max_length: int) -> ui.input | ui.textarea:
+    """Add a field for the name of a new topic or group."""
+
+    def check(text: str) -> str | None:
+        return None if is_legal_name(text, max_length) else view.t("common.bad_name", most=max_length)
+
+    return fields.text(key, max_length=max_length, required=True, check=check)
+
+
+def broker_choice(view: View, fields: Fields, brokers: Iterable[str]) -> ui.select:
+    """Add a choice of one broker or all, see chosen_brokers."""
+    options = {"": view.t("topic.everywhere"), **{each: each for each in brokers}}
+    return fields.choice("topic.broker", options, "")
+
+
+def chosen_brokers(choice: ui.select, brokers: Collection[str]) -> list[str]:
+    """Return the names of the chosen brokers."""
+    return [str(choice.value)] if choice.value else list(brokers)
+
+
+async def all_masters(admin: Admin) -> dict[str, str]:
+    """Return the address of each master by broker name."""
+    table = (await admin.cluster_info()).broker_addr_table
+    return {
+        name: data.broker_addrs[MASTER_ID]
+        for name, data in sorted(table.items())
+        if MASTER_ID in data.broker_addrs
+    }
+
+
+async def masters(admin: Admin, names: Iterable[str]) -> dict[str, str]:
+    """Return the addresses of masters by broker name; only they execute changes.
+
+    Raises UnknownNameError for a broker without a master.
+    """
+    known = await all_masters(admin)
+    found = {}
+    for name in names:
+        if name not in known:
+            raise UnknownNameError("master of broker", name, sorted(known))
+        found[name] = known[name]
+    return found

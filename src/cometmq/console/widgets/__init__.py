@@ -1,0 +1,1 @@
+"""Elements of pages: the view, lists, forms, charts, actions."""

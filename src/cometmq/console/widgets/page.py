@@ -1,0 +1,521 @@
+"""The view of an open page: its frame, its live values, and its connection to the server.
+
+All text is shown by elements that cannot contain HTML, because names and bodies come from untrusted senders.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from inspect import isawaitable
+from typing import Any, TypeVar
+from urllib.parse import urlencode
+
+from nicegui import Client, ui
+from nicegui.element import Element
+from starlette.requests import Request
+
+from cometmq import logs
+from cometmq.admin import Admin
+from cometmq.console.auth.accounts import Role
+from cometmq.console.auth.sessions import Session
+from cometmq.console.base import texts
+from cometmq.console.base.cluster_feeds import ClusterFeeds
+from cometmq.console.base.clusters import MAX_NAME_LENGTH, ClusterConnection
+from cometmq.console.base.feeds import Feed, Feeds, Reading
+from cometmq.console.widgets.formats import formatted
+from cometmq.console.widgets.rows import Cell
+from cometmq.console.widgets.services import Services
+from cometmq.errors import CometError
+
+log = logs.logger(__name__)
+
+V = TypeVar("V")
+
+LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
+FIRST_ANSWERS_TIMEOUT_S = 0.6
+"""After this time a page is sent without its first answers, which follow."""
+MAX_NOTIFICATION_LENGTH = 2000
+YEAR_S = 365 * 86_400
+_COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
+_LOCALES = {"en": "en-US", "zh": "zh-CN"}
+
+
+class NoSuchCluster(CometError):
+    """The cluster that the browser has chosen was removed from the console."""
+
+    name: str
+
+    def __str__(self) -> str:
+        return f"there is no cluster {self.name!r} in this console"
+
+
+class View:
+    """An open page, passed to the function that builds it. `query` is the query of its address."""
+
+    def __init__(self, services: Services, session: Session, request: Request) -> None:
+        self.services = services
+        self.session = session
+        self.client = ui.context.client
+        cookies = request.cookies
+        accepted = texts.preferred_language(request.headers.get("accept-language", ""))
+        chosen = cookies.get(LANGUAGE_COOKIE, "")
+        self.language = chosen if chosen in texts.LANGUAGES else accepted
+        self.dark = {"dark": True, "light": False}.get(cookies.get(THEME_COOKIE, ""))
+        self.path = request.url.path
+        self.query = dict(request.query_params)
+        self._watches: list[tuple[Feed[Any], Callable[[Reading[Any]], None]]] = []
+        self._end_functions: list[Callable[[], None]] = []
+        self._visible = True
+        self._closed = False
+        self._send_at_s = time.monotonic() + FIRST_ANSWERS_TIMEOUT_S
+        delete_unopened(session.add_page(self.client.id))
+        session.on_end[self] = self._session_ended
+        # An open page keeps its cluster when its browser chooses another one.
+        self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
+        self._connection = services.clusters.find(self.cluster_name)
+        if self._connection is not None:
+            self._connection.on_end[self] = self._connection_ended
+        self.client.on_delete(self._on_closed)
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether the console has the cluster that the browser has chosen."""
+        return self._connection is not None
+
+    @property
+    def connection(self) -> ClusterConnection:
+        """The cluster of the page. Raises NoSuchCluster, because no other cluster may replace it."""
+        if self._connection is None:
+            raise NoSuchCluster(self.cluster_name)
+        return self._connection
+
+    @property
+    def admin(self) -> Admin:
+        """Admin client of the page's cluster."""
+        return self.connection.admin
+
+    @property
+    def cluster(self) -> ClusterFeeds:
+        """Feeds that several pages of the cluster share."""
+        return self.connection.cluster
+
+    @property
+    def feeds(self) -> Feeds:
+        return self.connection.feeds
+
+    @property
+    def may_change(self) -> bool:
+        """Whether to show actions. Each action checks the permission again when it is executed."""
+        return not self.session.ended and self.session.role is Role.ADMIN
+
+    def t(self, key: str, **values: object) -> str:
+        """Return the text of a key in the page's language. Raises UnknownText."""
+        return texts.text(self.language, key, **values)
+
+    def format(self, kind: str, value: Cell) -> str:
+        """Return a value as text. kind: a key of formats.KINDS."""
+        return formatted(self.language, kind, value)
+
+    # -- live values
+
+    async def first_reading(self, feed: Feed[V]) -> Reading[V]:
+        """Return the latest reading of a feed; wait for its first one until the page must be sent."""
+        return await feed.first(max(0.0, self._send_at_s - time.monotonic()))
+
+    def watch(self, feed: Feed[V], on_reading: Callable[[Reading[V]], None]) -> None:
+        """Call `on_reading` with the latest and each new reading of a feed, in the context of the page.
+
+        It pauses while the page is not visible, and ends when the page is closed.
+        """
+
+        def call(reading: Reading[V]) -> None:
+            if not self._closed:
+                with self.client:
+                    on_reading(reading)
+
+        self._watches.append((feed, call))
+        if self._visible:
+            self._end_functions.append(feed.watch(call))
+        on_reading(feed.latest)
+
+    async def live(self, feed: Feed[V], draw: Callable[[V], None], *, age: bool = True) -> None:
+        """Add an area that `draw` fills whenever the answer of a feed has changed.
+
+        It shows the age of the answer, and instead of an answer that it is loading or has failed.
+        """
+        await self.first_reading(feed)
+        notice = live_area()
+        area = ui.element("div")
+        age_element = Age(self, feed) if age else None
+        last: list[V] = []
+
+        def show(reading: Reading[V]) -> None:
+            self.show_state(notice, reading)
+            if age_element is not None:
+                age_element.show(reading)
+            if reading.value is None or (last and last[0] == reading.value):
+                return
+            last[:] = [reading.value]
+            area.clear()
+            with area:
+                draw(reading.value)
+
+        self.watch(feed, show)
+
+    def show_age(self, feed: Feed[Any], key: str) -> None:
+        """Show the age and the errors of a feed whose values are elsewhere in the page. key: its title."""
+        with ui.element("div").classes("aged"):
+            text_element("span", self.t(key)).classes("age")
+            age = Age(self, feed)
+        notice = live_area()
+
+        def show(reading: Reading[Any]) -> None:
+            age.show(reading)
+            self.show_state(notice, reading)
+
+        self.watch(feed, show)
+
+    async def load(self, place: Element, question: Awaitable[V], draw: Callable[[V], None]) -> None:
+        """Ask once, and fill a place with a note while waiting, then with the answer or the error."""
+        place.clear()
+        with place:
+            self.note(self.t("common.asking")).props("role=status")
+        try:
+            answer = await question
+        except Exception as error:
+            place.clear()
+            with place:
+                self.error(error)
+            return
+        place.clear()
+        with place:
+            draw(answer)
+            _set_age(ui.element("span").classes("age"), time.time(), 0.0)
+
+    def show_state(self, place: Element, reading: Reading[Any]) -> None:
+        """Show in a place that a feed is loading, or why it has no current answer."""
+        place.clear()
+        with place:
+            if reading.problem is not None and reading.value is not None:
+                self.note(self.t("common.stale", problem=self.error_text(reading.problem)), "problem")
+            elif reading.problem is not None:
+                self.error(reading.problem)
+            elif reading.value is None:
+                self.note(self.t("common.asking"))
+
+    # -- elements of a page
+
+    def title(self, text: str) -> None:
+        """Add the heading of the page."""
+        text_element("h1", text)
+        ui.page_title(f"{text} · CometMQ")
+
+    @contextmanager
+    def section(self, key: str) -> Iterator[None]:
+        """Add a section with a heading; the block fills it."""
+        with ui.element("section"):
+            text_element("h2", self.t(key))
+            yield
+
+    def note(self, text: str, kind: str = "note") -> TextElement:
+        """Add a sentence. kind: class in console.css, for example `note`, `bad`, `problem`."""
+        return text_element("p", text).classes(kind)
+
+    def missing_brokers(self, missing: Mapping[str, object]) -> None:
+        """Add a note for each broker that did not respond. missing: error by name."""
+        for name, problem in missing.items():
+            self.note(self.t("common.missing", name=name, problem=problem), "problem")
+
+    def error(self, error: Exception) -> None:
+        """Add the reason why something is unavailable."""
+        if not isinstance(error, CometError):
+            log.error("a page failed: %r", error)
+        with ui.element("div").classes("problem").props("role=alert"):
+            text_element("strong", self.t("common.unavailable"))
+            text_element("p", self.t("common.unavailable_hint"))
+            text_element("div", self.error_text(error)).classes("why")
+
+    def error_text(self, error: Exception) -> str:
+        """Return the text of a CometError; of other errors, whose text is only in the log, a general one."""
+        return str(error) if isinstance(error, CometError) else self.t("common.failed")
+
+    def empty(self, key: str) -> None:
+        """Add a text that nothing exists, and what to do next."""
+        text_element("p", self.t(key)).classes("empty")
+
+    def facts(self, pairs: Sequence[tuple[str, str]], *, translated: bool = False) -> None:
+        """Add a list of names and values. translated: names are texts instead of keys of texts."""
+        with ui.element("dl").classes("facts"):
+            for name, value in pairs:
+                text_element("dt", name if translated else self.t(name))
+                text_element("dd", value)
+
+    def tiles(self, pairs: Sequence[tuple[str, str]]) -> None:
+        """Add important values in large type, from pairs of a text's key and a value."""
+        with ui.element("dl").classes("tiles"):
+            for key, value in pairs:
+                with ui.element("div").classes("tile"):
+                    text_element("dt", self.t(key))
+                    text_element("dd", value)
+
+    def link(self, text: str, href: str) -> None:
+        """Add a link within the console. href: from rows.path_of."""
+        text_element("a", text).props["href"] = href
+
+    def button(
+        self, key: str, on_click: Callable[[], Any], *, icon: str = "", danger: bool = False
+    ) -> Element:
+        """Add a button that ignores clicks until its action has ended. danger: the action destroys data."""
+
+        async def clicked() -> None:
+            made.props("loading")
+            try:
+                await self.run(on_click)
+            finally:
+                made.props(remove="loading")
+
+        made = ui.button(
+            self.t(key), on_click=clicked, icon=icon or None, color="negative" if danger else "primary"
+        )
+        return made.props("outline no-caps" if danger else "unelevated no-caps")
+
+    # -- notifications, address, navigation
+
+    def notify(self, text: str) -> None:
+        """Show a message that disappears by itself."""
+        self._notify(text, type="positive")
+
+    def notify_error(self, text: str) -> None:
+        """Show a message until the user closes it."""
+        self._notify(text, type="negative", multi_line=True, timeout=0)
+
+    def _notify(self, text: str, **options: Any) -> None:
+        if not self._closed:
+            with self.client:
+                close = self.t("common.close")
+                ui.notify(text[:MAX_NOTIFICATION_LENGTH], close_button=close, **options)
+
+    def set_query(self, query: dict[str, str]) -> None:
+        """Set the query of the page's address, so that the address identifies what the page shows."""
+        self.query = query
+        suffix = json.dumps(f"?{urlencode(query)}" if query else "")
+        self.client.run_javascript(f"history.replaceState(null, '', location.pathname + {suffix})")
+
+    async def run(self, action: Callable[..., Any], *args: Any) -> None:
+        """Call a function, plain or asynchronous, and show its error to the user."""
+        try:
+            with self.client:
+                outcome = action(*args)
+                if isawaitable(outcome):
+                    await outcome
+        except Exception as error:
+            if not isinstance(error, CometError):
+                log.exception("a click failed")
+            self.notify_error(self.error_text(error))
+
+    def open(self, path: str) -> None:
+        """Open another page of the console."""
+        self.client.open(path)
+
+    # -- end of the page
+
+    def _session_ended(self) -> None:
+        if not self._closed:
+            self.client.open("/login")
+            self._end_watches()
+
+    def _connection_ended(self) -> None:
+        """Reload the page, because its cluster was removed or has other settings."""
+        if not self._closed:
+            name = self.connection.name
+            if name not in self.services.clusters.connections:
+                # A browser without a choice must not be shown another cluster without notice, either.
+                _set_cookie(self, CLUSTER_COOKIE, name)
+            self.client.open(self.path)
+            self._end_watches()
+
+    def _on_closed(self) -> None:
+        self._closed = True
+        self._end_watches()
+        if self._connection is not None:
+            self._connection.on_end.pop(self, None)
+        self.session.on_end.pop(self, None)
+        self.session.pages.pop(self.client.id, None)
+
+    def _end_watches(self) -> None:
+        ends, self._end_functions = self._end_functions, []
+        for end in ends:
+            end()
+
+    def set_visible(self, visible: bool) -> None:
+        """Pause the feeds of the page while its browser tab is in the background."""
+        if visible == self._visible or self._closed:
+            return
+        self._visible = visible
+        self._end_watches()
+        for feed, call in self._watches if visible else ():
+            self._end_functions.append(feed.watch(call))
+
+
+def delete_unopened(page_id: str | None) -> None:
+    """Delete a page that no browser has opened; otherwise it would occupy memory for a minute."""
+    client = Client.instances.get(page_id or "")
+    if client is not None and client.environ is None:
+        client.delete()
+
+
+class Age:
+    """The age of a feed's answer, which the browser counts up, and a button to ask again."""
+
+    def __init__(self, view: View, feed: Feed[Any]) -> None:
+        with ui.element("div").classes("aged"):
+            self._element = ui.element("span").classes("age")
+            # The framework's default color is illegible on the dark theme.
+            button = ui.button(icon="refresh", on_click=feed.refresh, color=None)
+            set_label(button.props("flat dense round size=sm"), view.t("common.refresh"))
+
+    def show(self, reading: Reading[Any]) -> None:
+        """Show the age of a reading."""
+        if reading.at_s:
+            _set_age(self._element, reading.at_s, reading.age_s)
+
+
+def _set_age(element: Element, at_s: float, age_s: float) -> None:
+    """Set what console.js needs to show an age in an element of the class `age`."""
+    element.props["data-at"] = str(int(at_s * 1000))
+    element.props["data-age"] = f"{age_s:.1f}"
+
+
+def set_label(element: Element, label: str) -> None:
+    """Set the accessible name and the tooltip of a button that has only an icon."""
+    element.props["aria-label"] = element.props["title"] = label
+
+
+def live_area() -> Element:
+    """Return an empty element whose later content is announced to screen readers."""
+    return ui.element("div").props("aria-live=polite")
+
+
+class TextElement(Element):
+    """An HTML element with text that the browser does not parse as HTML."""
+
+    def __init__(self, tag: str, text: str) -> None:
+        super().__init__(tag)
+        self._text = text
+
+    def set_text(self, text: str) -> None:
+        """Replace the text."""
+        if text != self._text:
+            self._text = text
+            self.update()
+
+
+text_element = TextElement
+
+
+def frame(view: View, current: str) -> Element:
+    """Add the bar and the menu, and return the element for the page. current: path of its menu entry."""
+    page = copy.copy(view.client.page)
+    page.language = _LOCALES[view.language]  # type: ignore[assignment]
+    page.dark = view.dark
+    view.client.page = page
+    ui.on("page_seen", lambda event: view.set_visible(bool(event.args)))
+    text_element("a", view.t("frame.skip")).classes("skip").props["href"] = "#main"
+    with ui.element("header").classes("top"), ui.element("div").classes("bar"):
+        menu_button = _icon_button(view, "menu", "frame.menu", None)
+        menu_button.on("click", js_handler="() => document.body.classList.toggle('menu-other')")
+        text_element("a", "CometMQ").classes("brand").props["href"] = "/"
+        _cluster_choice(view)
+        if view.has_cluster:
+            text_element("span", view.t("frame.cluster", addrs=view.connection.namesrv)).classes("where")
+        _icon_button(view, "contrast", "frame.dark", lambda: _toggle_dark(view))
+        _icon_button(view, "translate", "frame.language", lambda: _next_language(view))
+        _logout_button(view)
+    with ui.element("div").classes("shell"):
+        with ui.element("nav").classes("menu") as menu:
+            menu.props["aria-label"] = view.t("frame.menu")
+            for entry in view.services.menu:
+                with ui.element("a") as link:
+                    link.props["href"] = entry.path
+                    if entry.path == current:
+                        link.props["aria-current"] = "page"
+                    ui.icon(entry.icon, size="20px").props("aria-hidden=true")
+                    text_element("span", view.t(entry.title))
+        main = ui.element("main").classes("page")
+    main.props["id"] = "main"
+    main.props["tabindex"] = "-1"
+    return main
+
+
+def _icon_button(view: View, icon: str, key: str, on_click: Callable[[], Any] | None) -> ui.button:
+    button = ui.button(icon=icon, on_click=on_click).props("flat dense round color=white")
+    set_label(button, view.t(key))
+    return button
+
+
+def _logout_button(view: View) -> None:
+    """Add a form with the session's token, because a logout must be a POST request."""
+    user = view.t("frame.user", name=view.session.name, role=view.t(f"frame.{view.session.role}"))
+    with ui.element("form").props("method=post action=/logout"):
+        ui.element("input").props("type=hidden name=csrf").props["value"] = view.session.csrf
+        button = ui.button(icon="logout").props("flat dense round color=white type=submit")
+        set_label(button, f"{view.t('frame.logout')}: {user}")
+
+
+def _set_cookie(view: View, name: str, value: str) -> None:
+    """Set a cookie of the user's display settings, which are not secret."""
+    cookie = json.dumps(f"{name}={value}; {_COOKIE}")
+    view.client.run_javascript(f"document.cookie = {cookie}")
+
+
+def _cluster_choice(view: View) -> None:
+    """Let the user choose one of several clusters."""
+    clusters = view.services.clusters
+    if not (clusters.several and view.has_cluster):
+        return
+    made = ui.select(
+        list(clusters.connections), value=view.connection.name,
+        on_change=lambda event: _choose_cluster(view, event.value),
+    )  # fmt: skip
+    made.props("dense dark borderless options-dense").props["aria-label"] = view.t("clusters.choose")
+
+
+def _choose_cluster(view: View, name: str) -> None:
+    if name in view.services.clusters.connections:
+        _set_cookie(view, CLUSTER_COOKIE, name)
+    view.client.run_javascript("location.assign('/')")
+
+
+def no_cluster(view: View) -> None:
+    """Fill a page whose cluster was removed, with status 404; the user must choose another cluster."""
+    view.client.status_code = 404
+    view.title(view.t("clusters.gone", name=view.cluster_name[:MAX_NAME_LENGTH]))
+    view.note(view.t("clusters.gone_hint"))
+    for name in view.services.clusters.connections:
+        choose = partial(_choose_cluster, view, name)
+        ui.button(view.t("clusters.show", name=name), on_click=choose).props("no-caps")
+
+
+def _toggle_dark(view: View) -> None:
+    """Toggle the theme in the browser, which alone knows the system's setting."""
+    view.client.run_javascript(
+        "const dark = !document.body.classList.contains('body--dark'); setDark(dark);"
+        f"document.cookie = `{THEME_COOKIE}=${{dark ? 'dark' : 'light'}}; {_COOKIE}`"
+    )
+
+
+def _next_language(view: View) -> None:
+    languages = list(texts.LANGUAGES)
+    following = languages[(languages.index(view.language) + 1) % len(languages)]
+    _set_cookie(view, LANGUAGE_COOKIE, following)
+    view.client.run_javascript("location.reload()")
+
+
+def zone() -> str:
+    """Return the time zone of shown times, for example `+0800`."""
+    return time.strftime("%z") or "UTC"
