@@ -1,7 +1,7 @@
 """docs/settings.md and the commented files conf/broker.conf and conf/namesrv.conf, from the typed settings.
 
-The page says in words what a setting does; `python -m tests.settings_page` writes its defaults and ranges
-anew, adds rows for new settings, whose words are to be filled in, and makes the files of it.
+The page says in words what a setting does; `python -m tests.settings_page` writes defaults, ranges and
+*live* or *start* again, adds rows for new settings, whose words are to be filled in, and makes the files.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from cometmq.broker.base.config import RANGES, BrokerConfig
+from cometmq.broker.base.config import AT_NEXT_START, NOT_BY_REQUEST, RANGES, BrokerConfig
 from cometmq.namesrv.config import RANGES as NAMESRV_RANGES
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.settings import Range
@@ -40,7 +40,8 @@ def _default(key: str, text: str, in_words: str) -> str:
 
 def broker_row(row: re.Match[str]) -> str:
     """A row of the broker's tables, as it must be."""
-    key, words, _, when, effect = row.groups()
+    key, words, _, _, effect = row.groups()
+    when = "start" if key in NOT_BY_REQUEST | AT_NEXT_START else "live"
     text = BrokerConfig().properties().get(key, "")
     limits = _range({**RANGES, **STORE_RANGES}, key)
     return f"| `{key}` |{_default(key, text, words)}|{limits}| {when} |{effect}|"

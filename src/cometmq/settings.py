@@ -11,8 +11,9 @@ import os
 import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, get_args, get_type_hints
 
 from cometmq import logs
 from cometmq.errors import CommandError, ConfigError
@@ -56,6 +57,36 @@ class Range(NamedTuple):
     low: int
     high: int
     what: str = "a number"
+
+
+class Change(Enum):
+    """How a setting can be changed, if not immediately by a request."""
+
+    AT_NEXT_START = 1
+    NEVER_BY_REQUEST = 2
+
+
+START, FIXED = Change.AT_NEXT_START, Change.NEVER_BY_REQUEST
+A = TypeVar("A")
+
+
+def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
+    """Return the annotation of this kind of each setting that has one, by key.
+
+    Args:
+        settings: A class whose fields are settings, such as `port: Annotated[int, Range(0, 65_535), FIXED]`.
+        kind: Range or Change.
+    """
+    hints = get_type_hints(settings, include_extras=True)
+    return {
+        camel(name): each for name, hint in hints.items() for each in get_args(hint) if isinstance(each, kind)
+    }
+
+
+def keys_with(change: Change, *settings: type) -> frozenset[str]:
+    """Return the keys of the settings that are annotated with `START` or `FIXED`."""
+    found = (pair for each in settings for pair in annotations_of(each, Change).items())
+    return frozenset(key for key, each in found if each is change)
 
 
 SECRETS = ("metricsGrpcExporterHeader",)

@@ -2,6 +2,6 @@
 
 from cometmq.metrics.exporter import MetricsExporter
 from cometmq.metrics.families import Families, Family
-from cometmq.metrics.settings import METRICS_RANGES, MetricsSettings
+from cometmq.metrics.settings import MetricsSettings
 
-__all__ = ["METRICS_RANGES", "Families", "Family", "MetricsExporter", "MetricsSettings"]
+__all__ = ["Families", "Family", "MetricsExporter", "MetricsSettings"]

@@ -2,32 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from cometmq.errors import ConfigError
-from cometmq.settings import INT_MAX, Range, check_host
+from cometmq.settings import FIXED, INT_MAX, START, Range, check_host
 
 DISABLE, PROM, OTLP_GRPC = TYPES = ("DISABLE", "PROM", "OTLP_GRPC")
-METRICS_RANGES: dict[str, Range] = {
-    "metricsPromExporterPort": Range(0, 65_535, "a port (0: any free one)"),
-    "metricsOtelCardinalityLimit": Range(1, 10_000_000, "samples"),
-    "metricsGrpcExporterTimeOutInMills": Range(1, 600_000, "milliseconds"),
-    "metricsGrpcExporterIntervalInMills": Range(1_000, INT_MAX, "milliseconds"),
-}
 
 
 class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
     """The settings, with the defaults of 5.5.0 (docs/settings.md, Metrics)."""
 
-    metrics_exporter_type: str = DISABLE
-    metrics_prom_exporter_port: int = 5557
-    metrics_prom_exporter_host: str = ""
-    metrics_otel_cardinality_limit: int = 50_000
+    metrics_exporter_type: Annotated[str, FIXED] = DISABLE
+    metrics_prom_exporter_port: Annotated[int, Range(0, 65_535, "a port (0: any free one)"), FIXED] = 5557
+    metrics_prom_exporter_host: Annotated[str, FIXED] = ""
+    metrics_otel_cardinality_limit: Annotated[int, Range(1, 10_000_000, "samples")] = 50_000
     metrics_label: str = ""
-    metrics_grpc_exporter_target: str = ""
-    metrics_grpc_exporter_header: str = ""
-    metrics_grpc_exporter_time_out_in_mills: int = 3_000
-    metrics_grpc_exporter_interval_in_mills: int = 60_000
+    metrics_grpc_exporter_target: Annotated[str, FIXED] = ""
+    metrics_grpc_exporter_header: Annotated[str, START] = ""
+    metrics_grpc_exporter_time_out_in_mills: Annotated[int, Range(1, 600_000, "milliseconds"), START] = 3_000
+    metrics_grpc_exporter_interval_in_mills: Annotated[int, Range(1_000, INT_MAX, "milliseconds"), START] = (
+        60_000
+    )
 
     def check_metrics(self) -> None:
         """Check the values. Raises ConfigError for an invalid one."""

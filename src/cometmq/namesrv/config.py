@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Mapping
+from typing import Annotated
 
 import msgspec
 
 from cometmq.errors import ConfigError
-from cometmq.metrics import METRICS_RANGES, MetricsSettings
+from cometmq.metrics import MetricsSettings
 from cometmq.namesrv.kv import write_file
 from cometmq.settings import (
+    FIXED,
     INT_MAX,
     Inert,
     Range,
+    annotations_of,
     check_host,
     check_levels,
     check_ranges,
+    keys_with,
     read_value,
     settings_to_write,
     show_value,
@@ -57,21 +61,6 @@ NOT_BUILT = {
     "needWaitForService": "false",
 }
 INERT = Inert(WITHOUT_USE, NOT_BUILT)
-# Settings that no request may change, whatever configBlackList contains: paths, addresses, ports.
-NEVER_BY_REQUEST = frozenset(
-    {
-        "configBlackList", "configStorePath", "kvConfigPath", "rocketmqHome", "listenPort", "bindAddress",
-        "metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort",
-        "metricsGrpcExporterTarget",
-        "tls.config.file", "tls.server.mode",
-    }
-)  # fmt: skip
-RANGES: dict[str, Range] = {
-    **METRICS_RANGES,
-    "listenPort": Range(0, 65_535, "a port (0: any free one)"),
-    "scanNotActiveBrokerInterval": Range(10, INT_MAX, "milliseconds"),
-    "serverChannelMaxIdleTimeSeconds": Range(1, INT_MAX, "seconds"),
-}
 
 
 def home_file(name: str) -> str:
@@ -82,20 +71,22 @@ def home_file(name: str) -> str:
 class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     """The settings. Times are in ms unless the name has another unit. `others` holds keys without effect."""
 
-    listen_port: int = 9876
-    bind_address: str = "0.0.0.0"
-    kv_config_path: str = msgspec.field(default_factory=lambda: home_file("kvConfig.json"))
-    config_store_path: str = msgspec.field(default_factory=lambda: home_file("namesrv.properties"))
+    listen_port: Annotated[int, Range(0, 65_535, "a port (0: any free one)"), FIXED] = 9876
+    bind_address: Annotated[str, FIXED] = "0.0.0.0"
+    kv_config_path: Annotated[str, FIXED] = msgspec.field(default_factory=lambda: home_file("kvConfig.json"))
+    config_store_path: Annotated[str, FIXED] = msgspec.field(
+        default_factory=lambda: home_file("namesrv.properties")
+    )
     order_message_enable: bool = False
     return_order_topic_config_to_broker: bool = True
-    scan_not_active_broker_interval: int = 10_000
+    scan_not_active_broker_interval: Annotated[int, Range(10, INT_MAX, "milliseconds")] = 10_000
     delete_topic_with_broker_registration: bool = False
     enable_all_topic_list: bool = True
     enable_topic_list: bool = True
-    config_black_list: str = "configBlackList;configStorePath;kvConfigPath"
-    server_channel_max_idle_time_seconds: int = 120
-    tls_config_file: str = msgspec.field(default="", name="tls.config.file")
-    tls_server_mode: str = msgspec.field(default="", name="tls.server.mode")
+    config_black_list: Annotated[str, FIXED] = "configBlackList;configStorePath;kvConfigPath"
+    server_channel_max_idle_time_seconds: Annotated[int, Range(1, INT_MAX, "seconds")] = 120
+    tls_config_file: Annotated[str, FIXED] = msgspec.field(default="", name="tls.config.file")
+    tls_server_mode: Annotated[str, FIXED] = msgspec.field(default="", name="tls.server.mode")
     log_level: str = ""  # not in RocketMQ
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
@@ -151,6 +142,9 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
 FIELDS = {
     field.encode_name: field.name for field in msgspec.structs.fields(NamesrvConfig) if field.name != "others"
 }
+RANGES = annotations_of(NamesrvConfig, Range)
+NEVER_BY_REQUEST = keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
+"""Settings that no request may change, whatever configBlackList contains: paths, addresses, ports."""
 
 
 class RunningConfig:

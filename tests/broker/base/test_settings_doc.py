@@ -8,7 +8,7 @@ import re
 import pytest
 from tests import settings_page
 
-from cometmq.broker.base.config import AT_NEXT_START, FIELD_OF_KEY, NOT_BY_REQUEST, STORE_KEYS, BrokerConfig
+from cometmq.broker.base.config import FIELD_OF_KEY, NOT_BY_REQUEST, STORE_KEYS, BrokerConfig
 from cometmq.broker.base.inert import NOT_BUILT, WITHOUT_USE
 from cometmq.namesrv.config import FIELDS, NamesrvConfig
 from cometmq.protocol.java_properties import parse_properties
@@ -58,10 +58,6 @@ def test_what_requests_may_not_change_is_named():
     named = re.findall(r"`([\w.*]+)`", text[text.index("Not by request") :])
     for key in NOT_BY_REQUEST:
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
-
-
-def test_what_requests_change_for_the_next_start_is_what_the_page_says():
-    assert {key for key, row in ROWS.items() if row[4] == "start"} - NOT_BY_REQUEST == AT_NEXT_START
 
 
 def test_every_setting_without_effect_is_named():

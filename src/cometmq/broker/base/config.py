@@ -3,7 +3,7 @@
 A properties file mixes broker, store and network settings, as Apache's broker.conf does:
 `BrokerConfig.from_properties` reads the broker's settings and passes the others to `StoreConfig`. A known key
 with a bad value raises ConfigError. An unknown key is kept, shown by GET_BROKER_CONFIG, and logged with the
-nearest known name. `RANGES` defines the range of each number.
+nearest known name. A number is annotated with its range.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -20,64 +20,46 @@ from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.broker.base.inert import INERT
 from cometmq.broker.base.members import check_member
 from cometmq.errors import ConfigError
-from cometmq.metrics import METRICS_RANGES, MetricsSettings
+from cometmq.metrics import MetricsSettings
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.codes import MAX_QUEUES_PER_TOPIC, MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP
 from cometmq.settings import (
+    FIXED,
     INT_MAX,
     LONG_MAX,
+    START,
     Range,
+    annotations_of,
     camel,
     check_addresses,
     check_host,
     check_levels,
     check_ranges,
+    keys_with,
     read_value,
     show_value,
     warn_unknown,
 )
-from cometmq.store import LOCATIONS, SLAVE, StoreConfig
+from cometmq.store import SLAVE, StoreConfig
 
 log = logs.logger(__name__)
 
-# UPDATE_BROKER_CONFIG refuses these settings: configBlackList and brokerConfigPath, as in Apache's broker,
-# and those that define where the broker stores data, its identity, its address, and the lengths of its files.
-# With a wrong value the broker would not start again, or start as another broker. Settings that decide
-# whether uploaded code is run are refused, too (Apache's broker built a command from such settings:
-# CVE-2023-33246).
-NOT_BY_REQUEST = frozenset(
-    {
-        "configBlackList", "brokerConfigPath", "storePathRootDir", "storePathCommitLog",
-        "readOnlyCommitLogStorePaths", *LOCATIONS, "rocketmqHome", "messageStorePlugIn", "aclEnable",
-        "tls.config.file", "tls.server.mode", "useTLS",
-        "brokerName", "brokerClusterName", "brokerId", "brokerRole",
-        "brokerIP1", "brokerIP2", "bindAddress", "namesrvAddr", "haMasterAddress",
-        "fetchNamesrvAddrByAddressServer", "rmqAddressServerDomain",
-        "rmqAddressServerSubGroup", "listenPort", "vipChannelEnable", "haListenPort",
-        "mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "mappedFileSizeConsumeQueueExt",
-        "maxHashSlotNum", "maxIndexNum",
-        "enableDLegerCommitLog", "dLegerGroup", "dLegerPeers", "dLegerSelfId", "dLegerJoin",
-        "preferredLeaderId", "storePathDLedgerCommitLog",
-        "filterServerNums",
-        "metricsExporterType", "metricsPromExporterHost", "metricsPromExporterPort",
-        "metricsGrpcExporterTarget",
-    }
-)  # fmt: skip
-AT_NEXT_START = frozenset(
-    {
-        "enableBatchPush", "messageIndexSafe", "checkCRCOnRecover", "messageDelayLevel",
-        "defaultTopicQueueNums", "clusterTopicEnable", "brokerTopicEnable", "traceTopicEnable",
-        "msgTraceTopicName", "flushConsumerOffsetInterval", "flushDelayOffsetInterval",
-        "registerNameServerPeriod", "metricsGrpcExporterTimeOutInMills",
-        "metricsGrpcExporterIntervalInMills", "metricsGrpcExporterHeader",
-    }
-)  # fmt: skip
-"""Settings that UPDATE_BROKER_CONFIG accepts and writes, but that only the next start uses."""
 MASTER_ID = 0
 """The brokerId of every master."""
 MAX_PARKED_PULLS = 1 << 20
 """The maximum of the settings for parked pulls: each pull takes about a kilobyte."""
+
+
+_MS = Range(1, INT_MAX, "milliseconds")
+_PERIOD = Range(10, INT_MAX, "milliseconds")
+_BYTES = Range(0, LONG_MAX, "bytes")
+_QUEUES = Range(1, MAX_QUEUES_PER_TOPIC)
+_PARKED = Range(1, MAX_PARKED_PULLS)
+_REPLICAS = Range(1, 32, "replicas, the master included")
+_PORT = Range(0, 65_535, "a port (0: any free one)")
+_HA_PORT = Range(0, 65_535, "a port (0: listenPort + 1)")
+_HA_BATCH = Range(1024, 2 << 20, "bytes; slaves of Apache's have buffers of 4 MiB")
 
 
 def host_name() -> str:
@@ -100,83 +82,91 @@ def local_address() -> str:
 class BrokerConfig(MetricsSettings, kw_only=True):
     """Settings with RocketMQ's defaults; times in ms.
 
-    UPDATE_BROKER_CONFIG changes those of a running broker.
+    UPDATE_BROKER_CONFIG changes those of a running broker. START: only the next start uses the new value.
+    FIXED: the request is refused, because these settings define where the broker stores data, its identity,
+    its address and the lengths of its files. With a wrong value the broker would not start again, or start
+    as another broker. Settings that decide whether uploaded code is run are FIXED, too (Apache's broker built
+    a command from such settings: CVE-2023-33246).
     """
 
-    broker_name: str = msgspec.field(default_factory=host_name)
-    broker_cluster_name: str = "DefaultCluster"
-    broker_id: int = 0
-    broker_ip1: str = msgspec.field(default_factory=local_address)
-    broker_ip2: str = ""
-    listen_port: int = 10911
-    bind_address: str = ""  # ours: the interface to listen on, empty for all
-    vip_channel_enable: bool = True  # ours: whether P-2 is opened
-    namesrv_addr: str = msgspec.field(default_factory=lambda: os.environ.get("NAMESRV_ADDR", ""))
-    fetch_namesrv_addr_by_address_server: bool = False
-    rmq_address_server_domain: str = DEFAULT_DOMAIN
-    rmq_address_server_sub_group: str = DEFAULT_SUB_GROUP
-    broker_permission: int = 6
-    default_topic_queue_nums: int = 8
-    max_topic_queue_nums: int = 1024  # ours: the queues of a topic; Apache's BenchmarkTest uses this number
+    broker_name: Annotated[str, FIXED] = msgspec.field(default_factory=host_name)
+    broker_cluster_name: Annotated[str, FIXED] = "DefaultCluster"
+    broker_id: Annotated[int, Range(0, LONG_MAX, "0 for a master, a positive number for a slave"), FIXED] = 0
+    broker_ip1: Annotated[str, FIXED] = msgspec.field(default_factory=local_address)
+    broker_ip2: Annotated[str, FIXED] = ""
+    listen_port: Annotated[int, _PORT, FIXED] = 10911
+    bind_address: Annotated[str, FIXED] = ""  # ours: the interface to listen on, empty for all
+    vip_channel_enable: Annotated[bool, FIXED] = True  # ours: whether P-2 is opened
+    namesrv_addr: Annotated[str, FIXED] = msgspec.field(
+        default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")
+    )
+    fetch_namesrv_addr_by_address_server: Annotated[bool, FIXED] = False
+    rmq_address_server_domain: Annotated[str, FIXED] = DEFAULT_DOMAIN
+    rmq_address_server_sub_group: Annotated[str, FIXED] = DEFAULT_SUB_GROUP
+    broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
+    default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
+    max_topic_queue_nums: Annotated[int, _QUEUES] = 1024  # ours; Apache's BenchmarkTest uses this number
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
-    cluster_topic_enable: bool = True
-    broker_topic_enable: bool = True
-    trace_topic_enable: bool = False
-    msg_trace_topic_name: str = TRACE_TOPIC
-    flush_consumer_offset_interval: int = 5_000
+    cluster_topic_enable: Annotated[bool, START] = True
+    broker_topic_enable: Annotated[bool, START] = True
+    trace_topic_enable: Annotated[bool, START] = False
+    msg_trace_topic_name: Annotated[str, START] = TRACE_TOPIC
+    flush_consumer_offset_interval: Annotated[int, _PERIOD, START] = 5_000
     long_polling_enable: bool = True
-    short_polling_time_mills: int = 1_000
-    max_held_pulls_per_connection: int = 16_384  # ours
-    max_held_pulls_per_queue: int = 4_096  # ours
+    short_polling_time_mills: Annotated[int, _MS] = 1_000
+    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # ours
+    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # ours
     notify_consumer_ids_changed_enable: bool = True
     enable_property_filter: bool = True  # SQL92; Apache's default is false
     slave_read_enable: bool = False
-    start_accept_send_request_time_stamp: int = 0
+    start_accept_send_request_time_stamp: Annotated[int, Range(0, LONG_MAX, "milliseconds since 1970")] = 0
     broker_fast_failure_enable: bool = True
-    wait_time_mills_in_send_queue: int = 200
-    wait_time_mills_in_pull_queue: int = 5_000
-    wait_time_mills_in_lite_pull_queue: int = 5_000
-    wait_time_mills_in_heartbeat_queue: int = 31_000
-    wait_time_mills_in_transaction_queue: int = 3_000
-    os_page_cache_busy_time_out_mills: int = 1_000
-    max_unflushed_bytes: int = 1 << 30  # ours
+    wait_time_mills_in_send_queue: Annotated[int, _MS] = 200
+    wait_time_mills_in_pull_queue: Annotated[int, _MS] = 5_000
+    wait_time_mills_in_lite_pull_queue: Annotated[int, _MS] = 5_000
+    wait_time_mills_in_heartbeat_queue: Annotated[int, _MS] = 31_000
+    wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
+    os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
+    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # ours
     disable_consume_if_consumer_read_slowly: bool = False
-    consumer_fallbehind_threshold: int = 16 << 30
-    register_name_server_period: int = 30_000
-    register_broker_timeout_mills: int = 6_000
+    consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
+    register_name_server_period: Annotated[int, _MS, START] = 30_000
+    register_broker_timeout_mills: Annotated[int, Range(1, 600_000, "milliseconds")] = 6_000
     compressed_register: bool = False
-    ha_listen_port: int = 0  # 0: listenPort + 1; Apache's: 10912, although 4.9 opens listenPort + 1
-    ha_master_address: str = ""
-    ha_send_heartbeat_interval: int = 5_000
-    ha_housekeeping_interval: int = 20_000
-    ha_transfer_batch_size: int = 32_768
-    ha_slave_fallbehind_max: int = 256 << 20
-    slave_timeout: int = 3_000
-    d_leger_join: bool = False  # ours: whether an existing group adds this member
-    in_sync_replicas: int = 1
-    min_in_sync_replicas: int = 1
+    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache's: 10912, but 4.9 opens listenPort + 1
+    ha_master_address: Annotated[str, FIXED] = ""
+    ha_send_heartbeat_interval: Annotated[int, _PERIOD] = 5_000
+    ha_housekeeping_interval: Annotated[int, _PERIOD] = 20_000
+    ha_transfer_batch_size: Annotated[int, _HA_BATCH] = 32_768
+    ha_slave_fallbehind_max: Annotated[int, _BYTES] = 256 << 20
+    slave_timeout: Annotated[int, _MS] = 3_000
+    d_leger_join: Annotated[bool, FIXED] = False  # ours: whether an existing group adds this member
+    in_sync_replicas: Annotated[int, _REPLICAS] = 1
+    min_in_sync_replicas: Annotated[int, _REPLICAS] = 1
     enable_auto_in_sync_replicas: bool = False
-    flush_delay_offset_interval: int = 10_000
+    flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
-    timer_max_delay_sec: int = 40 * 86_400  # Apache's: 3 days
-    timer_max_waiting: int = 4_000_000  # ours: about 30 bytes each in memory
+    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
+    timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
+        4_000_000  # ours: about 30 bytes each in memory
+    )
     recall_message_enable: bool = True  # Apache's: false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
-    transaction_time_out: int = 6_000
-    transaction_check_max: int = 15
-    transaction_check_interval: int = 60_000
+    transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
+    transaction_check_max: Annotated[int, Range(1, INT_MAX)] = 15
+    transaction_check_interval: Annotated[int, _PERIOD] = 60_000
     trace_on: bool = True
     region_id: str = "DefaultRegion"
-    filter_server_nums: int = 0
-    tls_server_mode: str = ""  # permissive where there is a tls.config.file
-    tls_config_file: str = ""
-    use_tls: bool = False
-    acl_enable: bool = False
-    rocketmq_home: str = ""  # the directory of the accounts, with aclEnable
+    filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
+    tls_server_mode: Annotated[str, FIXED] = ""  # permissive where there is a tls.config.file
+    tls_config_file: Annotated[str, FIXED] = ""
+    use_tls: Annotated[bool, FIXED] = False
+    acl_enable: Annotated[bool, FIXED] = False
+    rocketmq_home: Annotated[str, FIXED] = ""  # the directory of the accounts, with aclEnable
     log_level: str = ""  # ours
-    broker_config_path: str = ""
+    broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
 
@@ -286,54 +276,16 @@ def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
     return own, store, extra
 
 
-_MS = Range(1, INT_MAX, "milliseconds")
-_PERIOD = Range(10, INT_MAX, "milliseconds")
-RANGES: dict[str, Range] = {
-    **METRICS_RANGES,
-    "brokerId": Range(0, LONG_MAX, "0 for a master, a positive number for a slave"),
-    "listenPort": Range(0, 65_535, "a port (0: any free one)"),
-    "brokerPermission": Range(0, 7, "2 write, 4 read, 6 both"),
-    "defaultTopicQueueNums": Range(1, MAX_QUEUES_PER_TOPIC),
-    "maxTopicQueueNums": Range(1, MAX_QUEUES_PER_TOPIC),
-    "flushConsumerOffsetInterval": _PERIOD,
-    "shortPollingTimeMills": _MS,
-    "maxHeldPullsPerConnection": Range(1, MAX_PARKED_PULLS),
-    "maxHeldPullsPerQueue": Range(1, MAX_PARKED_PULLS),
-    "startAcceptSendRequestTimeStamp": Range(0, LONG_MAX, "milliseconds since 1970"),
-    "waitTimeMillsInSendQueue": _MS,
-    "waitTimeMillsInPullQueue": _MS,
-    "waitTimeMillsInLitePullQueue": _MS,
-    "waitTimeMillsInHeartbeatQueue": _MS,
-    "waitTimeMillsInTransactionQueue": _MS,
-    "osPageCacheBusyTimeOutMills": _MS,
-    "maxUnflushedBytes": Range(0, LONG_MAX, "bytes (0: no limit)"),
-    "consumerFallbehindThreshold": Range(0, LONG_MAX, "bytes"),
-    "registerNameServerPeriod": _MS,
-    # The start waits this long for a name server that does not respond.
-    "registerBrokerTimeoutMills": Range(1, 600_000, "milliseconds"),
-    "haListenPort": Range(0, 65_535, "a port (0: listenPort + 1)"),
-    "haSendHeartbeatInterval": _PERIOD,
-    "haHousekeepingInterval": _PERIOD,
-    "haTransferBatchSize": Range(1024, 2 << 20, "bytes; slaves of Apache's have buffers of 4 MiB"),
-    "haSlaveFallbehindMax": Range(0, LONG_MAX, "bytes"),
-    "slaveTimeout": _MS,
-    "inSyncReplicas": Range(1, 32, "replicas, the master included"),
-    "minInSyncReplicas": Range(1, 32, "replicas, the master included"),
-    "flushDelayOffsetInterval": _PERIOD,
-    "timerMaxDelaySec": Range(1, 3650 * 86_400, "seconds"),
-    "timerMaxWaiting": Range(0, INT_MAX, "messages"),
-    "transactionTimeOut": Range(0, INT_MAX, "milliseconds"),
-    "transactionCheckMax": Range(1, INT_MAX),
-    "transactionCheckInterval": _PERIOD,
-    "filterServerNums": Range(0, 64, "processes"),  # Name servers report at most this many.
-}
+RANGES = annotations_of(BrokerConfig, Range)
 """Key -> range of the number."""
+NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
+    "configBlackList", "messageStorePlugIn", "mappedFileSizeConsumeQueueExt",
+}  # fmt: skip
+"""Settings that UPDATE_BROKER_CONFIG refuses: the FIXED ones, and some of Apache's without effect here."""
+AT_NEXT_START = keys_with(START, BrokerConfig, StoreConfig)
+"""Settings that UPDATE_BROKER_CONFIG accepts and writes, but that only the next start uses."""
 
-FIELD_TYPES: dict[str, type] = {
-    field.name: field.type
-    for field in msgspec.structs.fields(BrokerConfig)
-    if field.name not in {"extra", "store"} and isinstance(field.type, type)
-}
+FIELD_TYPES = {name: kind for name, kind in get_type_hints(BrokerConfig).items() if kind in (bool, int, str)}
 FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}
 STORE_KEYS = frozenset(StoreConfig().to_properties())
 KNOWN_KEYS = frozenset({*FIELD_OF_KEY, *STORE_KEYS, *INERT.defaults})

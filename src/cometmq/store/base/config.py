@@ -2,7 +2,7 @@
 
 Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are those
 of 4.9.7 (docs/reference/storage.md, Store settings). Intervals are in milliseconds, sizes in bytes and ratios
-in percent, as in RocketMQ's files. `RANGES` holds the permitted range of each number.
+in percent, as in RocketMQ's files. A number is annotated with its permitted range.
 """
 
 from __future__ import annotations
@@ -11,10 +11,21 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Annotated
 
 from cometmq.errors import ConfigError
 from cometmq.protocol.record.framing import ENTRIES, PLAIN, Framing
-from cometmq.settings import INT_MAX, Range, camel, check_ranges, read_value, show_value
+from cometmq.settings import (
+    FIXED,
+    INT_MAX,
+    START,
+    Range,
+    annotations_of,
+    camel,
+    check_ranges,
+    read_value,
+    show_value,
+)
 
 CONSUME_QUEUE_UNIT = 20
 SYNC_FLUSH = "SYNC_FLUSH"
@@ -22,62 +33,78 @@ ASYNC_FLUSH = "ASYNC_FLUSH"
 ASYNC_MASTER, SYNC_MASTER, SLAVE = "ASYNC_MASTER", "SYNC_MASTER", "SLAVE"
 
 
+# The largest body, or total size of the messages of a pull: a frame of 16 MiB less 64 KiB for the headers and
+# 64 KiB for the rest of the record.
+_MAX_BODY_BYTES = (16 << 20) - (128 << 10)
+_MS = Range(0, INT_MAX, "milliseconds")
+_PERIOD = Range(1, INT_MAX, "milliseconds")
+_COUNT = Range(1, 1 << 16)
+_PERCENT = Range(0, 100, "percent")
+_TRANSFER = Range(1, _MAX_BODY_BYTES, "bytes")
+
+
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """The settings of a store. Immutable; use `dataclasses.replace` for a changed copy."""
+    """The settings of a store. Immutable; use `dataclasses.replace` for a changed copy.
 
-    store_path_root_dir: str = "~/store"
-    store_path_commit_log: str = ""
-    read_only_commit_log_store_paths: str = ""
-    store_path_consume_queue: str = ""
-    store_path_index: str = ""
-    store_checkpoint: str = ""
-    abort_file: str = ""
-    mapped_file_size_commit_log: int = 1 << 30
-    mapped_file_size_consume_queue: int = 300_000 * CONSUME_QUEUE_UNIT
-    max_hash_slot_num: int = 5_000_000
-    max_index_num: int = 20_000_000
+    Limits that Apache's broker applies while it uses a value (diskMaxUsedSpaceRatio between 10 and 95, for
+    example) are applied where the value is used. Java cannot map an index file of more than 2 GiB.
+    """
+
+    store_path_root_dir: Annotated[str, FIXED] = "~/store"
+    store_path_commit_log: Annotated[str, FIXED] = ""
+    read_only_commit_log_store_paths: Annotated[str, FIXED] = ""
+    store_path_consume_queue: Annotated[str, FIXED] = ""
+    store_path_index: Annotated[str, FIXED] = ""
+    store_checkpoint: Annotated[str, FIXED] = ""
+    abort_file: Annotated[str, FIXED] = ""
+    mapped_file_size_commit_log: Annotated[int, Range(1024, INT_MAX, "bytes"), FIXED] = 1 << 30
+    mapped_file_size_consume_queue: Annotated[int, Range(1, INT_MAX, "bytes"), FIXED] = (
+        300_000 * CONSUME_QUEUE_UNIT
+    )
+    max_hash_slot_num: Annotated[int, Range(1, 500_000_000), FIXED] = 5_000_000
+    max_index_num: Annotated[int, Range(2, 100_000_000), FIXED] = 20_000_000
     message_index_enable: bool = True
-    message_index_safe: bool = False
+    message_index_safe: Annotated[bool, START] = False
     flush_disk_type: str = ASYNC_FLUSH
-    flush_interval_commit_log: int = 500
+    flush_interval_commit_log: Annotated[int, _PERIOD] = 500
     flush_commit_log_timed: bool = True
-    flush_commit_log_least_pages: int = 4
-    flush_commit_log_thorough_interval: int = 10_000
-    flush_interval_consume_queue: int = 1000
-    flush_consume_queue_thorough_interval: int = 60_000
-    sync_flush_timeout: int = 5000
-    max_message_size: int = 4 << 20
-    check_crc_on_recover: bool = True
+    flush_commit_log_least_pages: Annotated[int, Range(0, INT_MAX)] = 4
+    flush_commit_log_thorough_interval: Annotated[int, _MS] = 10_000
+    flush_interval_consume_queue: Annotated[int, _PERIOD] = 1000
+    flush_consume_queue_thorough_interval: Annotated[int, _MS] = 60_000
+    sync_flush_timeout: Annotated[int, _PERIOD] = 5000
+    max_message_size: Annotated[int, Range(10, _MAX_BODY_BYTES, "bytes")] = 4 << 20
+    check_crc_on_recover: Annotated[bool, START] = True
     check_crc_on_read: bool = False
-    clean_resource_interval: int = 10_000
-    delete_commit_log_files_interval: int = 100
-    delete_consume_queue_files_interval: int = 100
-    delete_file_batch_max: int = 10
+    clean_resource_interval: Annotated[int, Range(10, INT_MAX, "milliseconds")] = 10_000
+    delete_commit_log_files_interval: Annotated[int, _MS] = 100
+    delete_consume_queue_files_interval: Annotated[int, _MS] = 100
+    delete_file_batch_max: Annotated[int, _COUNT] = 10
     delete_when: str = "04"
-    file_reserved_time: int = 72
-    disk_max_used_space_ratio: int = 75
-    disk_space_warning_level_ratio: int = 90
-    disk_space_clean_forcibly_ratio: int = 85
+    file_reserved_time: Annotated[int, Range(0, INT_MAX, "hours")] = 72
+    disk_max_used_space_ratio: Annotated[int, _PERCENT] = 75
+    disk_space_warning_level_ratio: Annotated[int, _PERCENT] = 90
+    disk_space_clean_forcibly_ratio: Annotated[int, _PERCENT] = 85
     clean_file_forcibly_enable: bool = True
-    max_transfer_bytes_on_message_in_memory: int = 256 << 10
-    max_transfer_count_on_message_in_memory: int = 32
-    max_transfer_bytes_on_message_in_disk: int = 64 << 10
-    max_transfer_count_on_message_in_disk: int = 8
-    access_message_in_memory_max_ratio: int = 40
-    max_filter_message_size: int = 16_000
-    max_msgs_num_batch: int = 64
-    default_query_max_num: int = 32
-    broker_role: str = ASYNC_MASTER
+    max_transfer_bytes_on_message_in_memory: Annotated[int, _TRANSFER] = 256 << 10
+    max_transfer_count_on_message_in_memory: Annotated[int, _COUNT] = 32
+    max_transfer_bytes_on_message_in_disk: Annotated[int, _TRANSFER] = 64 << 10
+    max_transfer_count_on_message_in_disk: Annotated[int, _COUNT] = 8
+    access_message_in_memory_max_ratio: Annotated[int, _PERCENT] = 40
+    max_filter_message_size: Annotated[int, Range(1, 16 << 20, "bytes")] = 16_000
+    max_msgs_num_batch: Annotated[int, _COUNT] = 64
+    default_query_max_num: Annotated[int, _COUNT] = 32
+    broker_role: Annotated[str, FIXED] = ASYNC_MASTER
     offset_check_in_slave: bool = False
-    enable_d_leger_commit_log: bool = False
-    d_leger_group: str = ""
-    d_leger_peers: str = ""
-    d_leger_self_id: str = ""
-    preferred_leader_id: str = ""
-    enable_batch_push: bool = False
-    store_path_d_ledger_commit_log: str = ""
-    message_delay_level: str = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    enable_d_leger_commit_log: Annotated[bool, FIXED] = False
+    d_leger_group: Annotated[str, FIXED] = ""
+    d_leger_peers: Annotated[str, FIXED] = ""
+    d_leger_self_id: Annotated[str, FIXED] = ""
+    preferred_leader_id: Annotated[str, FIXED] = ""
+    enable_batch_push: Annotated[bool, START] = False
+    store_path_d_ledger_commit_log: Annotated[str, FIXED] = ""
+    message_delay_level: Annotated[str, START] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 
     def __post_init__(self) -> None:
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
@@ -228,46 +255,7 @@ _DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DELAY_LEVELS = 256  # each level has its own queue and offset
 
-# The largest body, or total size of the messages of a pull: a frame of 16 MiB less 64 KiB for the headers and
-# 64 KiB for the rest of the record.
-_MAX_BODY_BYTES = (16 << 20) - (128 << 10)
-_MS = Range(0, INT_MAX, "milliseconds")
-_PERIOD = Range(1, INT_MAX, "milliseconds")
-_COUNT = Range(1, 1 << 16)
-_PERCENT = Range(0, 100, "percent")
-
-# Limits that Apache's broker applies while it uses a value (diskMaxUsedSpaceRatio between 10 and 95, for
-# example) are applied where the value is used.
-RANGES: dict[str, Range] = {
-    "mappedFileSizeCommitLog": Range(1024, INT_MAX, "bytes"),
-    "mappedFileSizeConsumeQueue": Range(1, INT_MAX, "bytes"),
-    # Java cannot map an index file of more than 2 GiB.
-    "maxHashSlotNum": Range(1, 500_000_000),
-    "maxIndexNum": Range(2, 100_000_000),
-    "flushIntervalCommitLog": _PERIOD,
-    "flushCommitLogLeastPages": Range(0, INT_MAX),
-    "flushCommitLogThoroughInterval": _MS,
-    "flushIntervalConsumeQueue": _PERIOD,
-    "flushConsumeQueueThoroughInterval": _MS,
-    "syncFlushTimeout": _PERIOD,
-    "maxMessageSize": Range(10, _MAX_BODY_BYTES, "bytes"),
-    "cleanResourceInterval": Range(10, INT_MAX, "milliseconds"),
-    "deleteCommitLogFilesInterval": _MS,
-    "deleteConsumeQueueFilesInterval": _MS,
-    "deleteFileBatchMax": _COUNT,
-    "fileReservedTime": Range(0, INT_MAX, "hours"),
-    "diskMaxUsedSpaceRatio": _PERCENT,
-    "diskSpaceWarningLevelRatio": _PERCENT,
-    "diskSpaceCleanForciblyRatio": _PERCENT,
-    "maxTransferBytesOnMessageInMemory": Range(1, _MAX_BODY_BYTES, "bytes"),
-    "maxTransferCountOnMessageInMemory": _COUNT,
-    "maxTransferBytesOnMessageInDisk": Range(1, _MAX_BODY_BYTES, "bytes"),
-    "maxTransferCountOnMessageInDisk": _COUNT,
-    "accessMessageInMemoryMaxRatio": _PERCENT,
-    "maxFilterMessageSize": Range(1, 16 << 20, "bytes"),
-    "maxMsgsNumBatch": _COUNT,
-    "defaultQueryMaxNum": _COUNT,
-}
+RANGES = annotations_of(StoreConfig, Range)
 """The permitted range of each number, by key."""
 
 WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
