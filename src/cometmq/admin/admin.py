@@ -10,12 +10,11 @@ the reason.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import msgspec
 
-from cometmq.admin import groups, known_groups
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
 from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.admin.message_admin import MessageAdmin
@@ -25,20 +24,20 @@ from cometmq.admin.stats import StatsAdmin
 from cometmq.admin.topic_admin import TopicSettings
 from cometmq.admin.values import (
     BrokerStatus,
-    GroupProgress,
-    GroupSubscriptions,
     GroupSummary,
-    RetryLimits,
     broker_places,
     with_lags,
 )
+from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies import ConsumeMessageDirectlyResult
+from cometmq.protocol.bodies import QueryCorrectionOffsetBody
 from cometmq.protocol.bodies_admin import HaRuntimeInfo, RaftStatus
+from cometmq.protocol.codes import RequestCode
+from cometmq.protocol.headers import QueryCorrectionOffsetRequestHeader
 from cometmq.protocol.headers_admin import RemoveBrokerHeader
 
 __all__ = ["Admin", "TopicSettings"]
@@ -166,53 +165,8 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin):
 
     # -- consumer groups
 
-    async def progress(
-        self, group: str, *, with_client_ip: bool = False, brokers: Mapping[str, str] | None = None
-    ) -> GroupProgress:
-        """Return the consumer offset, the broker offset and the lag of a group in each queue.
-
-        Args:
-            group: The consumer group.
-            with_client_ip: Request from the members which of them holds each queue.
-            brokers: Brokers that have the group, address by name (the group's entry of `group_places`). None:
-                found by a request.
-
-        Raises:
-            UnknownNameError: The group does not exist.
-        """
-        return await groups.progress(self.client, group, with_client_ip=with_client_ip, brokers=brokers)
-
-    async def subscriptions(self, group: str) -> GroupSubscriptions:
-        """Return the subscriptions of a group's members and their differences, which lose messages.
-
-        Args:
-            group: The consumer group.
-
-        Raises:
-            UnknownNameError: The group does not exist.
-            BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
-        """
-        return await groups.subscriptions(self.client, group)
-
-    async def brokers_of(self, group: str) -> dict[str, str]:
-        """Return the brokers that have a consumer group, address by broker name.
-
-        Raises:
-            UnknownNameError: The group does not exist.
-        """
-        return dict(await known_groups.brokers_of(self.client, group))
-
-    async def progress_at(self, addr: str, group: str) -> GroupProgress:
-        """Return the offsets and the lag of a group in the queues of one broker.
-
-        Args:
-            addr: Address of the broker.
-            group: The consumer group.
-        """
-        return await groups.progress_at(self.client, addr, group)
-
     async def correction_offsets(
-        self, topic: str, compare_group: str, left_out: Iterable[str] = ()
+        self, topic: str, compare_group: str, left_out: Iterable[str]
     ) -> dict[MessageQueue, int]:
         """Return the lowest offset that any consumer group has in each queue of a topic.
 
@@ -230,51 +184,22 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin):
         Raises:
             NoRouteError: No name server has the topic.
         """
-        return await groups.correction_offsets(self.client, topic, compare_group, left_out)
-
-    async def group_names(self) -> list[str]:
-        """Return all consumer groups, sorted: those with a retry topic, settings or stored offsets."""
-        return list(await self.group_places())
-
-    async def group_places(self) -> dict[str, dict[str, str]]:
-        """Return all consumer groups with the brokers that have them.
-
-        Returns:
-            Group to broker name to address. A group with a retry topic has no brokers here: the route of its
-                retry topic names them. Brokers that do not answer are left out.
-        """
-        return await known_groups.places(self.client)
+        header = QueryCorrectionOffsetRequestHeader(
+            topic=topic, compare_group=compare_group, filter_groups=",".join(left_out) or None
+        )
+        found: dict[MessageQueue, int] = {}
+        for name, addr in broker_addrs(await self.client.namesrv.route(topic)).items():
+            answer = await self.client.brokers.call(
+                addr, RequestCode.QUERY_CORRECTION_OFFSET, header, topic=topic
+            )
+            offsets = QueryCorrectionOffsetBody.decode(answer.body).correction_offsets
+            found.update({MessageQueue(topic, name, queue_id): each for queue_id, each in offsets.items()})
+        return found
 
     async def groups(self) -> list[GroupSummary]:
         """Return a summary of each consumer group, the largest lag first."""
-        found = [
-            await groups.summary(self.client, name, brokers)
-            for name, brokers in (await self.group_places()).items()
-        ]
+        found = [await self._summary(name, brokers) for name, brokers in (await self.group_places()).items()]
         return sorted(found, key=lambda row: (-(row.diff_total or 0), row.group))
-
-    async def consume_directly(
-        self, group: str, client_id: str, offset_msg_id: str
-    ) -> ConsumeMessageDirectlyResult:
-        """Have one member of a group consume one stored message immediately.
-
-        Args:
-            group: The consumer group.
-            client_id: Client id of the member.
-            offset_msg_id: Offset id of the message.
-
-        Returns:
-            The result of the member's listener.
-
-        Raises:
-            IdError: `offset_msg_id` is not an offset id.
-            BrokerError: The member is not online, or the message does not exist.
-        """
-        return await groups.consume_directly(self.client, group, client_id, offset_msg_id)
-
-    async def retry_limits(self, group: str) -> RetryLimits:
-        """Return the maximum retries of a group and of its members, as far as CometMQ brokers know them."""
-        return await groups.retry_limits(self.client, group)
 
     # -- raft groups
 

@@ -16,8 +16,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from cometmq.admin.errors import DeadLettersHidden, IndexSilent, ResendStopped
-from cometmq.admin.messages import ReadRange, read
+from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, place_in
@@ -27,10 +26,9 @@ from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, ConfigError, NoRouteError, shown
 from cometmq.message import Message, MessageExt
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, Perm, SysFlag, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, UNSENDABLE_TOPICS, SysFlag, is_system_topic
 from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
-from cometmq.protocol.sql import compile_sql
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
@@ -143,26 +141,6 @@ def view(message: MessageExt) -> DeadLetterView:
     return DeadLetterView.of_dead_letter(
         message, original_topic(message), origin_id(message), resend_times(message)
     )
-
-
-# -- reading
-
-
-async def select(client: ClientInstance, wanted: Selection) -> AsyncIterator[MessageExt]:
-    """Yield the selected dead letters, broker by broker, the oldest first.
-
-    Raises NoRouteError for a group without a dead-letter topic, DeadLettersHidden, SqlError.
-    """
-    passes = compile_sql(wanted.sql).matches if wanted.sql is not None else None
-    topic = DLQ_PREFIX + wanted.group
-    route = await client.namesrv.route(topic)
-    hidden = sorted(data.broker_name for data in route.queue_datas if not data.perm & Perm.READ)
-    if hidden:
-        raise DeadLettersHidden(topic, hidden)
-    span = ReadRange(topic=topic, begin_ms=wanted.begin_ms, end_ms=wanted.end_ms, count=2**63 - 1)
-    async for message in read(client, span):
-        if wanted.takes(message) and (passes is None or passes(message.properties.get)):
-            yield message
 
 
 # -- copies of earlier runs

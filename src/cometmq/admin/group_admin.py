@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from cometmq.admin import groups
-from cometmq.admin.known_groups import AtBroker, brokers_of, groups_at
-from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.groups import STATS_TIMEOUT_S, GroupStates
 from cometmq.admin.values import GroupConfig, GroupQueueProgress, QueueProgress
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.errors import BrokerError, NoRouteError
@@ -34,7 +32,7 @@ from cometmq.protocol.headers import (
 CONSUME_STATS_TIMEOUT_S = 50.0  # like Apache's tool: the broker counts every queue of every group
 
 
-class GroupAdmin(ServerAdmin):
+class GroupAdmin(GroupStates):
     """Operations on groups and their members."""
 
     async def consumer_connection(self, group: str, broker_addr: str | None = None) -> ConsumerConnection:
@@ -50,7 +48,7 @@ class GroupAdmin(ServerAdmin):
         """
         if broker_addr is not None:
             return await self.client.brokers.consumer_connection(broker_addr, group)
-        return await groups.members(self.client, await brokers_of(self.client, group), group)
+        return await self._members(await self.brokers_of(group), group)
 
     async def running_info(
         self, group: str, client_id: str, *, jstack: bool = False, broker_addr: str | None = None
@@ -68,19 +66,19 @@ class GroupAdmin(ServerAdmin):
             UnknownNameError: No broker has the group.
         """
         if broker_addr is None and not jstack:
-            brokers = await brokers_of(self.client, group)
-            return await groups.running_info(self.client, brokers, group, client_id)
+            brokers = await self.brokers_of(group)
+            return await self._running_info(brokers, group, client_id)
         header = GetConsumerRunningInfoRequestHeader(
             consumer_group=group, client_id=client_id, jstack_enable=jstack
         )
         addrs = [broker_addr] if broker_addr else []
         if not addrs:
-            addrs = [*(await brokers_of(self.client, group)).values()]
+            addrs = [*(await self.brokers_of(group)).values()]
         failure: BrokerError | NoRouteError = NoRouteError(RETRY_PREFIX + group)
         for addr in addrs:
             try:
                 answer = await self.client.brokers.call(
-                    addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=groups.STATS_TIMEOUT_S
+                    addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=STATS_TIMEOUT_S
                 )
                 return ConsumerRunningInfo.decode(answer.body)
             except BrokerError as error:
@@ -119,10 +117,6 @@ class GroupAdmin(ServerAdmin):
         """Return the clients of every producer group that are connected to a broker."""
         answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_PRODUCER_INFO)
         return dict(sorted(ProducerTableInfo.decode(answer.body).data.items()))
-
-    async def groups_at(self, broker_addr: str) -> AtBroker:
-        """Return the groups with settings or stored offsets at a broker; None for groups without settings."""
-        return await groups_at(self.client, broker_addr)
 
     async def group_table(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
         """Return the settings of every consumer group of a broker."""

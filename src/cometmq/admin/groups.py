@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.known_groups import brokers_of
+from cometmq.admin.known_groups import KnownGroups
 from cometmq.admin.values import (
     GroupProgress,
     GroupSubscriptions,
@@ -30,7 +30,6 @@ from cometmq.protocol.bodies import (
     ConsumerRunningInfo,
     ConsumeStats,
     GroupList,
-    QueryCorrectionOffsetBody,
     TopicRouteData,
 )
 from cometmq.protocol.codes import RETRY_PREFIX, Perm, RequestCode, ResponseCode, version_name
@@ -38,7 +37,6 @@ from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
     GetConsumerRunningInfoRequestHeader,
     GetConsumeStatsRequestHeader,
-    QueryCorrectionOffsetRequestHeader,
     TopicRequestHeader,
 )
 from cometmq.protocol.ids import decode_offset_id
@@ -56,65 +54,11 @@ STATS_TIMEOUT_S = 15.0  # A broker with thousands of queues needs seconds to res
 MAX_CONCURRENT_MEMBERS = 16  # members of a group with a request in flight
 
 
-async def groups_of_topic(client: ClientInstance, route: TopicRouteData, topic: str) -> list[str]:
-    """Return the groups with offsets on a topic at any of its brokers, sorted."""
-    names: set[str] = set()
-    for addr in broker_addrs(route).values():
-        names.update(await groups_at(client, addr, topic))
-    return sorted(names)
-
-
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
     """Return the groups with offsets on a topic at one broker."""
     header = TopicRequestHeader(topic=topic)
     answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
     return GroupList.decode(answer.body).group_list
-
-
-async def progress(
-    client: ClientInstance,
-    group: str,
-    *,
-    with_client_ip: bool = False,
-    brokers: Mapping[str, str] | None = None,
-) -> GroupProgress:
-    """Return the offsets of a group at all brokers that have the group.
-
-    Args:
-        client: Sends the requests.
-        group: The group.
-        with_client_ip: Request from the members which of them holds each queue.
-        brokers: The group's entry of `known_groups.places`, if known.
-
-    Raises:
-        UnknownNameError: No broker has the group.
-        BrokerError: A broker refuses.
-    """
-    brokers = brokers or await brokers_of(client, group)
-    owners = await queue_owners(client, brokers, group) if with_client_ip else {}
-    parts = [await progress_at(client, addr, group, owners) for addr in brokers.values()]
-    return sum_progress(group, parts)
-
-
-async def progress_at(
-    client: ClientInstance, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
-) -> GroupProgress:
-    """Return the offsets of a group at one broker. `owners` is the result of queue_owners."""
-    stats = await consume_stats(client, addr, group)
-    owners = owners or {}
-    rows = [
-        QueueProgress(
-            topic=queue.topic,
-            broker_name=queue.broker_name,
-            queue_id=queue.queue_id,
-            broker_offset=offsets.broker_offset,
-            consumer_offset=offsets.consumer_offset,
-            last_timestamp=offsets.last_timestamp,
-            client_ip=owners.get(queue, ""),
-        )
-        for queue, offsets in stats.offset_table.items()
-    ]
-    return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
 
 
 def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
@@ -125,182 +69,6 @@ def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
         rows += part.queues
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
     return GroupProgress(group=group, consume_tps=tps, queues=rows)
-
-
-async def consume_stats(client: ClientInstance, addr: str, group: str) -> ConsumeStats:
-    """Return a group's offsets at one broker as the response contains them."""
-    header = GetConsumeStatsRequestHeader(consumer_group=group)
-    answer = await client.brokers.call(
-        addr, RequestCode.GET_CONSUME_STATS, header, timeout_s=max(client.brokers.timeout_s, STATS_TIMEOUT_S)
-    )
-    return ConsumeStats.decode(answer.body)
-
-
-async def members(client: ClientInstance, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
-    """Return the members of a group from the first of these brokers that has members.
-
-    Raises BrokerError, with CONSUMER_NOT_ONLINE if no broker has members; RemotingError if a broker that does
-    not answer may have members.
-    """
-    offline: BrokerError | None = None
-    silent: RemotingError | None = None
-    for addr in brokers.values():
-        try:
-            return await client.brokers.consumer_connection(addr, group)
-        except BrokerError as error:
-            if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
-                raise
-            offline = error
-        except RemotingError as error:
-            silent = error
-    raise silent or offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
-
-
-async def retry_limits(client: ClientInstance, group: str) -> RetryLimits:
-    """Return the maximum retries of a group and of its members.
-
-    Members send their value with each send-back to a CometMQ broker. A group that does not exist has
-    no members; brokers that do not answer are left out.
-    """
-    own, limits = RETRY_MAX_TIMES, dict[str, int]()
-    try:
-        brokers = await brokers_of(client, group)
-    except UnknownNameError:
-        return RetryLimits()
-    for addr in brokers.values():
-        with suppress(CometError):
-            connected = await client.brokers.consumer_connection(addr, group)
-            if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
-                own = connected.retry_max_times
-            for member in connected.connection_set:
-                if member.max_reconsume_times is not None:
-                    limits[member.client_id] = member.max_reconsume_times
-    return RetryLimits(group=own, members=limits)
-
-
-async def members_if_online(
-    client: ClientInstance, brokers: Mapping[str, str], group: str
-) -> ConsumerConnection | None:
-    """Return the members of a group, None without members. Raises BrokerError for any other refusal."""
-    try:
-        return await members(client, brokers, group)
-    except BrokerError as error:
-        if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-            return None
-        raise
-
-
-async def queue_owners(
-    client: ClientInstance, brokers: Mapping[str, str], group: str
-) -> dict[MessageQueue, str]:
-    """Return the holder of each queue (the address part of a client id), for members that answer."""
-    owners: dict[MessageQueue, str] = {}
-    connected = await members_if_online(client, brokers, group)
-    for connection in connected.connection_set if connected else ():
-        try:
-            info = await running_info(client, brokers, group, connection.client_id)
-        except CometError:
-            continue  # The queues of this member show N/A.
-        for queue in info.mq_table:
-            owners[queue] = connection.client_id.partition("@")[0]
-    return owners
-
-
-async def running_info(
-    client: ClientInstance, brokers: Mapping[str, str], group: str, client_id: str
-) -> ConsumerRunningInfo:
-    """Return a member's running info from the first broker that reaches the member.
-
-    Raises CometError if no broker does: the member is too old, or unresponsive.
-    """
-    header = GetConsumerRunningInfoRequestHeader(
-        consumer_group=group, client_id=client_id, jstack_enable=False
-    )
-    failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
-    for addr in brokers.values():
-        try:
-            answer = await client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-            return ConsumerRunningInfo.decode(answer.body)
-        except CometError as error:
-            failure = error  # The member may be connected only to another broker.
-    raise failure
-
-
-async def subscriptions(client: ClientInstance, group: str) -> GroupSubscriptions:
-    """Return the subscriptions and settings of each member and their differences.
-
-    CometMQ's brokers know both from heartbeats, except the maximum retries and the order. These, and
-    everything at other brokers, are requested from each member. Pull consumers may differ.
-    """
-    brokers = await brokers_of(client, group)
-    connected = await members(client, brokers, group)
-    pulling = connected.consume_type == PULL_TYPE
-    gate = asyncio.Semaphore(MAX_CONCURRENT_MEMBERS)
-
-    async def of(member: ClientConnection) -> MemberSubscriptions:
-        wants: Wants = frozenset((member.subscriptions or {}).items())
-        settings = member.settings or {}
-        if member.max_reconsume_times is not None:
-            settings[MAX_RETRIES_KEY] = str(member.max_reconsume_times)
-        problem, queues = "", None
-        if not wants or not pulling:
-            try:
-                async with gate:
-                    info = await running_info(client, brokers, group, member.client_id)
-                wants = wants or wants_of(info.subscription_set)
-                settings |= settings_of(info.properties)
-                queues = sorted(info.mq_table)
-            except CometError as error:
-                problem = "" if wants else str(error)
-        return MemberSubscriptions(
-            client_id=member.client_id,
-            client_addr=member.client_addr,
-            version=version_name(member.version),
-            subscriptions=dict(sorted(wants)),
-            problem=problem,
-            settings=dict(sorted(settings.items())),
-            queues=queues,
-        )
-
-    found = await asyncio.gather(*(of(member) for member in connected.connection_set))
-    if pulling:
-        return GroupSubscriptions(group=group, members=list(found), differences={})
-    known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
-    settings = {each.client_id: frozenset(each.settings.items()) for each in found}
-    if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
-        settings[""] = frozenset({(MAX_RETRIES_KEY, str(connected.retry_max_times))})
-    return GroupSubscriptions(
-        group=group,
-        members=list(found),
-        differences=differences(known),
-        setting_differences=setting_differences(settings),
-        unbalanced=await unbalanced(client, found),
-    )
-
-
-async def unbalanced(
-    client: ClientInstance, found: Iterable[MemberSubscriptions]
-) -> dict[str, list[str]] | None:
-    """Return the subscribed queues that have no holder or several, with their holders.
-
-    None if a member did not report its queues, or if each member holds all queues (broadcasting).
-    """
-    holders: dict[MessageQueue, list[str]] = {}
-    for topic in sorted({topic for each in found for topic in each.subscriptions}):
-        try:
-            route = await client.namesrv.route(topic)
-        except NoRouteError:
-            continue  # The topic does not exist yet.
-        for data in route.queue_datas:
-            for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
-                holders[MessageQueue(topic, data.broker_name, queue_id)] = []
-    for member in found:
-        if member.queues is None or member.settings.get("messageModel") == "BROADCASTING":
-            return None
-        for queue in member.queues:
-            if queue in holders:
-                holders[queue].append(member.client_id)
-    return {str(queue): ids for queue, ids in sorted(holders.items()) if len(ids) != 1}
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
@@ -318,127 +86,342 @@ def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     return found
 
 
-async def correction_offsets(
-    client: ClientInstance, topic: str, compare_group: str, left_out: Iterable[str]
-) -> dict[MessageQueue, int]:
-    """Return the lowest offset of a topic's groups in each queue (Admin.correction_offsets)."""
-    header = QueryCorrectionOffsetRequestHeader(
-        topic=topic, compare_group=compare_group, filter_groups=",".join(left_out) or None
-    )
-    found: dict[MessageQueue, int] = {}
-    for name, addr in broker_addrs(await client.namesrv.route(topic)).items():
-        answer = await client.brokers.call(addr, RequestCode.QUERY_CORRECTION_OFFSET, header, topic=topic)
-        offsets = QueryCorrectionOffsetBody.decode(answer.body).correction_offsets
-        found.update({MessageQueue(topic, name, queue_id): each for queue_id, each in offsets.items()})
-    return found
+class GroupStates(KnownGroups):
+    """Operations that read the state of consumer groups: offsets, members, consumption of messages."""
 
+    async def _groups_of_topic(self, route: TopicRouteData, topic: str) -> list[str]:
+        """Return the groups with offsets on a topic at any of its brokers, sorted."""
+        names: set[str] = set()
+        for addr in broker_addrs(route).values():
+            names.update(await groups_at(self.client, addr, topic))
+        return sorted(names)
 
-async def summary(client: ClientInstance, group: str, brokers: Mapping[str, str]) -> GroupSummary:
-    """Return a summary of a group; unknown values are None or empty.
+    async def progress(
+        self,
+        group: str,
+        *,
+        with_client_ip: bool = False,
+        brokers: Mapping[str, str] | None = None,
+    ) -> GroupProgress:
+        """Return the consumer offset, the broker offset and the lag of a group in each queue.
 
-    Args:
-        client: Sends the requests.
-        group: The group.
-        brokers: The group's entry of `known_groups.places`.
-    """
-    connected: ConsumerConnection | None = None
-    tps: int | None = None
-    diff: int | None = None
-    try:
-        brokers = brokers or await brokers_of(client, group)
-        connected = await members_if_online(client, brokers, group)
-        found = await progress(client, group, brokers=brokers)
-        tps, diff = int(found.consume_tps), found.diff_total
-    except CometError:
-        pass  # The group is listed even if its state is unknown.
-    online = connected.connection_set if connected is not None else []
-    kind = model = version = ""
-    if connected is not None and online:
-        kind = "PULL" if connected.consume_type == PULL_TYPE else "PUSH"
-        model = str(connected.message_model)
-        version = version_name(min(member.version for member in online))
-    return GroupSummary(
-        group=group,
-        count=len(online),
-        version=version,
-        consume_type=kind,
-        message_model=model,
-        consume_tps=tps,
-        diff_total=diff,
-    )
+        Args:
+            group: The consumer group.
+            with_client_ip: Request from the members which of them holds each queue.
+            brokers: Brokers that have the group, address by name (the group's entry of `group_places`). None:
+                found by a request.
 
+        Raises:
+            UnknownNameError: The group does not exist.
+        """
+        brokers = brokers or await self.brokers_of(group)
+        owners = await self._queue_owners(brokers, group) if with_client_ip else {}
+        parts = [await self.progress_at(addr, group, owners) for addr in brokers.values()]
+        return sum_progress(group, parts)
 
-async def tracks(client: ClientInstance, message: MessageExt) -> list[MessageTrack]:
-    """Return the consumption state of a message in each group that has offsets on its topic."""
-    route = await client.namesrv.route(message.topic)
-    names = await groups_of_topic(client, route, message.topic)
-    at = broker_addrs(route)
-    return list(await asyncio.gather(*(track(client, message, name, at) for name in names)))
+    async def progress_at(
+        self, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
+    ) -> GroupProgress:
+        """Return the offsets and the lag of a group in the queues of one broker.
 
+        Args:
+            addr: Address of the broker.
+            group: The consumer group.
+        """
+        stats = await self._consume_stats(addr, group)
+        owners = owners or {}
+        rows = [
+            QueueProgress(
+                topic=queue.topic,
+                broker_name=queue.broker_name,
+                queue_id=queue.queue_id,
+                broker_offset=offsets.broker_offset,
+                consumer_offset=offsets.consumer_offset,
+                last_timestamp=offsets.last_timestamp,
+                client_ip=owners.get(queue, ""),
+            )
+            for queue, offsets in stats.offset_table.items()
+        ]
+        return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
 
-async def track(
-    client: ClientInstance, message: MessageExt, group: str, offsets_at: Mapping[str, str]
-) -> MessageTrack:
-    """Return the consumption state of a message in one group; UNKNOWN with the reason if it is unknown.
-
-    Args:
-        client: Sends the requests.
-        message: The message.
-        group: The group.
-        offsets_at: The brokers of the message's topic.
-    """
-    try:
-        brokers = await brokers_of(client, group, offsets_at)
-        connected = await members(client, brokers, group)
-        if connected.consume_type == PULL_TYPE:
-            return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
-        if not await consumed(client, message, group, brokers):
-            return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
-    except BrokerError as error:
-        offline = error.code == ResponseCode.CONSUMER_NOT_ONLINE
-        return MessageTrack(
-            consumer_group=group,
-            track_type=TrackType.NOT_ONLINE if offline else TrackType.UNKNOWN,
-            exception_desc=f"CODE:{error.code} DESC:{error.remark}",
+    async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
+        """Return a group's offsets at one broker as the response contains them."""
+        header = GetConsumeStatsRequestHeader(consumer_group=group)
+        answer = await self.client.brokers.call(
+            addr,
+            RequestCode.GET_CONSUME_STATS,
+            header,
+            timeout_s=max(self.client.brokers.timeout_s, STATS_TIMEOUT_S),
         )
-    except CometError as error:
-        return MessageTrack(consumer_group=group, track_type=TrackType.UNKNOWN, exception_desc=str(error))
-    subscription = connected.subscription_table.get(message.topic)
-    wanted = set(subscription.tags_set) if subscription else set()
-    passed = not wanted or "*" in wanted or message.tags in wanted
-    kind = TrackType.CONSUMED if passed else TrackType.CONSUMED_BUT_FILTERED
-    return MessageTrack(consumer_group=group, track_type=kind)
+        return ConsumeStats.decode(answer.body)
 
+    async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
+        """Return the members of a group from the first of these brokers that has members.
 
-async def consumed(
-    client: ClientInstance, message: MessageExt, group: str, brokers: Mapping[str, str]
-) -> bool:
-    """Return whether the group's offset at the broker that stores the message is after the message."""
-    info = await client.namesrv.cluster_info()
-    names = {
-        name
-        for name, data in info.broker_addr_table.items()
-        if message.store_host in data.broker_addrs.values()
-    }
-    found = await progress(client, group, brokers=brokers)
-    return any(
-        row.topic == message.topic
-        and row.queue_id == message.queue_id
-        and row.broker_name in names
-        and row.consumer_offset > message.queue_offset
-        for row in found.queues
-    )
+        Raises BrokerError, with CONSUMER_NOT_ONLINE if no broker has members; RemotingError if a broker that
+        does not answer may have members.
+        """
+        offline: BrokerError | None = None
+        silent: RemotingError | None = None
+        for addr in brokers.values():
+            try:
+                return await self.client.brokers.consumer_connection(addr, group)
+            except BrokerError as error:
+                if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+                    raise
+                offline = error
+            except RemotingError as error:
+                silent = error
+        raise silent or offline or NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
 
+    async def retry_limits(self, group: str) -> RetryLimits:
+        """Return the maximum retries of a group and of its members, as far as CometMQ brokers know them."""
+        own, limits = RETRY_MAX_TIMES, dict[str, int]()
+        try:
+            brokers = await self.brokers_of(group)
+        except UnknownNameError:
+            return RetryLimits()
+        for addr in brokers.values():
+            with suppress(CometError):
+                connected = await self.client.brokers.consumer_connection(addr, group)
+                if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+                    own = connected.retry_max_times
+                for member in connected.connection_set:
+                    if member.max_reconsume_times is not None:
+                        limits[member.client_id] = member.max_reconsume_times
+        return RetryLimits(group=own, members=limits)
 
-async def consume_directly(
-    client: ClientInstance, group: str, client_id: str, offset_msg_id: str
-) -> ConsumeMessageDirectlyResult:
-    """Have one member consume one message immediately, through the broker that stores the message."""
-    place = decode_offset_id(offset_msg_id)
-    header = ConsumeMessageDirectlyRequestHeader(
-        consumer_group=group, client_id=client_id, msg_id=offset_msg_id
-    )
-    answer = await client.brokers.call(
-        place.host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
-    )
-    return ConsumeMessageDirectlyResult.decode(answer.body)
+    async def _members_if_online(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection | None:
+        """Return the members of a group, None without members. Raises BrokerError for any other refusal."""
+        try:
+            return await self._members(brokers, group)
+        except BrokerError as error:
+            if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
+                return None
+            raise
+
+    async def _queue_owners(self, brokers: Mapping[str, str], group: str) -> dict[MessageQueue, str]:
+        """Return the holder of each queue (the address part of a client id), for members that answer."""
+        owners: dict[MessageQueue, str] = {}
+        connected = await self._members_if_online(brokers, group)
+        for connection in connected.connection_set if connected else ():
+            try:
+                info = await self._running_info(brokers, group, connection.client_id)
+            except CometError:
+                continue  # The queues of this member show N/A.
+            for queue in info.mq_table:
+                owners[queue] = connection.client_id.partition("@")[0]
+        return owners
+
+    async def _running_info(
+        self, brokers: Mapping[str, str], group: str, client_id: str
+    ) -> ConsumerRunningInfo:
+        """Return a member's running info from the first broker that reaches the member.
+
+        Raises CometError if no broker does: the member is too old, or unresponsive.
+        """
+        header = GetConsumerRunningInfoRequestHeader(
+            consumer_group=group, client_id=client_id, jstack_enable=False
+        )
+        failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
+        for addr in brokers.values():
+            try:
+                answer = await self.client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
+                return ConsumerRunningInfo.decode(answer.body)
+            except CometError as error:
+                failure = error  # The member may be connected only to another broker.
+        raise failure
+
+    async def subscriptions(self, group: str) -> GroupSubscriptions:
+        """Return the subscriptions of a group's members and their differences, which lose messages.
+
+        Args:
+            group: The consumer group.
+
+        Raises:
+            UnknownNameError: The group does not exist.
+            BrokerError: With CONSUMER_NOT_ONLINE: the group has no members.
+        """
+        brokers = await self.brokers_of(group)
+        connected = await self._members(brokers, group)
+        pulling = connected.consume_type == PULL_TYPE
+        gate = asyncio.Semaphore(MAX_CONCURRENT_MEMBERS)
+
+        async def of(member: ClientConnection) -> MemberSubscriptions:
+            wants: Wants = frozenset((member.subscriptions or {}).items())
+            settings = member.settings or {}
+            if member.max_reconsume_times is not None:
+                settings[MAX_RETRIES_KEY] = str(member.max_reconsume_times)
+            problem, queues = "", None
+            if not wants or not pulling:
+                try:
+                    async with gate:
+                        info = await self._running_info(brokers, group, member.client_id)
+                    wants = wants or wants_of(info.subscription_set)
+                    settings |= settings_of(info.properties)
+                    queues = sorted(info.mq_table)
+                except CometError as error:
+                    problem = "" if wants else str(error)
+            return MemberSubscriptions(
+                client_id=member.client_id,
+                client_addr=member.client_addr,
+                version=version_name(member.version),
+                subscriptions=dict(sorted(wants)),
+                problem=problem,
+                settings=dict(sorted(settings.items())),
+                queues=queues,
+            )
+
+        found = await asyncio.gather(*(of(member) for member in connected.connection_set))
+        if pulling:
+            return GroupSubscriptions(group=group, members=list(found), differences={})
+        known = {each.client_id: frozenset(each.subscriptions.items()) for each in found if not each.problem}
+        settings = {each.client_id: frozenset(each.settings.items()) for each in found}
+        if connected.retry_max_times not in (None, RETRY_MAX_TIMES):
+            settings[""] = frozenset({(MAX_RETRIES_KEY, str(connected.retry_max_times))})
+        return GroupSubscriptions(
+            group=group,
+            members=list(found),
+            differences=differences(known),
+            setting_differences=setting_differences(settings),
+            unbalanced=await self._unbalanced(found),
+        )
+
+    async def _unbalanced(self, found: Iterable[MemberSubscriptions]) -> dict[str, list[str]] | None:
+        """Return the subscribed queues that have no holder or several, with their holders.
+
+        None if a member did not report its queues, or if each member holds all queues (broadcasting).
+        """
+        holders: dict[MessageQueue, list[str]] = {}
+        for topic in sorted({topic for each in found for topic in each.subscriptions}):
+            try:
+                route = await self.client.namesrv.route(topic)
+            except NoRouteError:
+                continue  # The topic does not exist yet.
+            for data in route.queue_datas:
+                for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
+                    holders[MessageQueue(topic, data.broker_name, queue_id)] = []
+        for member in found:
+            if member.queues is None or member.settings.get("messageModel") == "BROADCASTING":
+                return None
+            for queue in member.queues:
+                if queue in holders:
+                    holders[queue].append(member.client_id)
+        return {str(queue): ids for queue, ids in sorted(holders.items()) if len(ids) != 1}
+
+    async def _summary(self, group: str, brokers: Mapping[str, str]) -> GroupSummary:
+        """Return a summary of a group; unknown values are None or empty.
+
+        Args:
+            group: The group.
+            brokers: The group's entry of `known_groups.places`.
+        """
+        connected: ConsumerConnection | None = None
+        tps: int | None = None
+        diff: int | None = None
+        try:
+            brokers = brokers or await self.brokers_of(group)
+            connected = await self._members_if_online(brokers, group)
+            found = await self.progress(group, brokers=brokers)
+            tps, diff = int(found.consume_tps), found.diff_total
+        except CometError:
+            pass  # The group is listed even if its state is unknown.
+        online = connected.connection_set if connected is not None else []
+        kind = model = version = ""
+        if connected is not None and online:
+            kind = "PULL" if connected.consume_type == PULL_TYPE else "PUSH"
+            model = str(connected.message_model)
+            version = version_name(min(member.version for member in online))
+        return GroupSummary(
+            group=group,
+            count=len(online),
+            version=version,
+            consume_type=kind,
+            message_model=model,
+            consume_tps=tps,
+            diff_total=diff,
+        )
+
+    async def tracks(self, message: MessageExt) -> list[MessageTrack]:
+        """Return the consumption state of a message in each group that has offsets on its topic.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+        """
+        route = await self.client.namesrv.route(message.topic)
+        names = await self._groups_of_topic(route, message.topic)
+        at = broker_addrs(route)
+        return list(await asyncio.gather(*(self._track(message, name, at) for name in names)))
+
+    async def _track(self, message: MessageExt, group: str, offsets_at: Mapping[str, str]) -> MessageTrack:
+        """Return the consumption state of a message in one group; UNKNOWN with the reason if it is unknown.
+
+        Args:
+            message: The message.
+            group: The group.
+            offsets_at: The brokers of the message's topic.
+        """
+        try:
+            brokers = await self.brokers_of(group, offsets_at)
+            connected = await self._members(brokers, group)
+            if connected.consume_type == PULL_TYPE:
+                return MessageTrack(consumer_group=group, track_type=TrackType.PULL)
+            if not await self._consumed(message, group, brokers):
+                return MessageTrack(consumer_group=group, track_type=TrackType.NOT_CONSUME_YET)
+        except BrokerError as error:
+            offline = error.code == ResponseCode.CONSUMER_NOT_ONLINE
+            return MessageTrack(
+                consumer_group=group,
+                track_type=TrackType.NOT_ONLINE if offline else TrackType.UNKNOWN,
+                exception_desc=f"CODE:{error.code} DESC:{error.remark}",
+            )
+        except CometError as error:
+            return MessageTrack(consumer_group=group, track_type=TrackType.UNKNOWN, exception_desc=str(error))
+        subscription = connected.subscription_table.get(message.topic)
+        wanted = set(subscription.tags_set) if subscription else set()
+        passed = not wanted or "*" in wanted or message.tags in wanted
+        kind = TrackType.CONSUMED if passed else TrackType.CONSUMED_BUT_FILTERED
+        return MessageTrack(consumer_group=group, track_type=kind)
+
+    async def _consumed(self, message: MessageExt, group: str, brokers: Mapping[str, str]) -> bool:
+        """Return whether the group's offset at the broker that stores the message is after the message."""
+        info = await self.client.namesrv.cluster_info()
+        names = {
+            name
+            for name, data in info.broker_addr_table.items()
+            if message.store_host in data.broker_addrs.values()
+        }
+        found = await self.progress(group, brokers=brokers)
+        return any(
+            row.topic == message.topic
+            and row.queue_id == message.queue_id
+            and row.broker_name in names
+            and row.consumer_offset > message.queue_offset
+            for row in found.queues
+        )
+
+    async def consume_directly(
+        self, group: str, client_id: str, offset_msg_id: str
+    ) -> ConsumeMessageDirectlyResult:
+        """Have one member of a group consume one stored message immediately.
+
+        Args:
+            group: The consumer group.
+            client_id: Client id of the member.
+            offset_msg_id: Offset id of the message.
+
+        Returns:
+            The result of the member's listener.
+
+        Raises:
+            IdError: `offset_msg_id` is not an offset id.
+            BrokerError: The member is not online, or the message does not exist.
+        """
+        place = decode_offset_id(offset_msg_id)
+        header = ConsumeMessageDirectlyRequestHeader(
+            consumer_group=group, client_id=client_id, msg_id=offset_msg_id
+        )
+        answer = await self.client.brokers.call(
+            place.host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
+        )
+        return ConsumeMessageDirectlyResult.decode(answer.body)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
-from cometmq.client.cluster.instance import ClientInstance
+from cometmq.admin.servers import ServerAdmin
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.workers import for_each
@@ -37,92 +37,95 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
     return sorted(found)
 
 
-async def groups_at(client: ClientInstance, addr: str) -> AtBroker:
-    answer = await client.brokers.call(addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    found: AtBroker = dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
-    offsets = await client.brokers.call(addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-    # A large broker's response has megabytes: decode it outside the event loop.
-    table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table
-    for topic_and_group in table:
-        found.setdefault(topic_and_group.rpartition("@")[2], None)
-    return found
+class KnownGroups(ServerAdmin):
+    """Operations that find consumer groups."""
 
-
-async def places(client: ClientInstance) -> dict[str, dict[str, str]]:
-    """Return group to broker name to address, for the brokers that have each group.
-
-    A group with a retry topic has no brokers here: the route of its retry topic names them. Brokers that do
-    not answer are left out.
-    """
-    return (await _places(client))[0]
-
-
-async def _places(client: ClientInstance) -> tuple[dict[str, dict[str, str]], list[CometError]]:
-    """Return `places`, and the errors of brokers that did not answer."""
-    topics = await client.namesrv.topics()
-    masters = await _masters(client)
-    at_brokers: dict[str, AtBroker] = {}
-    failures: list[CometError] = []
-
-    async def ask(name: str) -> None:
-        try:
-            at_brokers[name] = await groups_at(client, masters[name])
-        except CometError as error:
-            failures.append(error)
-
-    await for_each(masters, ask, MAX_CONCURRENT_BROKERS)
-    routed = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
-    found = {
-        group: {
-            name: masters[name]
-            for name in sorted(at_brokers)
-            if group not in routed and group in at_brokers[name]
-        }
-        for group in group_names(topics, at_brokers.values())
-    }
-    return found, failures
-
-
-async def _masters(client: ClientInstance) -> dict[str, str]:
-    """Return broker name to the address of the master, or of the slave that acts for it."""
-    table = (await client.namesrv.cluster_info()).broker_addr_table
-    addrs = {name: table[name].broker_addrs for name in sorted(table)}
-    return {name: of[min(of)] for name, of in addrs.items() if of}
-
-
-async def brokers_of(
-    client: ClientInstance, group: str, offsets_at: Mapping[str, str] | None = None
-) -> Mapping[str, str]:
-    """Return the brokers that have a group, address by broker name.
-
-    Args:
-        client: Sends the requests.
-        group: The group.
-        offsets_at: Brokers that have offsets of the group. They are returned without a further request if the
-            group has no retry topic.
-
-    Raises:
-        UnknownNameError: No broker has the group.
-        RemotingError: No responding broker has the group, and other brokers do not respond.
-    """
-    try:
-        return broker_addrs(await client.namesrv.route(RETRY_PREFIX + group))
-    except NameServersUnreachable:
-        raise
-    except NoRouteError:
-        if offsets_at:
-            return offsets_at
-    known, failures = await _places(client)
-    if group in known:
-        return known[group]
-    found = {}
-    for name, addr in (await _masters(client)).items():
-        with suppress(CometError):
-            await client.brokers.consumer_connection(addr, group)
-            found[name] = addr
-    if found:
+    async def groups_at(self, broker_addr: str) -> AtBroker:
+        """Return the groups with settings or stored offsets at a broker; None for groups without settings."""
+        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
+        found: AtBroker = dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
+        offsets = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
+        # A large broker's response has megabytes: decode it outside the event loop.
+        table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table
+        for topic_and_group in table:
+            found.setdefault(topic_and_group.rpartition("@")[2], None)
         return found
-    for failure in failures:
-        if not isinstance(failure, BrokerError):  # A refusal does not indicate that the broker has the group.
-            raise failure
-    raise UnknownNameError("consumer group", group, list(known))
+
+    async def group_names(self) -> list[str]:
+        """Return all consumer groups, sorted: those with a retry topic, settings or stored offsets."""
+        return list(await self.group_places())
+
+    async def group_places(self) -> dict[str, dict[str, str]]:
+        """Return all consumer groups with the brokers that have them.
+
+        Returns:
+            Group to broker name to address. A group with a retry topic has no brokers here: the route of its
+                retry topic names them. Brokers that do not answer are left out.
+        """
+        return (await self._places())[0]
+
+    async def _places(self) -> tuple[dict[str, dict[str, str]], list[CometError]]:
+        """Return `group_places`, and the errors of brokers that did not answer."""
+        topics = await self.client.namesrv.topics()
+        masters = await self._masters()
+        at_brokers: dict[str, AtBroker] = {}
+        failures: list[CometError] = []
+
+        async def ask(name: str) -> None:
+            try:
+                at_brokers[name] = await self.groups_at(masters[name])
+            except CometError as error:
+                failures.append(error)
+
+        await for_each(masters, ask, MAX_CONCURRENT_BROKERS)
+        routed = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
+        found = {
+            group: {
+                name: masters[name]
+                for name in sorted(at_brokers)
+                if group not in routed and group in at_brokers[name]
+            }
+            for group in group_names(topics, at_brokers.values())
+        }
+        return found, failures
+
+    async def _masters(self) -> dict[str, str]:
+        """Return broker name to the address of the master, or of the slave that acts for it."""
+        table = (await self.client.namesrv.cluster_info()).broker_addr_table
+        addrs = {name: table[name].broker_addrs for name in sorted(table)}
+        return {name: of[min(of)] for name, of in addrs.items() if of}
+
+    async def brokers_of(self, group: str, offsets_at: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the brokers that have a consumer group, address by broker name.
+
+        Args:
+            group: The consumer group.
+            offsets_at: Brokers that have offsets of the group. They are returned without a further request if
+                the group has no retry topic.
+
+        Raises:
+            UnknownNameError: No broker has the group.
+            RemotingError: No responding broker has the group, and other brokers do not respond.
+        """
+        try:
+            return broker_addrs(await self.client.namesrv.route(RETRY_PREFIX + group))
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            if offsets_at:
+                return dict(offsets_at)
+        known, failures = await self._places()
+        if group in known:
+            return known[group]
+        found = {}
+        for name, addr in (await self._masters()).items():
+            with suppress(CometError):
+                await self.client.brokers.consumer_connection(addr, group)
+                found[name] = addr
+        if found:
+            return found
+        for failure in failures:
+            # A refusal does not indicate that the broker has the group.
+            if not isinstance(failure, BrokerError):
+                raise failure
+        raise UnknownNameError("consumer group", group, list(known))

@@ -8,33 +8,34 @@ from dataclasses import replace
 
 import msgspec
 
-from cometmq.admin import dead_letters, groups, messages
+from cometmq.admin import dead_letters
 from cometmq.admin.dead_letters import Resending, Selection
-from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS, brokers_of
-from cometmq.admin.newest import Newest, newest
+from cometmq.admin.errors import DeadLettersHidden
+from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
+from cometmq.admin.messages import ReadRange, StoredMessages
+from cometmq.admin.newest import NewestMessages
 from cometmq.admin.topic_admin import TopicAdmin
 from cometmq.admin.values import (
     DeadLetterCount,
-    MessageTrack,
     QueueStatus,
     ResendResult,
     SendTime,
-    TraceView,
 )
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
-from cometmq.errors import CometError, MessageNotFound, NoRouteError
+from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, TRACE_TOPIC, Perm
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, Perm
 from cometmq.protocol.headers import ListTimersRequestHeader
+from cometmq.protocol.sql import compile_sql
 
 ADMIN_GROUP = "admin_ext_group"
 
 
-class MessageAdmin(TopicAdmin):
+class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
     """Operations on messages."""
 
     _access: ClientOptions
@@ -56,22 +57,6 @@ class MessageAdmin(TopicAdmin):
             IdError: `msg_id` is not a message id.
         """
         return await lookups.by_id(self.client, msg_id, topic)
-
-    async def resume_check(self, msg_id: str) -> MessageExt:
-        """Resume the transaction checks of a half message whose checks have reached their maximum.
-
-        Args:
-            msg_id: Offset id of the message, or the unique key that its producer assigned.
-
-        Returns:
-            The resumed message, as it was stored in TRANS_CHECK_MAX_TIME_TOPIC.
-
-        Raises:
-            MessageNotFound: There is no such half message.
-            BrokerError: The broker refuses, for example because the checks were resumed before.
-            IdError: `msg_id` is not a message id.
-        """
-        return await messages.resume_check(self.client, msg_id)
 
     async def messages_by_key(
         self,
@@ -118,102 +103,6 @@ class MessageAdmin(TopicAdmin):
             CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         return await lookups.by_key(self.client, topic, msg_id, limit, unique=True, missing=missing)
-
-    async def traces(
-        self,
-        msg_id: str,
-        topic: str = TRACE_TOPIC,
-        limit: int = 64,
-        *,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
-        missing: dict[str, CometError] | None = None,
-    ) -> list[TraceView]:
-        """Return the trace records of a message, the oldest first.
-
-        Args:
-            msg_id: Unique key of the message. The ids of a batch are joined by commas.
-            topic: The trace topic.
-            limit: Maximum number of trace messages read from each broker.
-            begin_ms: Only trace messages stored at or after this time.
-            end_ms: Only trace messages stored at or before this time.
-            missing: Receives the error of each broker that fails, by broker name. None: the first error is
-                raised.
-
-        Returns:
-            The records, at most 10,000.
-
-        Raises:
-            NoRouteError: No name server has the trace topic.
-            CometError: A broker fails and `missing` is None, or all brokers fail.
-        """
-        return await messages.traces(self.client, topic, msg_id, limit, (begin_ms, end_ms), missing)
-
-    async def tracks(self, message: MessageExt) -> list[MessageTrack]:
-        """Return the consumption state of a message in each group that has offsets on its topic.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-        """
-        return await groups.tracks(self.client, message)
-
-    def read(self, wanted: messages.ReadRange, group: str | None = None) -> AsyncIterator[MessageExt]:
-        """Yield the messages of a range, queue by queue. No offset is committed.
-
-        Args:
-            wanted: Topic, queues, times and maximum number of messages.
-            group: Consumer group of the pull requests. None: TOOLS_CONSUMER.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-            UnknownNameError: The topic has no such broker or queue.
-        """
-        return messages.read(self.client, wanted, group)
-
-    async def newest(self, wanted: messages.ReadRange) -> Newest:
-        """Return the newest messages of a range over all its queues, the newest first.
-
-        Args:
-            wanted: Topic, queues, times and maximum number of messages (`count`).
-
-        Returns:
-            The messages, their bodies cut to 256 bytes, and the end of the next (older) page.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-            UnknownNameError: The topic has no such broker or queue.
-            CometError: No broker answers.
-        """
-        return await newest(self.client, wanted)
-
-    def queue_bounds(self, wanted: messages.ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
-        """Yield each queue of a range with the offset at which `read` begins and the end offset of the queue.
-
-        Args:
-            wanted: Topic, queues and times.
-
-        Yields:
-            Queue, first offset, and the offset after the last message of the queue.
-
-        Raises:
-            NoRouteError: No name server has the topic.
-            UnknownNameError: The topic has no such broker or queue.
-        """
-        return messages.queue_bounds(self.client, wanted)
-
-    async def message_at(self, topic: str, broker_name: str, queue_id: int, offset: int) -> MessageExt:
-        """Return the message at an offset of a queue.
-
-        Raises:
-            MessageNotFound: The queue has no message at this offset.
-            UnknownNameError: The topic has no such broker.
-            NoRouteError: No name server has the topic.
-        """
-        queue = MessageQueue(topic, broker_name, queue_id)
-        found = await messages.at_offset(self.client, queue, offset)
-        if found is None:
-            raise MessageNotFound(str(offset), f"in queue {queue_id} of topic {topic} at {broker_name}")
-        return found
 
     async def send_times(self, topic: str, amount: int, size: int) -> AsyncIterator[SendTime]:
         """Send messages to a topic one after the other, queue by queue, and measure each send.
@@ -346,13 +235,20 @@ class MessageAdmin(TopicAdmin):
             DeadLettersHidden: The dead-letter topic is not readable at a broker.
             SqlError: The SQL expression is not valid.
         """
+        topic = DLQ_PREFIX + wanted.group
+        passes = compile_sql(wanted.sql).matches if wanted.sql is not None else None
         try:
-            async for message in dead_letters.select(self.client, wanted):
+            route = await self.route(topic)
+        except NoRouteError:
+            await self.brokers_of(wanted.group)
+            return
+        hidden = sorted(data.broker_name for data in route.queue_datas if not data.perm & Perm.READ)
+        if hidden:
+            raise DeadLettersHidden(topic, hidden)
+        span = ReadRange(topic=topic, begin_ms=wanted.begin_ms, end_ms=wanted.end_ms, count=None)
+        async for message in self.read(span):
+            if wanted.takes(message) and (passes is None or passes(message.properties.get)):
                 yield message
-        except NoRouteError as error:
-            if error.topic != DLQ_PREFIX + wanted.group:
-                raise
-            await brokers_of(self.client, wanted.group)
 
     def resend(self, wanted: Selection, how: Resending) -> AsyncIterator[ResendResult]:
         """Send the selected dead letters again. Dead letters that were resent before are skipped.

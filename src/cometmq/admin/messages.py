@@ -9,6 +9,7 @@ import msgspec
 
 from cometmq import logs
 from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.servers import ServerAdmin
 from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import MAX_UNIQUE_HITS, broker_addrs, by_id, by_key
@@ -19,6 +20,7 @@ from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import (
     TOOLS_CONSUMER_GROUP,
+    TRACE_TOPIC,
     TRANS_CHECK_MAX_TIME_TOPIC,
     Perm,
     RequestCode,
@@ -64,120 +66,166 @@ class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
         return set() if words & {"", "*"} else words
 
 
-async def resume_check(client: ClientInstance, msg_id: str) -> MessageExt:
-    """Resume the transaction checks of a half message.
+class StoredMessages(ServerAdmin):
+    """Operations that search and read stored messages."""
 
-    Of several messages with one unique key the newest is selected: the older ones were resumed before. Raises
-    as by_id.
-    """
-    topic = TRANS_CHECK_MAX_TIME_TOPIC
-    try:
-        found = await by_key(client, topic, msg_id, MAX_UNIQUE_HITS, unique=True)
-        message = found[-1] if found else await by_id(client, msg_id, topic)
-    except NameServersUnreachable:
-        raise
-    except NoRouteError:
-        raise MessageNotFound(msg_id, f"in topic {topic}, which no broker has") from None
-    place = decode_offset_id(message.offset_msg_id)
-    header = ResumeCheckHalfMessageRequestHeader(msg_id=message.offset_msg_id, topic=topic)
-    await client.brokers.call(place.host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
-    return message
+    async def resume_check(self, msg_id: str) -> MessageExt:
+        """Resume the transaction checks of a half message whose checks have reached their maximum.
 
+        Args:
+            msg_id: Offset id of the message, or the unique key that its producer assigned.
 
-async def traces(
-    client: ClientInstance,
-    topic: str,
-    msg_id: str,
-    limit: int,
-    span: tuple[int, int],
-    missing: dict[str, CometError] | None = None,
-) -> list[TraceView]:
-    """Return the trace records of a message from the trace messages with its id as key, the oldest first.
+        Returns:
+            The resumed message, as it was stored in TRANS_CHECK_MAX_TIME_TOPIC.
 
-    Java clients record a batch under its ids, joined by commas. If no trace message has that key, the records
-    of each single id are returned. `missing` as in by_key.
-    """
-    found: list[TraceView] = []
-    for message in await by_key(client, topic, msg_id, limit, unique=False, span=span, missing=missing):
-        unreadable: list[str] = []
-        for trace in traces_about(bytes(message.body), msg_id, unreadable):
-            if len(found) == MAX_TRACES:
-                log.warning("message %s has more traces: these are the first %d", msg_id, MAX_TRACES)
-                return found
-            host = message.born_host.rpartition(":")[0]
-            found.append(TraceView(trace=trace, client_host=host, store_timestamp=message.store_timestamp_ms))
-        if unreadable:
-            log.warning(
-                "%s of %s cannot be read, the first: %s",
-                counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
-            )  # fmt: skip
-    if not found and "," in msg_id:
-        for each in msg_id.split(","):
-            found += await traces(client, topic, each.strip(), limit, span, missing)
-    return found
+        Raises:
+            MessageNotFound: There is no such half message.
+            BrokerError: The broker refuses, for example because the checks were resumed before.
+            IdError: `msg_id` is not a message id.
+        """
+        topic = TRANS_CHECK_MAX_TIME_TOPIC
+        try:
+            found = await by_key(self.client, topic, msg_id, MAX_UNIQUE_HITS, unique=True)
+            message = found[-1] if found else await by_id(self.client, msg_id, topic)
+        except NameServersUnreachable:
+            raise
+        except NoRouteError:
+            raise MessageNotFound(msg_id, f"in topic {topic}, which no broker has") from None
+        place = decode_offset_id(message.offset_msg_id)
+        header = ResumeCheckHalfMessageRequestHeader(msg_id=message.offset_msg_id, topic=topic)
+        await self.client.brokers.call(place.host, RequestCode.RESUME_CHECK_HALF_MESSAGE, header)
+        return message
 
+    async def traces(
+        self,
+        msg_id: str,
+        topic: str = TRACE_TOPIC,
+        limit: int = 64,
+        *,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+        missing: dict[str, CometError] | None = None,
+    ) -> list[TraceView]:
+        """Return the trace records of a message, the oldest first.
 
-async def read(
-    client: ClientInstance, wanted: ReadRange, group: str | None = None
-) -> AsyncIterator[MessageExt]:
-    """Yield the messages of the range, queue by queue.
+        Args:
+            msg_id: Unique key of the message. The ids of a batch are joined by commas.
+            topic: The trace topic.
+            limit: Maximum number of trace messages read from each broker.
+            begin_ms: Only trace messages stored at or after this time.
+            end_ms: Only trace messages stored at or before this time.
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
 
-    Raises UnknownNameError for a missing broker or queue.
-    """
-    route = await client.namesrv.route(wanted.topic)
-    addrs = broker_addrs(route)
-    left = sys.maxsize if wanted.count is None else wanted.count
-    tags = wanted.tags
-    for queue in queues_of(route, wanted):
-        addr = addrs[queue.broker_name]
-        start, end = await bounds(client, addr, queue, wanted)
-        while start < end and left > 0:
-            request = pull_request(
-                group or TOOLS_CONSUMER_GROUP,
-                queue,
-                start,
-                min(PULL_BATCH, left, end - start),
-                wanted.expression,
-            )
-            result = await client.brokers.pull(addr, queue, request)
-            if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
-                break
-            start = result.next_begin_offset
-            for message in result.messages:
-                if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                    start = end  # Store times increase along a queue: no later message is older.
+        Returns:
+            The records, at most 10,000.
+
+        Raises:
+            NoRouteError: No name server has the trace topic.
+            CometError: A broker fails and `missing` is None, or all brokers fail.
+        """
+        found: list[TraceView] = []
+        span = begin_ms, end_ms
+        for message in await by_key(
+            self.client, topic, msg_id, limit, unique=False, span=span, missing=missing
+        ):
+            unreadable: list[str] = []
+            for trace in traces_about(bytes(message.body), msg_id, unreadable):
+                if len(found) == MAX_TRACES:
+                    log.warning("message %s has more traces: these are the first %d", msg_id, MAX_TRACES)
+                    return found
+                host = message.born_host.rpartition(":")[0]
+                found.append(
+                    TraceView(trace=trace, client_host=host, store_timestamp=message.store_timestamp_ms)
+                )
+            if unreadable:
+                log.warning(
+                    "%s of %s cannot be read, the first: %s",
+                    counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
+                )  # fmt: skip
+        if not found and "," in msg_id:
+            # Java clients record a batch under its ids, joined by commas.
+            for each in msg_id.split(","):
+                found += await self.traces(
+                    each.strip(), topic, limit, begin_ms=begin_ms, end_ms=end_ms, missing=missing
+                )
+        return found
+
+    async def read(self, wanted: ReadRange, group: str | None = None) -> AsyncIterator[MessageExt]:
+        """Yield the messages of a range, queue by queue. No offset is committed.
+
+        Args:
+            wanted: Topic, queues, times and maximum number of messages.
+            group: Consumer group of the pull requests. None: TOOLS_CONSUMER.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+        """
+        route = await self.client.namesrv.route(wanted.topic)
+        addrs = broker_addrs(route)
+        left = sys.maxsize if wanted.count is None else wanted.count
+        tags = wanted.tags
+        for queue in queues_of(route, wanted):
+            addr = addrs[queue.broker_name]
+            start, end = await bounds(self.client, addr, queue, wanted)
+            while start < end and left > 0:
+                request = pull_request(
+                    group or TOOLS_CONSUMER_GROUP,
+                    queue,
+                    start,
+                    min(PULL_BATCH, left, end - start),
+                    wanted.expression,
+                )
+                result = await self.client.brokers.pull(addr, queue, request)
+                if result.status is PullStatus.NO_NEW_MSG or result.next_begin_offset <= start:
                     break
-                if tags and message.tags not in tags:
-                    continue  # The broker compares only the hashes of tags.
-                if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
-                    left -= 1
-                    yield message
+                start = result.next_begin_offset
+                for message in result.messages:
+                    if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
+                        start = end  # Store times increase along a queue: no later message is older.
+                        break
+                    if tags and message.tags not in tags:
+                        continue  # The broker compares only the hashes of tags.
+                    if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
+                        left -= 1
+                        yield message
 
+    async def queue_bounds(self, wanted: ReadRange) -> AsyncIterator[tuple[MessageQueue, int, int]]:
+        """Yield each queue of a range with the offset at which `read` begins and the end offset of the queue.
 
-async def queue_bounds(
-    client: ClientInstance, wanted: ReadRange
-) -> AsyncIterator[tuple[MessageQueue, int, int]]:
-    """Yield each queue of the range, the offset at which reading begins, and the end offset.
+        Args:
+            wanted: Topic, queues and times.
 
-    Raises as `read`.
-    """
-    route = await client.namesrv.route(wanted.topic)
-    addrs = broker_addrs(route)
-    for queue in queues_of(route, wanted):
-        yield queue, *await bounds(client, addrs[queue.broker_name], queue, wanted)
+        Yields:
+            Queue, first offset, and the offset after the last message of the queue.
 
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+        """
+        route = await self.client.namesrv.route(wanted.topic)
+        addrs = broker_addrs(route)
+        for queue in queues_of(route, wanted):
+            yield queue, *await bounds(self.client, addrs[queue.broker_name], queue, wanted)
 
-async def at_offset(client: ClientInstance, queue: MessageQueue, offset: int) -> MessageExt | None:
-    """Return the message at an offset of a queue, None if there is none.
+    async def message_at(self, topic: str, broker_name: str, queue_id: int, offset: int) -> MessageExt:
+        """Return the message at an offset of a queue.
 
-    Raises NoRouteError, UnknownNameError.
-    """
-    addrs = broker_addrs(await client.namesrv.route(queue.topic))
-    if queue.broker_name not in addrs:
-        raise UnknownNameError("broker", queue.broker_name, sorted(addrs))
-    request = pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1)
-    found = (await client.brokers.pull(addrs[queue.broker_name], queue, request)).messages
-    return found[0] if found and found[0].queue_offset == offset else None
+        Raises:
+            MessageNotFound: The queue has no message at this offset.
+            UnknownNameError: The topic has no such broker.
+            NoRouteError: No name server has the topic.
+        """
+        addrs = broker_addrs(await self.client.namesrv.route(topic))
+        if broker_name not in addrs:
+            raise UnknownNameError("broker", broker_name, sorted(addrs))
+        queue = MessageQueue(topic, broker_name, queue_id)
+        request = pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1)
+        found = (await self.client.brokers.pull(addrs[broker_name], queue, request)).messages
+        if not found or found[0].queue_offset != offset:
+            raise MessageNotFound(str(offset), f"in queue {queue_id} of topic {topic} at {broker_name}")
+        return found[0]
 
 
 def queues_of(route: TopicRouteData, wanted: ReadRange) -> list[MessageQueue]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from cometmq.admin.messages import PULL_BATCH, ReadRange, bounds, queues_of
+from cometmq.admin.servers import ServerAdmin
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
@@ -41,56 +42,68 @@ class Newest(msgspec.Struct, frozen=True, kw_only=True):
     missing: dict[str, str] = {}
 
 
-async def newest(client: ClientInstance, wanted: ReadRange) -> Newest:
-    """Return the newest `wanted.count` messages of a range by store time.
+class NewestMessages(ServerAdmin):
+    """The operation that reads the newest messages."""
 
-    Raises NoRouteError, UnknownNameError, and the error of a broker if no broker answers.
-    """
-    route = await client.namesrv.route(wanted.topic)
-    addrs = broker_addrs(route)
-    queues = queues_of(route, wanted)
-    count = wanted.count if wanted.count is not None else PULL_BATCH
-    budget = _Budget(MAX_READ_BYTES)
-    step = max(1, min(PULL_BATCH, 2 * count // max(1, len(queues))))
+    async def newest(self, wanted: ReadRange) -> Newest:
+        """Return the newest messages of a range over all its queues, the newest first.
 
-    failures: dict[str, CometError] = {}
+        Args:
+            wanted: Topic, queues, times and maximum number of messages (`count`).
 
-    async def opened(queue: MessageQueue) -> _Tail | None:
-        tail = _Tail(client, addrs[queue.broker_name], queue, wanted, step, budget)
-        try:
-            if queue.broker_name not in failures:
-                await tail.open()
+        Returns:
+            The messages, their bodies cut to 256 bytes, and the end of the next (older) page.
+
+        Raises:
+            NoRouteError: No name server has the topic.
+            UnknownNameError: The topic has no such broker or queue.
+            CometError: No broker answers.
+        """
+        route = await self.client.namesrv.route(wanted.topic)
+        addrs = broker_addrs(route)
+        queues = queues_of(route, wanted)
+        count = wanted.count if wanted.count is not None else PULL_BATCH
+        budget = _Budget(MAX_READ_BYTES)
+        step = max(1, min(PULL_BATCH, 2 * count // max(1, len(queues))))
+
+        failures: dict[str, CometError] = {}
+
+        async def opened(queue: MessageQueue) -> _Tail | None:
+            tail = _Tail(self.client, addrs[queue.broker_name], queue, wanted, step, budget)
+            try:
+                if queue.broker_name not in failures:
+                    await tail.open()
+                    await tail.fill()
+                    return tail
+            except CometError as error:
+                failures[queue.broker_name] = error
+            return None
+
+        opened_all = await for_each(queues, opened, MAX_CONCURRENT_QUEUES)
+        tails = [tail for tail in opened_all if tail is not None and tail.queue.broker_name not in failures]
+        if failures and not tails:
+            raise next(iter(failures.values()))
+        heap = [(*tail.newest, number) for number, tail in enumerate(tails) if tail.read]
+        heapq.heapify(heap)
+        found: list[MessageExt] = []
+        while heap:
+            tail = tails[heap[0][-1]]
+            if found and (len(found) >= count or budget.left <= 0):
+                tied = -heap[0][0] == found[-1].store_timestamp_ms  # The next page ends before this time.
+                if not tied or len(found) >= count + MAX_TIED_MESSAGES:
+                    break
+            found.append(tail.read.pop())
+            if not tail.read:
                 await tail.fill()
-                return tail
-        except CometError as error:
-            failures[queue.broker_name] = error
-        return None
-
-    opened_all = await for_each(queues, opened, MAX_CONCURRENT_QUEUES)
-    tails = [tail for tail in opened_all if tail is not None and tail.queue.broker_name not in failures]
-    if failures and not tails:
-        raise next(iter(failures.values()))
-    heap = [(*tail.newest, number) for number, tail in enumerate(tails) if tail.read]
-    heapq.heapify(heap)
-    found: list[MessageExt] = []
-    while heap:
-        tail = tails[heap[0][-1]]
-        if found and (len(found) >= count or budget.left <= 0):
-            tied = -heap[0][0] == found[-1].store_timestamp_ms  # The next page ends before this time.
-            if not tied or len(found) >= count + MAX_TIED_MESSAGES:
-                break
-        found.append(tail.read.pop())
-        if not tail.read:
-            await tail.fill()
-        number = heap[0][-1]
-        heapq.heapreplace(heap, (*tail.newest, number)) if tail.read else heapq.heappop(heap)
-    more = bool(heap) or any(tail.left for tail in tails)
-    return Newest(
-        messages=found,
-        stored=sum(tail.stored for tail in tails),
-        before_ms=found[-1].store_timestamp_ms if more and found else None,
-        missing={name: str(error) for name, error in sorted(failures.items())},
-    )
+            number = heap[0][-1]
+            heapq.heapreplace(heap, (*tail.newest, number)) if tail.read else heapq.heappop(heap)
+        more = bool(heap) or any(tail.left for tail in tails)
+        return Newest(
+            messages=found,
+            stored=sum(tail.stored for tail in tails),
+            before_ms=found[-1].store_timestamp_ms if more and found else None,
+            missing={name: str(error) for name, error in sorted(failures.items())},
+        )
 
 
 @dataclass

@@ -9,10 +9,8 @@ from collections.abc import Collection, Iterable
 
 import msgspec
 
-from cometmq.admin import groups
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
-from cometmq.admin.known_groups import brokers_of
-from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PULL_TYPE, GroupStates
 from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
@@ -81,7 +79,7 @@ class Reset(msgspec.Struct, frozen=True, kw_only=True):
     new_group: bool = False
 
 
-class OffsetAdmin(ServerAdmin):
+class OffsetAdmin(GroupStates):
     """Operations that set offsets."""
 
     async def plan_reset(self, wanted: Reset) -> list[QueueReset]:
@@ -124,7 +122,7 @@ class OffsetAdmin(ServerAdmin):
     async def _parts(self, wanted: Reset) -> list[BrokerReset]:
         route = await self.client.namesrv.route(wanted.topic)
         if not wanted.new_group:
-            await brokers_of(self.client, wanted.group)
+            await self.brokers_of(wanted.group)
         addrs = broker_addrs(route)
         if wanted.cluster is not None:
             there = set(await self.master_addrs(wanted.cluster))
@@ -162,8 +160,8 @@ class OffsetAdmin(ServerAdmin):
             NoRouteError: No name server has the topic.
         """
         if not new_group:
-            await brokers_of(self.client, target)
-        found = await groups.progress(self.client, source)
+            await self.brokers_of(target)
+        found = await self.progress(source)
         addrs = broker_addrs(await self.client.namesrv.route(topic))
         rows = [row for row in found.queues if row.topic == topic and row.broker_name in addrs]
         if not rows:
@@ -219,7 +217,7 @@ class BrokerReset:
 
     @property
     def _way(self) -> OffsetWay:
-        pushed = self._online is not None and self._online.consume_type != groups.PULL_TYPE
+        pushed = self._online is not None and self._online.consume_type != PULL_TYPE
         return OffsetWay.MEMBERS if pushed else OffsetWay.STORED
 
     async def _plan(self, queue: MessageQueue, stored: int | None) -> QueueReset:
@@ -386,7 +384,7 @@ class BrokerReset:
                     found[member.client_id, queue] = held.last_consume_timestamp
 
         members = self._online.connection_set if self._online is not None else []
-        await for_each(members, of, groups.MAX_CONCURRENT_MEMBERS)
+        await for_each(members, of, MAX_CONCURRENT_MEMBERS)
         return found
 
     async def offsets_of_members(self) -> dict[MessageQueue, int]:

@@ -7,9 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
 from typing import Any
 
-from cometmq.admin import groups
 from cometmq.admin.group_admin import GroupAdmin
-from cometmq.admin.known_groups import brokers_of, places
 from cometmq.admin.values import BrokerStatus, QueueProgress, Stats, TopicStats, Undone, known_sum
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.requests import pull_request
@@ -65,7 +63,7 @@ class StatsAdmin(GroupAdmin):
         ]
         in_tps, came = await self._counted(masters, "TOPIC_PUT_NUMS", topic)
         found = []
-        for group in await groups.groups_of_topic(self.client, route, topic) or [""]:
+        for group in await self._groups_of_topic(route, topic) or [""]:
             out_tps: float | None = 0.0
             went: int | None = 0
             behind: int | None = 0
@@ -102,8 +100,8 @@ class StatsAdmin(GroupAdmin):
 
     async def _lag(self, group: str, topic: str, offsets_at: Mapping[str, str]) -> int | None:
         try:
-            brokers = await brokers_of(self.client, group, offsets_at)
-            found = await groups.progress(self.client, group, brokers=brokers)
+            brokers = await self.brokers_of(group, offsets_at)
+            found = await self.progress(group, brokers=brokers)
         except CometError:
             return None
         return max(0, sum(row.diff for row in found.queues if row.topic == topic))
@@ -144,17 +142,17 @@ class StatsAdmin(GroupAdmin):
 
         Groups and members that do not answer are left out.
         """
-        for group, place in (await places(self.client)).items():
+        for group, place in (await self.group_places()).items():
             try:
-                brokers = place or await brokers_of(self.client, group)
-                members = (await groups.members(self.client, brokers, group)).connection_set
-                rows = (await groups.progress(self.client, group, brokers=brokers)).queues
+                brokers = place or await self.brokers_of(group)
+                members = (await self._members(brokers, group)).connection_set
+                rows = (await self.progress(group, brokers=brokers)).queues
             except CometError:
                 continue
             failed: Counter[str] = Counter()
             for member in members:
                 with suppress(CometError):
-                    info = await groups.running_info(self.client, brokers, group, member.client_id)
+                    info = await self._running_info(brokers, group, member.client_id)
                     statuses = info.status_table.items()
                     failed.update({topic: status.consume_failed_msgs for topic, status in statuses})
             for topic in sorted({row.topic for row in rows}):

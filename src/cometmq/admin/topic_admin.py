@@ -6,9 +6,8 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from cometmq.admin import groups
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.groups import GroupStates
 from cometmq.admin.values import QueueStatus, TopicUse
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
@@ -65,7 +64,7 @@ class TopicSettings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class TopicAdmin(ServerAdmin):
+class TopicAdmin(GroupStates):
     """Operations on topics."""
 
     async def create_topic(
@@ -214,7 +213,7 @@ class TopicAdmin(ServerAdmin):
             try:
                 route = await self.route(topic)
                 found = _clusters_of(route, info)
-                consumers = await groups.groups_of_topic(self.client, route, topic)
+                consumers = await self._groups_of_topic(route, topic)
             except CometError:
                 # Like Apache's tool, list a topic even if none of its brokers answers.
                 found, consumers = [], []
