@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import click
@@ -15,7 +14,7 @@ from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
 from cometmq.cli.lazy import CometGroup
-from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option
+from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option, with_admin
 from cometmq.text import counted, local_time
 
 SELECTING = (
@@ -41,16 +40,6 @@ def selecting_options(command: F) -> F:
     for option in reversed(SELECTING):
         command = option(command)
     return command
-
-
-def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[None]]) -> None:
-    """Run `work` with an Admin, and close the Admin afterwards."""
-
-    async def run() -> None:
-        async with Admin(namesrv) as admin:
-            await work(admin)
-
-    asyncio.run(run())
 
 
 def selection(group: str, ids: Iterable[str] = (), **wanted: Any) -> Selection:

@@ -7,14 +7,18 @@ import os
 import re
 import signal
 import time
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from cometmq.text import is_utf8
 
+if TYPE_CHECKING:
+    from cometmq.admin import Admin
+
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
 COUNT = click.IntRange(min=1)
 UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
@@ -71,6 +75,17 @@ def namesrv_option(command: F) -> F:
         show_default="NAMESRV_ADDR, else 127.0.0.1:9876",
         help="Name servers, separated by ';'.",
     )(command)
+
+
+def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
+    """Return the result of `work` with an Admin for these name servers, which is closed in any case."""
+    from cometmq.admin import Admin
+
+    async def run() -> T:
+        async with Admin(namesrv) as admin:
+            return await work(admin)
+
+    return asyncio.run(run())
 
 
 def raw_option(command: F) -> F:

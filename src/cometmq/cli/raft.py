@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import click
 
 from cometmq.cli.lazy import CometGroup
-from cometmq.cli.options import HELP, namesrv_option
+from cometmq.cli.options import HELP, namesrv_option, with_admin
 from cometmq.text import printable, printable_json
 
 if TYPE_CHECKING:
@@ -44,13 +43,7 @@ def status(namesrv: str, broker: str | None, as_json: bool) -> None:
     """Show the group as each member reports it."""
     import msgspec
 
-    from cometmq.admin import Admin
-
-    async def run() -> dict[str, RaftStatus | str]:
-        async with Admin(namesrv) as admin:
-            return await admin.raft_group(broker)
-
-    for addr, found in asyncio.run(run()).items():
+    for addr, found in with_admin(namesrv, lambda admin: admin.raft_group(broker)).items():
         if as_json:
             known = {"problem": found} if isinstance(found, str) else msgspec.to_builtins(found)
             click.echo(printable_json(msgspec.json.encode({"addr": addr, **known})))
@@ -78,13 +71,7 @@ def _change(name: str, action: str, text: str) -> None:
     @broker_option
     @click.argument("member")
     def change(namesrv: str, broker: str | None, member: str) -> None:
-        from cometmq.admin import Admin
-
-        async def run() -> None:
-            async with Admin(namesrv) as admin:
-                await admin.change_raft_group(action, member, broker)
-
-        asyncio.run(run())
+        with_admin(namesrv, lambda admin: admin.change_raft_group(action, member, broker))
         click.echo(f"{name} {printable(member)}: started; `cometmq raft status` shows the progress")
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import click
 
 from cometmq.cli.lazy import CometGroup
-from cometmq.cli.options import HELP, check_utf8, namesrv_option
+from cometmq.cli.options import HELP, check_utf8, namesrv_option, with_admin
 from cometmq.text import counted, printable, printable_json
 
 if TYPE_CHECKING:
+    from cometmq.admin import Admin
     from cometmq.message import WaitingMessage
 
 MAX_BODY_CHARS = 200  # characters of a body in a list
@@ -47,18 +47,16 @@ def _listing(command: Callable[..., None]) -> Callable[..., None]:
 def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int, as_json: bool) -> None:
     """List delayed and scheduled messages, by delivery time."""
 
-    async def run() -> None:
-        from cometmq.admin import Admin
-
+    async def run(admin: Admin) -> int:
         shown = 0
-        async with Admin(namesrv) as admin:
-            async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
-                shown += 1
-                _print(waiting, as_json)
-        if not as_json:
-            click.echo(counted(shown, "message"), err=True)
+        async for waiting in admin.timers(topic, broker_addr=broker, limit=count):
+            shown += 1
+            _print(waiting, as_json)
+        return shown
 
-    asyncio.run(run())
+    shown = with_admin(namesrv, run)
+    if not as_json:
+        click.echo(counted(shown, "message"), err=True)
 
 
 @timers.command("show")
@@ -67,14 +65,7 @@ def list_timers(namesrv: str, topic: str | None, broker: str | None, count: int,
 def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as_json: bool) -> None:
     """Show delayed and scheduled messages by KEY or id, among the newest 64 with that KEY."""
     check_utf8(key)
-
-    async def run() -> tuple[list[WaitingMessage], bool]:
-        from cometmq.admin import Admin
-
-        async with Admin(namesrv) as admin:
-            return await admin.timers_with_key(key, topic, broker_addr=broker)
-
-    found, more = asyncio.run(run())
+    found, more = with_admin(namesrv, lambda admin: admin.timers_with_key(key, topic, broker_addr=broker))
     for waiting in found:
         _print(waiting, as_json)
     if more:
@@ -94,14 +85,12 @@ def cancel_timers(namesrv: str, handles: tuple[str, ...]) -> None:
 
     Messages at a delay level have no handle and cannot be cancelled.
     """
-    from cometmq.admin import Admin
 
-    async def run() -> None:
-        async with Admin(namesrv) as admin:
-            for handle in handles:
-                click.echo(f"cancelled: {printable(await admin.recall(handle), None)}")
+    async def run(admin: Admin) -> None:
+        for handle in handles:
+            click.echo(f"cancelled: {printable(await admin.recall(handle), None)}")
 
-    asyncio.run(run())
+    with_admin(namesrv, run)
 
 
 def _print(waiting: WaitingMessage, as_json: bool) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import click
-
 from cometmq.admin.acl import Accounts, AclVersion
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     admin_command,
     dangerous,
+    opt,
     should_execute,
     show_if_text,
     switch,
@@ -19,7 +18,7 @@ from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
 HIDDEN = "******"
-KEY = click.option("-a", "--accessKey", "access_key", required=True, metavar="NAME", help="The account.")
+KEY = opt("-a", "--accessKey", required=True, metavar="NAME", help="The account.")
 
 
 async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | None) -> list[str]:
@@ -29,25 +28,20 @@ async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | N
 @admin_command("updateAclConfig")
 @target_options
 @KEY
-@click.option(
-    "-s",
-    "--secretKey",
-    "secret_key",
-    required=True,
-    metavar="SECRET",
-    help="Secret of the account, at least 7 characters.",
+@opt(
+    "-s", "--secretKey", required=True, metavar="SECRET", help="Secret of the account, at least 7 characters."
 )
-@click.option(
+@opt(
     "-w",
     "--whiteRemoteAddress",
     "white",
     metavar="PATTERN",
     help="Addresses whose requests need no signature and no permission.",
 )
-@click.option("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
-@click.option("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
-@click.option("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
-@click.option("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
+@opt("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@opt("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
+@opt("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
+@opt("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
 @switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
 async def update_acl_config(
     admin: Admin,
@@ -110,7 +104,7 @@ async def delete_acl_config(
 
 @admin_command("updateGlobalWhiteAddr")
 @target_options
-@click.option(
+@opt(
     "-g",
     "--globalWhiteRemoteAddresses",
     "patterns",
@@ -118,14 +112,7 @@ async def delete_acl_config(
     metavar="LIST",
     help="10.10.103.*,192.168.0.*",
 )
-@click.option(
-    "-p",
-    "--aclFileFullPath",
-    "file",
-    default="",
-    metavar="FILE",
-    help="Access file at the broker.",
-)
+@opt("-p", "--aclFileFullPath", "file", default="", metavar="FILE", help="Access file at the broker.")
 async def update_global_white_addr(
     admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
 ) -> None:

@@ -15,7 +15,10 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
+    flag,
     name_option,
+    number,
+    opt,
     should_execute,
     show,
     show_json,
@@ -31,14 +34,8 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 @admin_command(
     "clusterList",
-    click.option("-m", "--moreStats", "more_stats", is_flag=True, help="Print more stats."),
-    click.option(
-        "-i",
-        "--interval",
-        type=click.IntRange(min=1),
-        metavar="SECONDS",
-        help="Repeat at this interval, in seconds.",
-    ),
+    flag("-m", "--moreStats", help="Print more stats."),
+    number("-i", "--interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds."),
     name_option("-c", "--clusterName", "cluster", help="Only this cluster (5.x)."),
 )
 async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, cluster: str | None) -> None:
@@ -83,9 +80,7 @@ async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | No
 
 MAYBE_TARGET = (
     BROKER,
-    name_option(
-        "-c", "--cluster", "cluster", help="All masters of this cluster. Without -b and -c, of all clusters."
-    ),
+    name_option("-c", "--cluster", help="All masters of this cluster. Without -b and -c, of all clusters."),
 )
 
 
@@ -111,9 +106,9 @@ async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str 
 @admin_command(
     "updateBrokerConfig",
     target_options,
-    click.option("-a", "--updateAllBroker", "all_brokers", is_flag=True, help="With -c: slaves, too (5.x)."),
-    click.option("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
-    click.option("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
+    flag("-a", "--updateAllBroker", "all_brokers", help="With -c: slaves, too (5.x)."),
+    opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
+    opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
 )
 async def update_broker_config(
     admin: Admin, broker_addr: str | None, cluster: str | None, all_brokers: bool, key: str, value: str
@@ -198,8 +193,8 @@ async def delete_expired_commit_log(
 
 @admin_command(
     "statsAll",
-    click.option("-a", "--activeTopic", "active", is_flag=True, help="Only topics that are in use."),
-    name_option("-t", "--topic", "topic", help="Only this topic."),
+    flag("-a", "--activeTopic", "active", help="Only topics that are in use."),
+    name_option("-t", "--topic", help="Only this topic."),
 )
 async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
     """Show rates and lag of topics and their groups."""
@@ -225,12 +220,10 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
 @admin_command(
     "queryCq",
     TOPIC,
-    click.option("-q", "--queue", "queue_id", required=True, type=click.IntRange(min=0), help="Queue id."),
-    click.option("-i", "--index", required=True, type=click.IntRange(0, 2**63 - 1), help="First entry."),
-    click.option(
-        "-c", "--count", type=click.IntRange(1, 4096), default=10, show_default=True, help="Entries."
-    ),
-    click.option(
+    number("-q", "--queue", "queue_id", required=True, help="Queue id."),
+    number("-i", "--index", high=2**63 - 1, required=True, help="First entry."),
+    number("-c", "--count", low=1, high=4096, default=10, show_default=True, help="Entries."),
+    opt(
         "-b",
         "--broker",
         "broker_addr",

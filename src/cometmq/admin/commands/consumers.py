@@ -18,9 +18,12 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
+    flag,
     in_cluster,
     list_of,
     name_option,
+    number,
+    opt,
     should_execute,
     show,
     show_if_text,
@@ -46,7 +49,7 @@ CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, he
     name_option(
         "-g", "--groupName", "group", help="Show this group queue by queue; default: a summary of all groups."
     ),
-    switch("-s", "--showClientIP", "show_client_ip", help="Show which client holds each queue."),
+    switch("-s", "--showClientIP", help="Show which client holds each queue."),
     name_option("-t", "--topicName", "topic", help="Only this topic of the group."),
     CLUSTER,
 )
@@ -68,9 +71,9 @@ async def consumer_progress(
 @admin_command(
     "consumerStatus",
     CONSUMER_GROUP,
-    name_option("-i", "--clientId", "client_id", help="Show the running info of this member."),
+    name_option("-i", "--clientId", help="Show the running info of this member."),
     BROKER,
-    click.option("-s", "--jstack", is_flag=True, help="With -i: show the member's threads, too."),
+    flag("-s", "--jstack", help="With -i: show the member's threads, too."),
 )
 async def consumer_status(
     admin: Admin, group: str, client_id: str | None, broker_addr: str | None, jstack: bool
@@ -112,7 +115,7 @@ async def producer_connection(admin: Admin, group: str, topic: str) -> None:
 
 @admin_command(
     "producer",
-    click.option("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
+    opt("-b", "--broker", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."),
 )
 async def producer(admin: Admin, broker_addr: str) -> None:
     """List the producers that are connected to a broker."""
@@ -124,39 +127,24 @@ async def producer(admin: Admin, broker_addr: str) -> None:
     "updateSubGroup",
     target_options,
     GROUP,
-    switch("-s", "--consumeEnable", "consume_enable", default=True, help="Consume enabled."),
-    switch("-m", "--consumeFromMinEnable", "consume_from_min_enable", help="Consume from the first message."),
-    switch("-d", "--consumeBroadcastEnable", "consume_broadcast_enable", help="Broadcasting enabled."),
-    switch("-o", "--consumeMessageOrderly", "consume_message_orderly", default=None, help="In order (5.x)."),
-    click.option(
-        "-q",
-        "--retryQueueNums",
-        "retry_queue_nums",
-        type=click.IntRange(0, INT_MAX),
-        default=1,
-        help="Number of queues of the retry topic.",
-    ),
-    click.option(
+    switch("-s", "--consumeEnable", default=True, help="Consume enabled."),
+    switch("-m", "--consumeFromMinEnable", help="Consume from the first message."),
+    switch("-d", "--consumeBroadcastEnable", help="Broadcasting enabled."),
+    switch("-o", "--consumeMessageOrderly", default=None, help="In order (5.x)."),
+    number("-q", "--retryQueueNums", high=INT_MAX, default=1, help="Number of queues of the retry topic."),
+    number(
         "-r",
         "--retryMaxTimes",
-        "retry_max_times",
-        type=click.IntRange(-1, INT_MAX),
+        low=-1,
+        high=INT_MAX,
         default=16,
         help="Maximum number of retries; then a message is a dead letter.",
     ),
-    click.option(
-        "-i",
-        "--brokerId",
-        "broker_id",
-        type=click.IntRange(0, LONG_MAX),
-        default=0,
-        help="Broker to consume from.",
-    ),
-    click.option(
+    number("-i", "--brokerId", high=LONG_MAX, default=0, help="Broker to consume from."),
+    number(
         "-w",
         "--whichBrokerWhenConsumeSlowly",
-        "which_broker_when_consume_slowly",
-        type=click.IntRange(0, LONG_MAX),
+        high=LONG_MAX,
         default=1,
         help="Broker to consume from when the lag is large.",
     ),
@@ -167,7 +155,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         default=True,
         help="Notify members when the group's members change.",
     ),
-    click.option("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
+    opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
 )
 async def update_sub_group(
     admin: Admin,
@@ -213,7 +201,7 @@ async def update_sub_group_list(
     "deleteSubGroup",
     target_options,
     GROUP,
-    switch("-r", "--removeOffset", "remove_offset", help="Its offsets too."),
+    switch("-r", "--removeOffset", help="Its offsets too."),
     dangerous,
 )
 async def delete_sub_group(
@@ -262,21 +250,18 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
 
 @admin_command(
     "brokerConsumeStats",
-    click.option(
-        "-b", "--brokerAddr", "broker_addr", required=True, metavar="HOST:PORT", help="This broker."
-    ),
-    click.option(
+    opt("-b", "--brokerAddr", required=True, metavar="HOST:PORT", help="This broker."),
+    number(
         "-t",
         "--timeoutMillis",
         "timeout_ms",
-        type=click.IntRange(1, INT_MAX),
+        low=1,
+        high=INT_MAX,
         default=50_000,
         show_default=True,
         help="Timeout of the request.",
     ),
-    click.option(
-        "-l", "--level", type=int, default=0, show_default=True, help="Only queues with at least this lag."
-    ),
+    opt("-l", "--level", type=int, default=0, show_default=True, help="Only queues with at least this lag."),
     switch("-o", "--order", help="Only ordered topics."),
 )
 async def broker_consume_stats(
@@ -291,8 +276,8 @@ async def broker_consume_stats(
 
 @admin_command(
     "startMonitoring",
-    click.option("--rounds", type=click.IntRange(min=1), help="Stop after N rounds (CometMQ only)."),
-    click.option(
+    number("--rounds", low=1, help="Stop after N rounds (CometMQ only)."),
+    opt(
         "--interval",
         "interval_s",
         type=click.FloatRange(min=0.1),

@@ -10,9 +10,9 @@ import click
 import msgspec
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import BROKER, admin_command, name_option, tell
+from cometmq.admin.commands.shell import BROKER, admin_command, flag, name_option, opt, tell
 
-DIRECTORY = click.option(
+DIRECTORY = opt(
     "-f",
     "--filePath",
     "directory",
@@ -42,11 +42,9 @@ def write(directory: str, name: str, value: Any) -> None:
     name_option("-c", "--clusterName", "cluster", help="This cluster, with the sums over its masters."),
     BROKER,
     DIRECTORY,
-    click.option("-t", "--topic", "topics", is_flag=True, help="Only topics."),
-    click.option("-g", "--subscriptionGroup", "groups", is_flag=True, help="Only groups."),
-    click.option(
-        "-s", "--specialTopic", "special", is_flag=True, help="Include retry and dead-letter topics."
-    ),
+    flag("-t", "--topic", "topics", help="Only topics."),
+    flag("-g", "--subscriptionGroup", "groups", help="Only groups."),
+    flag("-s", "--specialTopic", "special", help="Include retry and dead-letter topics."),
 )
 async def export_metadata(
     admin: Admin,

@@ -13,6 +13,8 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     name_option,
+    number,
+    opt,
     show,
     show_json,
     switch,
@@ -30,10 +32,8 @@ SIZE = click.IntRange(0, 4 << 20)
 @admin_command(
     "checkMsgSendRT",
     TOPIC,
-    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages to send."),
-    click.option(
-        "-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."
-    ),
+    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages to send."),
+    opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
 )
 async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) -> None:
     """Send messages to a topic, where they stay, and show response times."""
@@ -65,8 +65,8 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
 
 @admin_command(
     "sendMsgStatus",
-    name_option("-b", "--brokerName", "broker_name", required=True, help="Broker, whose name is the topic."),
-    click.option(
+    name_option("-b", "--brokerName", required=True, help="Broker, whose name is the topic."),
+    opt(
         "-s",
         "--messageSize",
         "size",
@@ -75,7 +75,7 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
         show_default=True,
         help="Size of each body, in bytes.",
     ),
-    click.option("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
+    opt("-c", "--count", type=COUNT, default=50, show_default=True, help="Messages to send."),
 )
 async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int) -> None:
     """Send messages to the topic of a broker's name, and show response times."""
@@ -91,13 +91,11 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
 
 @admin_command(
     "clusterRT",
-    click.option("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per round."),
-    click.option(
-        "-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."
-    ),
-    name_option("-c", "--cluster", "cluster", help="Only this cluster."),
+    opt("-a", "--amount", type=COUNT, default=100, show_default=True, help="Messages per round."),
+    opt("-s", "--size", type=SIZE, default=128, show_default=True, help="Size of each body, in bytes."),
+    name_option("-c", "--cluster", help="Only this cluster."),
     switch("-p", "--printLog", "as_log", help="Print lines in a log format."),
-    click.option(
+    opt(
         "-m",
         "--machineRoom",
         "room",
@@ -105,7 +103,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         metavar="NAME",
         help="With -p: name of this machine's room in the lines.",
     ),
-    click.option(
+    opt(
         "-i",
         "--interval",
         type=click.FloatRange(min=0.1),
@@ -113,7 +111,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         show_default=True,
         help="Seconds between.",
     ),
-    click.option("--rounds", type=click.IntRange(min=1), help="Stop after N rounds (CometMQ only)."),
+    number("--rounds", low=1, help="Stop after N rounds (CometMQ only)."),
 )
 async def cluster_rt(
     admin: Admin,

@@ -15,7 +15,11 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     F,
     admin_command,
+    flag,
     in_cluster,
+    name_option,
+    number,
+    opt,
     show,
     show_json,
     switch,
@@ -34,17 +38,13 @@ MILLISECONDS = click.IntRange(*ALWAYS)
 
 def consume_directly_options(command: F) -> F:
     """Add `-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message immediately."""
-    group = click.option(
-        "-g", "--consumerGroup", "group", metavar="NAME", help="With -d: the consumer's group."
-    )
-    client = click.option(
-        "-d", "--clientId", "client_id", metavar="ID", help="Have this consumer process the message."
-    )
+    group = opt("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: the consumer's group.")
+    client = opt("-d", "--clientId", metavar="ID", help="Have this consumer process the message.")
     return client(group(command))
 
 
 @admin_command("queryMsgById")
-@click.option(
+@opt(
     "-i",
     "--msgId",
     "msg_ids",
@@ -52,20 +52,23 @@ def consume_directly_options(command: F) -> F:
     metavar="LIST",
     help="Message ids, separated by ',': offset ids, or unique keys as `cometmq send` shows them.",
 )
-@click.option(
+@name_option(
     "-t",
     "--topic",
-    type=str.strip,
-    metavar="NAME",
     help="Topic in which unique keys are searched. [default: all but retry, dead-letter and system topics]",
 )
 @consume_directly_options
 @switch("-s", "--sendMessage", "resend", help="Send it again.")
-@click.option(
-    "-u", "--unitName", metavar="NAME", expose_value=False, help="Accepted for compatibility; has no effect."
+@opt(
+    "-u",
+    "--unitName",
+    "unitname",
+    metavar="NAME",
+    expose_value=False,
+    help="Accepted for compatibility; has no effect.",
 )
 @BODY_FORMAT
-@click.option(
+@opt(
     "-c", "--cluster", metavar="NAME", expose_value=False, help="Accepted for compatibility; an id suffices."
 )
 async def query_msg_by_id(
@@ -94,8 +97,8 @@ async def query_msg_by_id(
 @admin_command(
     "queryMsgByKey",
     TOPIC,
-    click.option("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
-    click.option(
+    opt("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
+    opt(
         "-b",
         "--beginTimestamp",
         "begin",
@@ -103,7 +106,7 @@ async def query_msg_by_id(
         default=0,
         help="Start of the time range, in ms.",
     ),
-    click.option(
+    opt(
         "-e",
         "--endTimestamp",
         "end",
@@ -111,11 +114,12 @@ async def query_msg_by_id(
         default=ALWAYS[1],
         help="End of the time range, in ms.",
     ),
-    click.option(
+    number(
         "-m",
         "--maxNum",
         "limit",
-        type=click.IntRange(1, MAX_KEY_HITS),
+        low=1,
+        high=MAX_KEY_HITS,
         default=MAX_KEY_HITS,
         show_default=True,
         help="Messages at most.",
@@ -132,16 +136,10 @@ async def query_msg_by_key(
 
 
 @admin_command("queryMsgByUniqueKey")
-@click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
+@opt("-i", "--msgId", required=True, metavar="ID", help="Message id.")
 @consume_directly_options
 @TOPIC
-@click.option(
-    "-a",
-    "--showAll",
-    "show_all",
-    is_flag=True,
-    help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.",
-)
+@flag("-a", "--showAll", help=f"Print all matching messages, at most {MAX_UNIQUE_HITS}.")
 @CLUSTER
 async def query_msg_by_unique_key(
     admin: Admin,
@@ -164,7 +162,7 @@ async def query_msg_by_unique_key(
 
 
 @admin_command("resumeCheckHalfMessage")
-@click.option(
+@opt(
     "-i",
     "--msgId",
     "msg_ids",
@@ -182,28 +180,18 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
 
 
 @admin_command("queryMsgTraceById")
-@click.option("-i", "--msgId", "msg_id", required=True, metavar="ID", help="Message id.")
-@click.option(
-    "-t",
-    "--traceTopic",
-    "topic",
-    type=str.strip,
-    default=TRACE_TOPIC,
-    show_default=True,
-    metavar="NAME",
-    help="Trace topic.",
-)
-@click.option(
-    "-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Start of the time range, in ms."
-)
-@click.option(
+@opt("-i", "--msgId", required=True, metavar="ID", help="Message id.")
+@name_option("-t", "--traceTopic", "topic", default=TRACE_TOPIC, show_default=True, help="Trace topic.")
+@opt("-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Start of the time range, in ms.")
+@opt(
     "-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="End of the time range, in ms."
 )
-@click.option(
+@number(
     "-c",
     "--maxNum",
     "limit",
-    type=click.IntRange(1, MAX_KEY_HITS),
+    low=1,
+    high=MAX_KEY_HITS,
     default=MAX_KEY_HITS,
     show_default=True,
     help="Maximum number of trace messages to read.",
@@ -224,15 +212,11 @@ async def query_msg_trace_by_id(
 
 @admin_command("sendMessage")
 @TOPIC
-@click.option("-p", "--body", required=True, metavar="TEXT", help="UTF-8 string format of the message body.")
-@click.option("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
-@click.option("-c", "--tags", metavar="TAG", help="Message tag.")
-@click.option(
-    "-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker to send to; needs -i."
-)
-@click.option(
-    "-i", "--qid", "queue_id", type=click.IntRange(min=0), metavar="ID", help="Queue to send to; needs -b."
-)
+@opt("-p", "--body", required=True, metavar="TEXT", help="UTF-8 string format of the message body.")
+@opt("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
+@opt("-c", "--tags", metavar="TAG", help="Message tag.")
+@opt("-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker to send to; needs -i.")
+@number("-i", "--qid", "queue_id", metavar="ID", help="Queue to send to; needs -b.")
 @switch("-m", "--msgTraceEnable", "trace", help="Trace the message.")
 async def send_message(
     admin: Admin,
@@ -266,33 +250,19 @@ def past_time(text: str) -> int:
 
 @admin_command("consumeMessage")
 @TOPIC
-@click.option("-b", "--brokerName", "broker_name", metavar="NAME", help="Only this broker.")
-@click.option(
-    "-i", "--queueId", "queue_id", type=click.IntRange(min=0), metavar="ID", help="Only this queue; needs -b."
-)
-@click.option("-o", "--offset", type=click.IntRange(min=0), metavar="OFFSET", help="First offset; needs -i.")
-@click.option(
+@opt("-b", "--brokerName", metavar="NAME", help="Only this broker.")
+@number("-i", "--queueId", metavar="ID", help="Only this queue; needs -b.")
+@number("-o", "--offset", metavar="OFFSET", help="First offset; needs -i.")
+@opt(
     "-g",
     "--consumerGroup",
     "group",
     metavar="NAME",
     help="Consumer group of the pulls; no offset is committed.",
 )
-@click.option(
-    "-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range."
-)
-@click.option(
-    "-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive)."
-)
-@click.option(
-    "-c",
-    "--MessageNumber",
-    "count",
-    type=click.IntRange(min=1),
-    default=128,
-    show_default=True,
-    help="Messages at most.",
-)
+@opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")
+@opt("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive).")
+@number("-c", "--MessageNumber", "count", low=1, default=128, show_default=True, help="Messages at most.")
 async def consume_message(
     admin: Admin,
     topic: str,

@@ -10,6 +10,7 @@ from cometmq.admin.commands.shell import (
     admin_command,
     dangerous,
     name_option,
+    opt,
     should_execute,
     show_problem,
     tell,
@@ -18,9 +19,9 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.values import PermChange
 
 NAMESPACE = name_option("-s", "--namespace", required=True, help="Namespace.")
-KEY = click.option("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Key.")
-VALUE = click.option("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Value.")
-BROKER_NAME = name_option("-b", "--brokerName", "broker_name", required=True, help="Name of the broker.")
+KEY = opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Key.")
+VALUE = opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Value.")
+BROKER_NAME = name_option("-b", "--brokerName", required=True, help="Name of the broker.")
 
 
 @admin_command("updateKvConfig", NAMESPACE, KEY, VALUE)

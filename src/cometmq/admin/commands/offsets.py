@@ -13,7 +13,10 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
+    flag,
     name_option,
+    number,
+    opt,
     should_execute,
     show_problem,
     tell,
@@ -25,7 +28,7 @@ from cometmq.admin.offsets import END, Reset
 from cometmq.admin.values import OffsetWay, QueueReset
 
 GROUP = name_option("-g", "--group", required=True, help="Consumer group.")
-FORCE = click.option(
+FORCE = opt(
     "-f",
     "--force",
     type=bool,
@@ -40,7 +43,7 @@ FORCE = click.option(
     "resetOffsetByTime",
     GROUP,
     TOPIC,
-    click.option(
+    opt(
         "-s",
         "--timestamp",
         "moment",
@@ -50,26 +53,11 @@ FORCE = click.option(
         help="now or -1 (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
     FORCE,
-    click.option(
-        "-c", "--cplus", is_flag=True, help="Notify members in the form of C++ clients (Apache's brokers)."
-    ),
-    click.option("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
-    click.option(
-        "-q",
-        "--queue",
-        "queue_id",
-        type=click.IntRange(min=0),
-        metavar="ID",
-        help="Only this queue; needs -b.",
-    ),
-    click.option(
-        "-o",
-        "--offset",
-        type=click.IntRange(min=0),
-        metavar="OFFSET",
-        help="Set this offset instead of a time; needs -b and -q.",
-    ),
-    name_option("--cluster", "cluster", help="Only the masters of this cluster."),
+    flag("-c", "--cplus", help="Notify members in the form of C++ clients (Apache's brokers)."),
+    opt("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
+    number("-q", "--queue", "queue_id", metavar="ID", help="Only this queue; needs -b."),
+    number("-o", "--offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
+    name_option("--cluster", help="Only the masters of this cluster."),
     dangerous,
 )
 async def reset_offset_by_time(
@@ -162,14 +150,14 @@ def describe_reset(wanted: Reset, each: QueueReset) -> str:
     name_option("-s", "--srcGroup", "source", required=True, help="Group whose offsets are copied."),
     name_option("-d", "--destGroup", "target", required=True, help="Group whose offsets are set."),
     TOPIC,
-    click.option(
+    opt(
         "-o",
         "--offline",
         metavar="BOOL",
         expose_value=False,
         help="Accepted for compatibility; has no effect.",
     ),
-    click.option("--force", is_flag=True, help="Create the offsets of an unknown group (CometMQ only)."),
+    flag("--force", help="Create the offsets of an unknown group (CometMQ only)."),
     dangerous,
 )
 async def clone_group_offset(

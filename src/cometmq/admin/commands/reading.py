@@ -14,6 +14,8 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     name_option,
+    number,
+    opt,
     show,
     show_json,
     switch,
@@ -23,10 +25,8 @@ from cometmq.admin.commands.shell import (
 from cometmq.admin.messages import ReadRange
 from cometmq.admin.values import MessageView
 
-QUEUE_ID = click.option(
-    "-i", "--queueId", "queue_id", required=True, type=click.IntRange(min=0), help="Queue id."
-)
-CHARSET = click.option(
+QUEUE_ID = number("-i", "--queueId", required=True, help="Queue id.")
+CHARSET = opt(
     "-c",
     "--charsetName",
     "charset",
@@ -35,7 +35,7 @@ CHARSET = click.option(
     metavar="NAME",
     help="Of the bodies.",
 )
-EXPRESSION = click.option(
+EXPRESSION = opt(
     "-s",
     "--subExpression",
     "expression",
@@ -45,10 +45,8 @@ EXPRESSION = click.option(
     help="Subscription expression, for example TagA || TagB.",
 )
 TIMES = (
-    click.option(
-        "-b", "--beginTimestamp", "begin", type=time_ms, metavar="TIME", help="Start of the time range."
-    ),
-    click.option(
+    opt("-b", "--beginTimestamp", "begin", type=time_ms, metavar="TIME", help="Start of the time range."),
+    opt(
         "-e", "--endTimestamp", "end", type=time_ms, metavar="TIME", help="End of the time range (exclusive)."
     ),
 )
@@ -68,7 +66,7 @@ def text_of(body: bytes, charset: str) -> str:
     CHARSET,
     EXPRESSION,
     *TIMES,
-    switch("-d", "--printBody", "print_body", default=True, show_default=True, help="Print bodies."),
+    switch("-d", "--printBody", default=True, show_default=True, help="Print bodies."),
 )
 async def print_msg(
     admin: Admin,
@@ -107,13 +105,13 @@ async def print_msg(
 @admin_command(
     "printMsgByQueue",
     TOPIC,
-    name_option("-a", "--brokerName", "broker_name", required=True, help="Name of the broker."),
+    name_option("-a", "--brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
     CHARSET,
     EXPRESSION,
     *TIMES,
     switch("-p", "--printMsg", "print_message", help="Print the messages."),
-    switch("-d", "--printBody", "print_body", help="With their bodies."),
+    switch("-d", "--printBody", help="With their bodies."),
     switch("-f", "--calculate", help="Count messages by tag."),
 )
 async def print_msg_by_queue(
@@ -158,11 +156,9 @@ async def print_msg_by_queue(
 @admin_command(
     "queryMsgByOffset",
     TOPIC,
-    name_option("-b", "--brokerName", "broker_name", required=True, help="Name of the broker."),
+    name_option("-b", "--brokerName", required=True, help="Name of the broker."),
     QUEUE_ID,
-    click.option(
-        "-o", "--offset", required=True, type=click.IntRange(0, 2**63 - 1), help="Offset in the queue."
-    ),
+    number("-o", "--offset", high=2**63 - 1, required=True, help="Offset in the queue."),
     BODY_FORMAT,
 )
 async def query_msg_by_offset(

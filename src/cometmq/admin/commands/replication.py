@@ -8,9 +8,18 @@ import click
 
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
-from cometmq.admin.commands.shell import admin_command, show, show_json, target_options, tell, wants_json
+from cometmq.admin.commands.shell import (
+    admin_command,
+    number,
+    opt,
+    show,
+    show_json,
+    target_options,
+    tell,
+    wants_json,
+)
 
-container_option = click.option(
+container_option = opt(
     "-c",
     "--brokerContainerAddr",
     "container",
@@ -22,13 +31,7 @@ container_option = click.option(
 
 @admin_command("haStatus")
 @target_options
-@click.option(
-    "-i",
-    "--interval",
-    type=click.IntRange(min=1),
-    metavar="SECONDS",
-    help="Repeat at this interval, in seconds.",
-)
+@number("-i", "--interval", low=1, metavar="SECONDS", help="Repeat at this interval, in seconds.")
 async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, interval: int | None) -> None:
     """Show the replication status of brokers."""
     while True:
@@ -45,14 +48,8 @@ async def ha_status(admin: Admin, broker_addr: str | None, cluster: str | None, 
 
 
 @admin_command("resetMasterFlushOffset")
-@click.option("-b", "--brokerAddr", "broker_addr", required=True, metavar="HOST:PORT", help="This slave.")
-@click.option(
-    "-o",
-    "--offset",
-    required=True,
-    type=click.IntRange(0, 2**63 - 1),
-    help="Flushed offset of the master's log, in bytes.",
-)
+@opt("-b", "--brokerAddr", required=True, metavar="HOST:PORT", help="This slave.")
+@number("-o", "--offset", high=2**63 - 1, required=True, help="Flushed offset of the master's log, in bytes.")
 async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int) -> None:
     """Set the master's flush offset at a slave (5.x)."""
     await admin.reset_master_flush_offset(broker_addr.strip(), offset)
@@ -62,7 +59,7 @@ async def reset_master_flush_offset(admin: Admin, broker_addr: str, offset: int)
 
 @admin_command("addBroker")
 @container_option
-@click.option(
+@opt(
     "-b",
     "--brokerConfigPath",
     "path",
@@ -78,7 +75,7 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
 
 @admin_command("removeBroker")
 @container_option
-@click.option(
+@opt(
     "-b",
     "--brokerIdentity",
     "identity",

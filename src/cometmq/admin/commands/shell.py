@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
@@ -37,10 +38,26 @@ R = TypeVar("R", bound=AtBroker)
 MAX_LIST_BYTES = 16 << 20  # bytes of a file with a list, which is sent in one request
 Work = Callable[..., Awaitable[None]]
 MAX_PROBLEM_CHARS = 4096  # characters; a server's remark may be as long as a frame
-name_option = functools.partial(click.option, type=str.strip, metavar="NAME")
+
+
+def opt(*names: str, **how: Any) -> Callable[[F], F]:
+    """Return a `click.option`. Its parameter is the last flag in snake case if `names` has no other name."""
+    if names[-1].startswith("-"):
+        snake = re.sub("([a-z])([A-Z])", r"\1_\2", names[-1].lstrip("-"))
+        names = (*names, snake.replace("-", "_").lower())
+    return click.option(*names, **how)
+
+
+def number(*names: str, low: int = 0, high: int | None = None, **how: Any) -> Callable[[F], F]:
+    """Return an option with an integer in a range."""
+    return opt(*names, type=click.IntRange(low, high), **how)
+
+
+flag = functools.partial(opt, is_flag=True)
+name_option = functools.partial(opt, type=str.strip, metavar="NAME")
 TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
 BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
-switch = functools.partial(click.option, type=bool, default=False, metavar="BOOL")
+switch = functools.partial(opt, type=bool, default=False, metavar="BOOL")
 NAMESRV = click.option(
     "-n",
     "--namesrvAddr",

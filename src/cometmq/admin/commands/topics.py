@@ -16,8 +16,11 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     admin_command,
     dangerous,
+    flag,
     in_cluster,
     list_of,
+    number,
+    opt,
     should_execute,
     show,
     show_if_text,
@@ -33,15 +36,15 @@ from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
 
-QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default=8, show_default=True)
+QUEUES = functools.partial(number, low=1, high=65_535, default=8, show_default=True)
 
 
 @admin_command("updateTopic")
 @target_options
 @TOPIC
-@QUEUES("-r", "--readQueueNums", "read_queue_nums", help="Number of read queues.")
-@QUEUES("-w", "--writeQueueNums", "write_queue_nums", help="Number of write queues.")
-@click.option(
+@QUEUES("-r", "--readQueueNums", help="Number of read queues.")
+@QUEUES("-w", "--writeQueueNums", help="Number of write queues.")
+@opt(
     "-p",
     "--perm",
     type=click.Choice(["2", "4", "6"]),
@@ -51,11 +54,10 @@ QUEUES = functools.partial(click.option, type=click.IntRange(1, 65_535), default
 )
 @switch("-o", "--order", help="Ordered topic.")
 @switch("-u", "--unit", help="Unit topic.")
-@switch("-s", "--hasUnitSub", "has_unit_sub", help="Has unit sub.")
-@click.option(
+@switch("-s", "--hasUnitSub", help="Has unit sub.")
+@opt(
     "-a",
     "--attributes",
-    "attributes",
     metavar="+KEY=VALUE,-KEY",
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
@@ -91,9 +93,7 @@ async def update_topic_list(
 
 @admin_command("deleteTopic")
 @TOPIC
-@click.option(
-    "-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from."
-)
+@opt("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from.")
 @dangerous
 async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) -> None:
     """Delete a topic and its messages at brokers and name servers."""
@@ -113,9 +113,9 @@ async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) ->
 
 @admin_command("purgeTopic")
 @TOPIC
-@click.option("-q", "--queueId", "queue_id", type=click.IntRange(0), help="Only this queue of each broker.")
-@click.option("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
-@click.option("--yes", is_flag=True, help="Delete; without --yes only show what would be deleted.")
+@number("-q", "--queueId", help="Only this queue of each broker.")
+@opt("--before", metavar="TIME", help="Only messages stored before: ms, or yyyy-MM-dd#HH:mm:ss:SSS.")
+@flag("--yes", help="Delete; without --yes only show what would be deleted.")
 async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: str | None, yes: bool) -> None:
     """Make all messages of a topic unreadable (cannot be undone)."""
     before_ms = None if before is None else time_ms(before)
@@ -132,13 +132,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
 
 
 @admin_command("topicList")
-@click.option(
-    "-c",
-    "--clusterModel",
-    "cluster_model",
-    is_flag=True,
-    help="Show the cluster and the groups of each topic.",
-)
+@flag("-c", "--clusterModel", help="Show the cluster and the groups of each topic.")
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
     if cluster_model:
@@ -151,7 +145,7 @@ async def topic_list(admin: Admin, cluster_model: bool) -> None:
 
 @admin_command("topicRoute")
 @TOPIC
-@click.option("-l", "--list", "as_list", is_flag=True, help="Columns instead of JSON.")
+@flag("-l", "--list", "as_list", help="Columns instead of JSON.")
 async def topic_route(admin: Admin, topic: str, as_list: bool) -> None:
     """Show a topic's route."""
     route = await admin.route(topic)
@@ -172,7 +166,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     "updateTopicPerm",
     target_options,
     TOPIC,
-    click.option(
+    opt(
         "-p",
         "--perm",
         type=click.Choice(["2", "4", "6"]),
@@ -212,13 +206,11 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
 @admin_command(
     "updateOrderConf",
     TOPIC,
-    click.option(
+    opt(
         "-v", "--orderConf", "conf", type=str.strip, metavar="BROKER:QUEUES;...", help="With put: the value."
     ),
-    click.option(
-        "-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."
-    ),
-    click.option("--force", is_flag=True, help="With put: also for an unknown topic (CometMQ only)."),
+    opt("-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."),
+    flag("--force", help="With put: also for an unknown topic (CometMQ only)."),
     dangerous,
 )
 async def update_order_conf(
@@ -250,9 +242,7 @@ async def update_order_conf(
 @admin_command(
     "allocateMQ",
     TOPIC,
-    click.option(
-        "-i", "--ipList", "clients", required=True, metavar="LIST", help="Members, separated by ','."
-    ),
+    opt("-i", "--ipList", "clients", required=True, metavar="LIST", help="Members, separated by ','."),
 )
 async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     """Show how the members of a group would share a topic's queues."""
