@@ -7,8 +7,9 @@ repository, a page for each command with its help text, and pages for the public
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path, PurePosixPath
 
 import click
@@ -159,6 +160,9 @@ def _api_pages() -> Iterator[tuple[str, str]]:
             text = [f"# {title}\n"]
             for name in listed:
                 value = getattr(module, name)
+                if hasattr(value, "__signature__"):
+                    text.append(_made_function(f"{package}.{name}", value))
+                    continue
                 home = getattr(value, "__module__", "")  # of a type alias: that of its type
                 path = f"{home}.{value.__qualname__}" if home.startswith("cometmq") else f"{package}.{name}"
                 text.append(
@@ -167,6 +171,27 @@ def _api_pages() -> Iterator[tuple[str, str]]:
             yield f"api/{_page_name(title)}.md", "\n".join(text)
         if public:
             raise PluginError(f"docs_site.API: no page names {', '.join(sorted(public))} of {package}")
+
+
+def _made_function(name: str, value: Callable[..., object]) -> str:
+    """Return the text of a function whose signature and docstring the source does not have: a job's."""
+    lines = [f"## {name}\n", f"```python\n{value.__name__}(", *_parameters(value), ")\n```\n"]
+    for line in inspect.cleandoc(value.__doc__ or "").splitlines():
+        if re.fullmatch("(Args|Returns|Raises):", line):
+            line = f"**{line}**\n"
+        elif found := re.fullmatch(r" {4}(\w+): (.*)", line):
+            line = f"- `{found[1]}`: {found[2]}"
+        lines.append(f"  {line.strip()}" if line.startswith(" " * 8) else line.strip())
+    return "\n".join(lines) + "\n"
+
+
+def _parameters(value: Callable[..., object]) -> Iterator[str]:
+    star = False
+    for each in inspect.signature(value).parameters.values():
+        if each.kind is each.KEYWORD_ONLY and not star:
+            star = True
+            yield "    *,"
+        yield f"    {each},"
 
 
 def _page_name(title: str) -> str:

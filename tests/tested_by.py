@@ -86,6 +86,7 @@ pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_repo
     pipeline/jobs/replay_groups pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
 pipeline/test_archive_groups.py: pipeline/table/small_files
+pipeline/test_declare.py: pipeline/base/job_options
 pipeline/test_lake.py: pipeline/table/delta pipeline/table/formats pipeline/table/iceberg
 pipeline/test_replaced_queues.py: pipeline/live/marks
 pipeline/test_sink.py: pipeline/sink/rows

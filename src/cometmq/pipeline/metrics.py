@@ -28,8 +28,8 @@ from pyspark.sql.streaming.listener import (
 
 from cometmq import logs
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.job_options import ArchiveProgress
 from cometmq.pipeline.base.offsets import Offsets, from_tree
-from cometmq.pipeline.jobs.archive import ArchiveProgress
 from cometmq.text import printable
 
 log = logs.logger(__name__)

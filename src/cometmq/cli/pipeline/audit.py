@@ -6,35 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, report_option, run_job
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, options_of, report_option, run_job
 from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
-from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.pipeline.base.job_options import AuditOptions
 from cometmq.text import counted, local_time, printable
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.audit import AuditSummary, Finding
 
-SOME = click.IntRange(min=0)
-
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
 @source_options
-@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
-@click.option("--traces", metavar="SOURCE", help="Compare with the trace topic of this source.")
-@click.option("--trace-topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
-@click.option("--positions", metavar="DIR",
-              help="Compare with group offsets: an archive with --groups, or lag's table.")  # fmt: skip
-@click.option("--window", "window_s", type=COUNT, default=300, metavar="SECONDS", help="Of the tables.")
-@click.option("--delay", "delay_s", type=SOME, default=60, metavar="SECONDS",
-              help="A window is closed once a message was stored this long after it.")  # fmt: skip
-@click.option("--late", "late_s", type=click.FloatRange(min=0), default=60.0, metavar="SECONDS",
-              help="A message is late if stored or consumed this long after its creation.")  # fmt: skip
-@click.option("--disorder-ms", type=SOME, default=1000, metavar="MS",
-              help="Tolerated difference in creation time to earlier messages of the same client.",
-              )  # fmt: skip
-@click.option("-o", "--output", metavar="DIR", help="Directory for the tables topics, groups and findings.")
+@options_of(AuditOptions)
 @report_option
 @job_options
 def audit(**settings: Any) -> None:

@@ -6,25 +6,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, run_job
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, options_of, run_job
+from cometmq.pipeline.base.job_options import CompactOptions
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.compaction import CompactSummary
 
 _OWN_TOOLS = {"delta": "optimize.compact of deltalake", "iceberg": "rewrite_data_files of Spark"}
-SECONDS = click.FloatRange(min=0)
 
 
 @click.command(context_settings=HELP)
 @click.argument("output", metavar="ARCHIVE")
-@click.option("--target-bytes", type=COUNT, default=256 * 1024 * 1024, show_default="256 MiB", metavar="N",
-              help="Target size of a file; files smaller than half of it are merged.")  # fmt: skip
-@click.option("--older-than", "older_than_s", type=SECONDS, default=3600.0, metavar="SECONDS",
-              help="Merge only files of hours that ended this long ago.")  # fmt: skip
-@click.option("--retention", "retention_s", type=SECONDS, default=86_400.0, metavar="SECONDS",
-              help="On object stores: how long replaced files are kept for current readers.")  # fmt: skip
+@options_of(CompactOptions)
 @job_options
 def compact(**settings: Any) -> None:
     """Merge the small files of each topic and hour of ARCHIVE, a path or a URI."""

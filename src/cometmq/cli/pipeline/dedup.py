@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.pipeline.job import job_options, run_job
+from cometmq.cli.pipeline.job import job_options, options_of, run_job
 from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
+from cometmq.pipeline.base.job_options import DedupOptions
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -17,16 +18,11 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
 @source_options
 @click.option(
     "-o", "--output", required=True, metavar="DIR", help="The table: a directory for this job only."
 )
-@click.option("-k", "--key", default="keys", metavar="SQL",
-              help="keys, msg_id or an expression over the columns, like properties['order'].")  # fmt: skip
-@click.option("--keep", type=click.Choice(["first", "last"]), default="first", help="By store time.")
-@click.option("--window", "window_s", type=click.FloatRange(min=0), metavar="SECONDS",
-              help="Maximum time between two duplicates. [default: no limit]")  # fmt: skip
+@options_of(DedupOptions)
 @job_options
 def dedup(**settings: Any) -> None:
     """Write TOPICS to a table with one message for each key, and write the duplicates to a second table."""

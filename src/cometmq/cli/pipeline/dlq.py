@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP, check_utf8
-from cometmq.cli.pipeline.job import job_options, run_job
+from cometmq.cli.options import HELP, check_utf8
+from cometmq.cli.pipeline.job import job_options, options_of, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
+from cometmq.pipeline.base.job_options import DlqOptions, RedriveOptions
 from cometmq.text import counted, local_time, printable
 
 if TYPE_CHECKING:
@@ -21,21 +22,11 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @partial(source_options, give_namesrv=True)
-@click.option("--where", metavar="EXPR", help="Only dead letters for which a Spark SQL expression is true.")
-@click.option("--reason", metavar="EXPR", help="Expression for the reason, for example properties['error'].")
-@click.option("--traces", metavar="SOURCE", help="Read the reasons from the trace topic of this source.")
-@click.option(
-    "-o", "--output", metavar="DIR", help="Directory for the tables triage, redriven and quarantine."
-)
+@options_of(DlqOptions)
 @click.option("--redrive", is_flag=True, help="Resend the dead letters that --where selects; true: all.")
-@click.option("--dry-run", is_flag=True, help="With --redrive: print what would be sent, and send nothing.")
 @click.option("--into", type=click.Choice(["group", "topic"]), default="group",
               help="group: to the group only. topic: to all groups of the original topic.")  # fmt: skip
-@click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
-@click.option("--max-resends", type=COUNT, default=3, metavar="N",
-              help="Skip dead letters that were resent N times.")  # fmt: skip
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), metavar="N",
-              help="At most N messages per second.")  # fmt: skip
+@options_of(RedriveOptions)
 @job_options
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.

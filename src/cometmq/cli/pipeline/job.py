@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from types import FrameType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_origin
 
 import click
 
 from cometmq.cli.progress import progress_bar
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import Option, declared
 from cometmq.text import counted, printable, printable_json
 
 if TYPE_CHECKING:
@@ -40,6 +42,53 @@ def job_options(command: F) -> F:
     for option in reversed(JOB_OPTIONS):
         command = option(command)
     return command
+
+
+_UNITS = (("_s", "SECONDS"), ("_ms", "MS"), ("_h", "HOURS"), ("_days", "DAYS"))
+_ELSEWHERE = {"topics": "TOPICS", "begin_ms": "--from", "end_ms": "--to"}
+
+
+def options_of(struct: type) -> Callable[[F], F]:
+    """Return a decorator that adds the options that a struct of pipeline/base/job_options.py declares."""
+    shown = [each for each in declared(struct) if each.flags != ()]
+    flags = {each.name: each.flags or (_flag(each),) for each in shown}
+    named = _ELSEWHERE | {name: found[-1].partition("/")[0] for name, found in flags.items()}
+
+    def add(command: F) -> F:
+        for each in reversed(shown):
+            text = re.sub("`([a-z_]+)`", lambda found: named.get(found[1], found[0]), each.text)
+            if get_origin(each.type) is Sequence:
+                text += " May be repeated."
+            command = click.option(
+                *flags[each.name], each.name, help=text.replace("None: ", "Default: "), default=each.default,
+                show_default=each.shown, **_typed(each),
+            )(command)  # fmt: skip
+        return command
+
+    return add
+
+
+def _flag(each: Option) -> str:
+    """Return the flag of an option: its name without the unit of a duration."""
+    units = [unit for unit, _ in _UNITS if unit != "_ms" and each.name.endswith(unit)]
+    flag = each.name.removesuffix(*units or ("",)).replace("_", "-")
+    return f"--{flag}/--no-{flag}" if each.type is bool and each.default else f"--{flag}"
+
+
+def _typed(each: Option) -> dict[str, Any]:
+    """Return the arguments of `click.option` that follow from the type of an option."""
+    kind = each.type
+    if kind is bool:
+        return {} if each.default else {"is_flag": True}
+    if kind in (int, float):
+        metavar = each.metavar or next((word for unit, word in _UNITS if each.name.endswith(unit)), "N")
+        low = next((low for low in (each.typed_low, each.low, each.above) if low is not None), None)
+        scale: Any = click.IntRange if kind is int else click.FloatRange
+        above = each.above is not None and each.typed_low is None
+        return {"type": kind if low is None else scale(low, min_open=above), "metavar": metavar}
+    if each.words and each.metavar is None:
+        return {"type": click.Choice(each.words)}
+    return {"metavar": each.metavar, "multiple": get_origin(kind) is Sequence}
 
 
 def report_option(command: F) -> F:

@@ -8,33 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP, namesrv_option
-from cometmq.cli.pipeline.job import job_options, report_option, run_job
+from cometmq.cli.options import HELP, namesrv_option
+from cometmq.cli.pipeline.job import job_options, options_of, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table
+from cometmq.pipeline.base.job_options import LagOptions
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.lag import LagSummary
 
-SPAN = click.FloatRange(min=0, min_open=True)
-
 
 @click.command(context_settings=HELP)
 @click.argument("groups", nargs=-1)
 @namesrv_option
-@click.option(
-    "-o", "--output", metavar="DIR", help="Directory for the table of samples, to which every run appends."
-)
-@click.option("--samples", type=click.IntRange(min=0), default=2, metavar="N", help="0: until Ctrl-C.")
-@click.option("--interval", "interval_s", type=click.FloatRange(min=0.1), default=10.0, metavar="SECONDS",
-              help="Interval between two samples; the table stores one per interval.")  # fmt: skip
-@click.option("--keep", "keep_days", type=SPAN, default=30.0, metavar="DAYS",
-              help="Remove older samples from the table.")  # fmt: skip
-@click.option("--retention", "retention_h", type=SPAN, default=72.0,
-              metavar="HOURS", help="Retention of the brokers (fileReservedTime).")  # fmt: skip
-@click.option(
-    "--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Timeout of a request to a broker."
-)
+@options_of(LagOptions)
 @report_option
 @job_options
 def lag(**settings: Any) -> None:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cometmq.cli.options import HELP
-from cometmq.cli.pipeline.job import job_options, run_job
+from cometmq.cli.pipeline.job import job_options, options_of, run_job
 from cometmq.cli.store import store_config
+from cometmq.pipeline.base.job_options import RebuildOptions
 from cometmq.text import counted, printable
 
 if TYPE_CHECKING:
@@ -22,9 +23,7 @@ if TYPE_CHECKING:
 )
 @click.option("-c", "--config", "config_file", metavar="FILE",
               help="The broker's configuration, if there is no broker.conf in DIR.")  # fmt: skip
-@click.option("--commitlog", "commit_log_dir", metavar="DIR", default="",
-              help="Directory of the log. [default: DIR/commitlog]")  # fmt: skip
-@click.option("--verify/--no-verify", "check", default=True, help="Check the result against the log.")
+@options_of(RebuildOptions)
 @job_options
 def rebuild(config_file: str | None, **settings: Any) -> None:
     """Rebuild the consume queues and the index of the store in DIR, in another directory.

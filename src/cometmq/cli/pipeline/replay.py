@@ -6,42 +6,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP, check_utf8, moment, namesrv_option
-from cometmq.cli.pipeline.job import job_options, print_json, running
+from cometmq.cli.options import HELP, check_utf8, moment, namesrv_option
+from cometmq.cli.pipeline.job import job_options, options_of, print_json, running
 from cometmq.cli.pipeline.reports import print_absent
+from cometmq.pipeline.base.job_options import ReplayOptions
 from cometmq.text import counted, printable, rate
 
 if TYPE_CHECKING:
     from cometmq.pipeline.jobs.replay import ReplayQueue, ReplaySummary
 
 MAX_PRINTED_QUEUES = 50  # source queues in the output
-SOME = click.FloatRange(min=0, min_open=True)
 
 
 @click.command(context_settings=HELP)
 @click.option("-s", "--source", required=True, metavar="SOURCE",
               help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.")  # fmt: skip
 @namesrv_option
-@click.option("-t", "--topic", "topics", multiple=True, metavar="NAME",
-              help="Topic of the source; may be repeated. [default: all but system topics]")  # fmt: skip
-@click.option("--pattern", metavar="REGEX", help="Topics of the source whose names match.")
 @click.option("--from", "begin_ms", type=moment, metavar="TIME",
               help="Stored since: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS.",
               )  # fmt: skip
 @click.option("--to", "end_ms", type=moment, metavar="TIME", help="Stored before then.")
-@click.option("--into", default="{topic}-replay", metavar="NAME",
-              help="The target topic; {topic} is the source's name.")  # fmt: skip
 @click.option("--map", "mapping", multiple=True, metavar="TOPIC=TARGET", help="The target of one topic.")
-@click.option("--state", metavar="DIR",
-              help="Path or URI for the progress; a further run continues there.")  # fmt: skip
-@click.option("--order", type=click.Choice(["queue", "key"]), default="queue",
-              help="Keep the order of each queue, or of each key within one.")  # fmt: skip
-@click.option("--rate", type=SOME, metavar="N", help="At most N messages per second.")
-@click.option("--byte-rate", type=SOME, metavar="N", help="At most N bytes per second.")
-@click.option("--positions", metavar="DIR",
-              help="Set group offsets from an archive with --groups, or from lag's table.")  # fmt: skip
-@click.option("--timeout-ms", type=COUNT, default=30_000, metavar="MS", help="Of a send.")
-@click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
+@options_of(ReplayOptions)
 @job_options
 def replay(
     topics: tuple[str, ...],

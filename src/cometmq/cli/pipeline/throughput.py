@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, report_option, run_job
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, options_of, report_option, run_job
 from cometmq.cli.pipeline.reports import print_absent, print_table, source_options
+from cometmq.pipeline.base.job_options import ThroughputOptions
 from cometmq.text import counted, local_time
 
 if TYPE_CHECKING:
@@ -17,13 +18,8 @@ if TYPE_CHECKING:
 
 @click.command(context_settings=HELP)
 @click.argument("topics", nargs=-1)
-@click.option("--pattern", metavar="REGEX", help="Topics whose names match, instead of TOPICS.")
 @source_options
-@click.option(
-    "--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Window of rates and peaks."
-)
-@click.option("--top", type=COUNT, default=20, metavar="N", help="Number of topics to print, by bytes.")
-@click.option("-o", "--output", metavar="DIR", help="Directory for the tables queues and topics.")
+@options_of(ThroughputOptions)
 @report_option
 @job_options
 def throughput(**settings: Any) -> None:

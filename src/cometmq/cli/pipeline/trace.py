@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cometmq.cli.options import COUNT, HELP
-from cometmq.cli.pipeline.job import job_options, report_option, run_job
+from cometmq.cli.options import HELP
+from cometmq.cli.pipeline.job import job_options, options_of, report_option, run_job
 from cometmq.cli.pipeline.reports import print_table, source_options
-from cometmq.protocol.codes import TRACE_TOPIC
+from cometmq.pipeline.base.job_options import TraceOptions
 from cometmq.text import printable
 
 if TYPE_CHECKING:
@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings=HELP)
-@click.option("-t", "--topic", default=TRACE_TOPIC, metavar="NAME", help="The trace topic.")
 @source_options
-@click.option("--window", "window_s", type=COUNT, default=60, metavar="SECONDS", help="Of the tables.")
-@click.option("-o", "--output", metavar="DIR", help="Directory for the tables sends, consumptions and bad.")
+@options_of(TraceOptions)
 @report_option
 @job_options
 def trace(**settings: Any) -> None:

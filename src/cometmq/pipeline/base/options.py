@@ -17,6 +17,7 @@ from importlib.util import find_spec
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.declare import MAX_PLAIN_BYTES, MOST_BYTES
 from cometmq.pipeline.base.offsets import (
     EARLIEST,
     LATEST,
@@ -36,20 +37,6 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.sql import compile_sql
 from cometmq.settings import BOOLEANS
-
-MAX_PLAIN_BYTES = 64 * 1024 * 1024
-"""Default for the maximum bytes of a decompressed body. A message with a larger body is a bad record.
-
-Producers accept bodies of 4 MiB (before compression) by default. A worker with 512 MB can hold the copies of
-a body of 64 MiB.
-"""
-MOST_BYTES = 512 * 1024 * 1024
-"""Maximum bytes of a batch, which a JVM of 1 GiB can process; 1.5 GiB end the JVM.
-
-See docs/reference/spark.md, Size of a batch. Arrow has 31 bits for the sum of stored bytes, plain bytes and
-one message.
-"""
-
 
 _TRIGGER_DELAY_S = 15 * 60.0  # seconds, as in Kafka's source
 

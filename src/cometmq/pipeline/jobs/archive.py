@@ -12,11 +12,11 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -26,12 +26,12 @@ from pyspark.sql import SparkSession
 from cometmq import logs
 from cometmq.errors import BrokerError, CometError, ConfigError, Transient
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_units, slots
 from cometmq.pipeline.base.errors import ArchiveError, DataLossError
+from cometmq.pipeline.base.job_options import ArchiveOptions, ArchiveProgress
 from cometmq.pipeline.base.offsets import EARLIEST, Offsets, from_tree, to_tree
 from cometmq.pipeline.base.options import (
-    MAX_PLAIN_BYTES,
-    MOST_BYTES,
     Position,
     PullOptions,
     Topics,
@@ -46,14 +46,13 @@ from cometmq.pipeline.live.reading import read_parts
 from cometmq.pipeline.live.unreadable import UnreadableQueue, UnreadableQueues
 from cometmq.pipeline.table.bodies import Bodies
 from cometmq.pipeline.table.body_schema import (
-    BodyFormat,
     BodyOptions,
     body_options,
     column_in,
     with_column,
 )
 from cometmq.pipeline.table.directory import LONGEST_VALUE, partition_value, this_process
-from cometmq.pipeline.table.formats import Table, TableFormat, open_table
+from cometmq.pipeline.table.formats import Table, open_table
 from cometmq.pipeline.table.groups import MOST_GROUPS, GroupLog, stored_groups
 from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run_task
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
@@ -62,21 +61,6 @@ from cometmq.protocol.record.arrow import arrow_schema
 _SAMPLE = 100  # maximum queues, and messages per queue, sampled to infer the fields of JSON bodies
 
 log = logs.logger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class ArchiveProgress:
-    """The progress of an archive run. Within a batch, the records of finished tasks are counted.
-
-    `run` identifies the run.
-    """
-
-    run: str
-    batch: int
-    records: int  # records that this run has archived
-    total: int  # records that this run has to archive, as known now
-    bytes: int  # bytes of the archived records in the format of the brokers' stores
-    seconds: float
 
 
 class QueueSummary(msgspec.Struct):
@@ -141,76 +125,11 @@ class ArchiveSummary(msgspec.Struct):
         return not (missing or self.replaced or self.put_off)
 
 
-def archive(
-    spark: SparkSession,
-    namesrv: str,
-    topics: Sequence[str] = (),
-    output: str = "",
-    *,
-    pattern: str | None = None,
-    mode: Literal["available_now", "continuous"] = "available_now",
-    starting: str = "earliest",
-    interval_s: float = 10.0,
-    batch_records: int = 1_000_000,
-    compression: str = "zstd",
-    compression_level: int | None = None,
-    pulls_in_flight: int = 8,
-    pull_batch_size: int = 1024,
-    timeout_ms: int = 30_000,
-    check_crc: bool = True,
-    decompress: bool = True,
-    max_plain_bytes: int = MAX_PLAIN_BYTES,
-    fail_on_data_loss: bool = True,
-    max_bad_records: int | None = None,
-    consumer_group: str | None = None,
-    table_format: TableFormat = "parquet",
-    catalogue: str | None = None,
-    body_format: BodyFormat | None = None,
-    body_schema: str | None = None,
-    keep_body: bool = True,
-    groups: Sequence[str] = (),
-    on_progress: Callable[[ArchiveProgress], None] | None = None,
-    stop: threading.Event | None = None,
-) -> ArchiveSummary:
+@job(ArchiveOptions)
+def archive(spark: SparkSession, given: ArchiveOptions) -> ArchiveSummary:
     """Archive the messages of topics in a Parquet, Delta or Iceberg table.
 
     A run continues each queue after the offset that the archive's last commit records.
-
-    Args:
-        spark: The Spark session that runs the tasks.
-        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
-        topics: Names of the topics. Exactly one of `topics` and `pattern` is required.
-        output: The archive's directory: a path or a URI. Required.
-        pattern: A regular expression for names of topics.
-        mode: `available_now` archives what the brokers hold at the start, in batches, and returns.
-            `continuous` runs until `stop` is set.
-        starting: `earliest`, `latest` or offsets as JSON: the first offset of queues that are not in the
-            archive yet.
-        interval_s: Interval between two checks for new messages in continuous mode, in seconds.
-        batch_records: Maximum number of records per batch.
-        compression: A Parquet codec that pyarrow supports.
-        compression_level: Level of the codec. None: the codec's default.
-        pulls_in_flight: Maximum number of concurrent pull requests per task.
-        pull_batch_size: Maximum number of messages per pull request.
-        timeout_ms: Timeout of requests to brokers and name servers, in ms.
-        check_crc: Whether the checksum of each body is verified.
-        decompress: Whether compressed bodies are stored decompressed.
-        max_plain_bytes: Maximum size of a decompressed body, in bytes.
-        fail_on_data_loss: Whether the run fails when messages were deleted before they were archived, or a
-            queue was replaced.
-        max_bad_records: Maximum number of undecodable records in this run. None: no limit.
-        consumer_group: A group whose offsets are set to the archive's progress after each commit, for lag
-            displays. None: none.
-        table_format: Format of a new archive. For an existing archive the same format is required.
-        catalogue: A local file for the SQL catalogue of a new Iceberg table on an object store.
-        body_format: Format in which bodies are parsed into columns (docs/pipeline.md, Bodies as columns).
-            None: bodies stay bytes.
-        body_schema: Schema of the bodies.
-        keep_body: Whether the column of the raw body is kept beside the parsed columns.
-        groups: Consumer groups whose offsets are recorded beside the table (`group_positions`). ["*"]: all
-            groups of the topics.
-        on_progress: Called with the progress whenever it has changed.
-        stop: Ends the run when it is set.
 
     Returns:
         The counts of this run by queue, and the problems.
@@ -221,54 +140,37 @@ def archive(
         ArchiveError: The directory is in use or is not an archive, or `max_bad_records` was exceeded.
         NoRouteError: A topic has no route. Other network errors are raised as they are.
     """
-    _check_task(topics, pattern, output, mode)
-    _check_least(0, interval_s=interval_s, max_bad_records=max_bad_records or 0)
-    _check_compression(compression, compression_level)
+    _check_task(given)
     pull = PullOptions(
-        consumer_group=consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=pull_batch_size,
-        pulls_in_flight=pulls_in_flight, timeout_ms=timeout_ms, check_crc=check_crc, decompress=decompress,
-        max_plain_bytes=max_plain_bytes, fail_on_data_loss=fail_on_data_loss, fail_on_bad_record=False,
-        access=Access.of_environment(),
+        consumer_group=given.consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=given.pull_batch_size,
+        pulls_in_flight=given.pulls_in_flight, timeout_ms=given.timeout_ms, check_crc=given.check_crc,
+        decompress=given.decompress, max_plain_bytes=given.max_plain_bytes,
+        fail_on_data_loss=given.fail_on_data_loss, fail_on_bad_record=False, access=Access.of_environment(),
     )  # fmt: skip
-    _check_pull(pull, batch_records)
-    job = Job(
-        spark, parse_addresses(namesrv), Topics(names=tuple(dict.fromkeys(topics)), pattern=pattern),
-        starting=parse_position(starting, "starting", EARLIEST),
-        bodies=body_options(body_format, body_schema, keep_body),
-        table=open_table(output, table_format, catalogue),
-        pull=pull, batch_records=batch_records, compression=(compression, compression_level),
-        max_bad=max_bad_records, group=consumer_group, on_progress=on_progress, kept_groups=groups,
+    archiving = Job(
+        spark, given, parse_addresses(given.namesrv),
+        Topics(names=tuple(dict.fromkeys(given.topics)), pattern=given.pattern),
+        starting=parse_position(given.starting, "starting", EARLIEST),
+        bodies=body_options(given.body_format, given.body_schema, given.keep_body),
+        table=open_table(given.output, given.table_format, given.catalogue),
+        pull=pull,
     )  # fmt: skip
     try:
-        return job.run(interval_s if mode == "continuous" else None, stop or threading.Event())
+        return archiving.run()
     finally:
-        job.close()
+        archiving.close()
 
 
-def _check_least(least: int, **settings: float) -> None:
-    for key, value in settings.items():
-        if not value >= least:
-            raise ConfigError(key, str(value), f"{least} or more")
-
-
-def _check_pull(pull: PullOptions, batch_records: int) -> None:
-    numbers = ("pull_batch_size", "pulls_in_flight", "timeout_ms")
-    _check_least(1, batch_records=batch_records, **{name: getattr(pull, name) for name in numbers})
-    if not 1 <= pull.max_plain_bytes <= MOST_BYTES:
-        raise ConfigError("max_plain_bytes", str(pull.max_plain_bytes), f"1 to {MOST_BYTES}")
-
-
-def _check_task(topics: Sequence[str], pattern: str | None, output: str, mode: str) -> None:
-    if not output:
-        raise ConfigError("output", output, "a directory: a path, or a URI such as hdfs:// or s3://")
-    if mode not in ("available_now", "continuous"):
-        raise ConfigError("mode", mode, "available_now or continuous")
-    if bool(topics) == bool(pattern):
-        raise ConfigError("topics", ", ".join(topics), "topic names or a pattern, not both")
+def _check_task(given: ArchiveOptions) -> None:
+    if not given.output:
+        raise ConfigError("output", given.output, "a directory: a path, or a URI such as hdfs:// or s3://")
+    if bool(given.topics) == bool(given.pattern):
+        raise ConfigError("topics", ", ".join(given.topics), "topic names or a pattern, not both")
     try:
-        re.compile(pattern or "")
+        re.compile(given.pattern or "")
     except re.error as error:
-        raise ConfigError("pattern", str(pattern), f"a regular expression ({error})") from None
+        raise ConfigError("pattern", str(given.pattern), f"a regular expression ({error})") from None
+    _check_compression(given.compression, given.compression_level)
 
 
 def _check_compression(codec: str, level: int | None) -> None:
@@ -284,21 +186,16 @@ def _check_compression(codec: str, level: int | None) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """One run of the archive job. The fields without a default are arguments of `archive`."""
+    """One run of the archive job: its options, and what follows from them."""
 
     spark: SparkSession
+    given: ArchiveOptions
     namesrv: tuple[str, ...]
     topics: Topics
     starting: Position
     table: Table
     pull: PullOptions
-    batch_records: int
-    compression: tuple[str, int | None]
-    max_bad: int | None
-    group: str | None
-    on_progress: Callable[[ArchiveProgress], None] | None
     bodies: BodyOptions | None = None
-    kept_groups: Sequence[str] = ()
     cluster: Cluster = field(init=False)
     summary: ArchiveSummary = field(init=False)
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
@@ -322,8 +219,10 @@ class Job:
         self.cluster.close()
         self.table.close()
 
-    def run(self, interval_s: float | None, stop: threading.Event) -> ArchiveSummary:
+    def run(self) -> ArchiveSummary:
         summary, last = self.summary, self.table.prepare()
+        stop = self.given.stop or threading.Event()
+        interval_s = self.given.interval_s if self.given.mode == "continuous" else None
         if last is not None:
             summary.resumed_behind_batch = last["batch"]
             self.batch, self.known = last["batch"] + 1, from_tree(last["offsets"])
@@ -365,10 +264,10 @@ class Job:
         }
         self.expected = self.summary.records + sum(end.values()) - sum(self.known.values())
         while not stop.is_set() and end != self.known:
-            if not self._one_batch(self.known, limit_ends(self.known, end, self.batch_records), held):
+            if not self._one_batch(self.known, limit_ends(self.known, end, self.given.batch_records), held):
                 self._round(stop)
                 return
-        if self.kept_groups and self.known:
+        if self.given.groups and self.known:
             self._keep_groups(certain)
 
     def _look_for_unreadable(self) -> None:
@@ -386,8 +285,8 @@ class Job:
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
         """Record the groups' offsets beside the table, each limited to the end of the archived range."""
-        named = [name for name in self.kept_groups if name != "*"]
-        stored = stored_groups(self.cluster, queues) if "*" in self.kept_groups else ()
+        named = [name for name in self.given.groups if name != "*"]
+        stored = stored_groups(self.cluster, queues) if "*" in self.given.groups else ()
         names = list(dict.fromkeys([*named, *stored]))
         stand = {name: self.cluster.committed(name, queues) for name in names[:MOST_GROUPS]}
         try:
@@ -499,9 +398,9 @@ class Job:
         rows = [_range(queue, start[queue], end[queue], count) for queue, count in counted.items()]
         self._commit(end, marks, rows, results, time.monotonic() - began)
         self._count(start, end, counted, results)
-        if self.group is not None:
-            for refusal in self.cluster.commit(self.group, end)[:1]:
-                log.warning("offsets of group %s are not stored: %s", self.group, refusal)
+        if (group := self.given.consumer_group) is not None:
+            for refusal in self.cluster.commit(group, end)[:1]:
+                log.warning("offsets of group %s are not stored: %s", group, refusal)
         self._report(batch, 0)
         return True
 
@@ -532,7 +431,7 @@ class Job:
         addresses = self.cluster.addresses(item.queue for item in ranges)
         self._choose_columns(ranges, addresses)
         staging = self.table.staging(batch)
-        codec, level = self.compression
+        codec, level = self.given.compression, self.given.compression_level
         place = (self.namesrv, self.table.uri, staging)
         extra = (self.table.topic_in_files, self.parsing)
         tasks = [
@@ -542,7 +441,7 @@ class Job:
         def report(done: int) -> None:
             self._report(batch, records * done // len(tasks))
 
-        on_progress = report if self.on_progress else None
+        on_progress = report if self.given.on_progress else None
         return run_units(self.spark, f"archive batch {batch}", run_task, tasks, on_progress=on_progress)
 
     def _choose_columns(self, ranges: list[QueueRange], addresses: dict[str, str]) -> None:
@@ -569,8 +468,9 @@ class Job:
             problem = f"the batch's files hold {rows} rows, not what was read: not committed"
             raise ArchiveError(self.table.output, problem)
         bad = self.summary.bad + sum(count.bad for count in counted.values())
-        if self.max_bad is not None and bad > self.max_bad:
-            problem = f"{bad} bad records, the limit is {self.max_bad}: not committed"
+        limit = self.given.max_bad_records
+        if limit is not None and bad > limit:
+            problem = f"{bad} bad records, the limit is {limit}: not committed"
             raise ArchiveError(self.table.output, problem, "max_bad_records")
 
     def _count(
@@ -592,11 +492,13 @@ class Job:
                 total.lost += count.lost
 
     def _report(self, batch: int, running: int) -> None:
-        if self.on_progress is not None:
+        if self.given.on_progress is not None:
             summary, seconds = self.summary, time.monotonic() - self.started
             records = summary.records + running
             run = self.table.run_id
-            self.on_progress(ArchiveProgress(run, batch, records, self.expected, summary.bytes, seconds))
+            self.given.on_progress(
+                ArchiveProgress(run, batch, records, self.expected, summary.bytes, seconds)
+            )
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:

@@ -6,9 +6,8 @@ topic, and the offsets of groups. docs/jobs.md, audit, explains the conclusions.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce
 
@@ -18,13 +17,14 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import job
+from cometmq.pipeline.base.job_options import AuditOptions
 from cometmq.pipeline.jobs.inputs import LIVE, OF_USERS, check_span, group_offsets, messages, unreadable
-from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace import calls
 from cometmq.pipeline.jobs.trace import traces as trace_rows
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
-from cometmq.protocol.codes import TRACE_TOPIC
 from cometmq.protocol.record.arrow import MAX_MS
 from cometmq.protocol.traces import MessageType
 
@@ -375,53 +375,12 @@ def findings(found: DataFrame, gone: DataFrame | None, groups: DataFrame | None)
     return reduce(DataFrame.union, kinds)
 
 
-def audit(
-    spark: SparkSession,
-    source: str,
-    *,
-    topics: Sequence[str] = (),
-    pattern: str | None = None,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    window_s: int = 300,
-    delay_s: int = 60,
-    late_s: float = 60.0,
-    disorder_ms: int = 1000,
-    traces: str | None = None,
-    trace_topic: str = TRACE_TOPIC,
-    positions: str | DataFrame | None = None,
-    output: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> AuditSummary:
+@job(AuditOptions)
+def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
     """Find lost, duplicate, misordered and late messages of a source.
 
     The messages stored in the span are compared with each other, with clients' trace records and with the
     offsets of groups.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        topics: Names of the topics. Empty: all topics that match `pattern`.
-        pattern: A regular expression for names of topics. None: all topics of users; live topics require
-            names or a pattern.
-        begin_ms: First store time, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which messages are counted. None: no limit.
-        window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
-            producer's time.
-        delay_s: A window stays open until a message was read that was stored this many seconds after the
-            window's end, or until this many seconds after `end_ms`.
-        late_s: A message is late if more seconds passed since it was born.
-        disorder_ms: A message is misordered if an earlier offset of the same client was born more than this
-            many ms later.
-        traces: The source of the trace topic. None: no traces.
-        trace_topic: Name of the trace topic.
-        positions: The offsets of groups: an archive with groups, the lag job's table, or a DataFrame with
-            group, topic, broker_name, queue_id and offset. None: no offsets.
-        output: A directory for the tables `topics`, `groups` and `findings`, which replace those of an
-            earlier run. None: no tables.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The totals of closed windows and samples of the findings.
@@ -431,24 +390,24 @@ def audit(
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """
-    at_least(1, window_s=window_s)
-    at_least(0, delay_s=delay_s, late_s=late_s, disorder_ms=disorder_ms)
-    check_span(begin_ms, end_ms)
+    check_span(given.begin_ms, given.end_ms)
     limits = Limits(
-        begin_ms=begin_ms, end_ms=end_ms, window_s=window_s, delay_ms=delay_s * 1000,
-        late_ms=int(late_s * 1000), disorder_ms=disorder_ms,
+        begin_ms=given.begin_ms, end_ms=given.end_ms, window_s=given.window_s, delay_ms=given.delay_s * 1000,
+        late_ms=int(given.late_s * 1000), disorder_ms=given.disorder_ms,
     )  # fmt: skip
-    summary = AuditSummary(shown(source), None if output is None else spark_directory(spark, output, _JOB))
+    source, topics, pattern, traces = given.source, given.topics, given.pattern, given.traces
+    output = None if given.output is None else spark_directory(spark, given.output, _JOB)
+    summary = AuditSummary(shown(source), output)
     span = limits.wider()
     chosen = pattern if topics or pattern is not None or source.startswith(LIVE) else OF_USERS
     every = checked(messages(spark, source, topics, *span, COLUMNS, pattern=chosen, lenient=True), limits)
     kept = [every]
     said = done = None
     if traces is not None:
-        records = trace_rows(spark, traces, trace_topic, span[0])
+        records = trace_rows(spark, traces, given.trace_topic, span[0])
         said, done = _of_topics(sent(records, limits), topics, pattern, every), consumed(records)
         kept.append(records)
-    held = _held(spark, positions)
+    held = _held(spark, given.positions)
     found = every.filter(limits.inside(F.col("stored_ms")))
     groups = groups_of(found, done, held)
     grouped = None if groups is None else in_groups(found, groups, done, held, limits)
@@ -466,9 +425,9 @@ def audit(
         summary.absent = absent(topics, *(frame for frame in (found, said) if frame is not None))
         summary.unreadable = unreadable(source, topics, pattern=chosen)
         if traces is not None:
-            summary.unreadable += unreadable(traces, [trace_topic])
+            summary.unreadable += unreadable(traces, [given.trace_topic])
 
-    report_on(_JOB, summary, kept, work, lambda: tables, on_progress=on_progress, stop=stop)
+    report_on(_JOB, summary, kept, work, lambda: tables, given)
     return summary
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from itertools import islice
@@ -22,18 +22,18 @@ import pyarrow.compute as pc
 from pyspark.sql import SparkSession
 
 from cometmq import logs
-from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_units
 from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.base.job_options import CompactOptions
 from cometmq.pipeline.table.directory import ArchiveTable, carried, this_process
 from cometmq.pipeline.table.formats import open_lake
 from cometmq.pipeline.table.lake import LakeTable
-from cometmq.pipeline.table.log import REMEMBERED, Log, listing
+from cometmq.pipeline.table.log import Log, listing
 from cometmq.pipeline.table.merging import Merge, merge
 
 log = logs.logger(__name__)
 
-TARGET_BYTES = 256 * 1024 * 1024
 _MERGES = 64  # maximum merges per commit, which is the work that a kill can cost
 _FILES = 1000  # maximum files per merge
 
@@ -65,31 +65,13 @@ class CompactSummary(msgspec.Struct):
     """Reason why the newest checkpoint of the archive's log could not be written. All other work is done."""
 
 
-def compact(
-    spark: SparkSession,
-    output: str,
-    *,
-    target_bytes: int = TARGET_BYTES,
-    older_than_s: float = 3600.0,
-    retention_s: float = 86_400.0,
-    on_progress: Callable[[int, int], None] | None = None,
-    stop: threading.Event | None = None,
-) -> CompactSummary:
+@job(CompactOptions)
+def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
     """Merge the small files of each topic and hour of an archive into larger files.
 
     Files smaller than half of `target_bytes` count as small. In Delta and Iceberg tables only files without a
     commit are deleted, because the formats' own tools merge files. Files without a commit are kept for at
     least a day, because a running job may still be writing them.
-
-    Args:
-        spark: The Spark session that runs the merges.
-        output: The archive's directory: a path or a URI.
-        target_bytes: Approximate size of a merged file, in bytes.
-        older_than_s: Minimum age of an hour's end, in seconds. Newer hours are not merged.
-        retention_s: Time, in seconds, for which an object store keeps replaced files for running queries. The
-            next compaction deletes them. With 0, running queries may fail.
-        on_progress: Called with the number of finished merges and the number of merges of this run.
-        stop: Ends the run after the current commit when it is set.
 
     Returns:
         The numbers of merged, new and deleted files.
@@ -99,25 +81,21 @@ def compact(
         ArchiveError: The directory holds no archive, or another job is using it.
         JobFailed: A Spark job failed.
     """
-    for key, value, least in (("target_bytes", target_bytes, 1), ("older_than_s", older_than_s, 0)):
-        if not value >= least:
-            raise ConfigError(key, str(value), f"{least} or more")
-    if not 0 <= retention_s <= REMEMBERED.total_seconds():
-        raise ConfigError("retention_s", str(retention_s), f"0 to {REMEMBERED.total_seconds():.0f}")
-    lake = open_lake(output)
+    retention_s, target_bytes = given.retention_s, given.target_bytes
+    lake = open_lake(given.output)
     if lake is not None:
         return _cleaned_up(lake, timedelta(seconds=retention_s))
-    table = ArchiveTable(output)
-    stop = stop or threading.Event()
+    table = ArchiveTable(given.output)
+    stop = given.stop or threading.Event()
     summary, began = CompactSummary(table.output), time.monotonic()
     try:
         last = table.prepare() if table.exists() else None
         if last is None:
             raise ArchiveError(table.output, "holds no archived messages yet")
         summary.deleted = table.vacuum(timedelta(seconds=retention_s))
-        closed = datetime.now(UTC) - timedelta(seconds=older_than_s)
+        closed = datetime.now(UTC) - timedelta(seconds=given.older_than_s)
         chosen = list(plan(table, table.log(), closed, target_bytes))
-        report, done = on_progress or (lambda *_: None), 0
+        report, done = given.on_progress or (lambda *_: None), 0
         groups = iter(chosen)
         while not stop.is_set() and (files := list(islice(groups, _MERGES))):
             _one_commit(spark, table, last, files, target_bytes, summary)

@@ -8,9 +8,8 @@ Spark's own operator.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
@@ -21,7 +20,9 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.window import Window
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.base.job_options import DedupOptions
 from cometmq.pipeline.jobs.inputs import messages
 from cometmq.pipeline.jobs.results import absent, spark_directory
 from cometmq.pipeline.table.objects import shown
@@ -157,41 +158,12 @@ def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
     return late.dropDuplicatesWithinWatermark(["topic", "dedup_key"]).drop("dedup_key")
 
 
-def dedup(
-    spark: SparkSession,
-    source: str,
-    output: str,
-    topics: Sequence[str] = (),
-    *,
-    pattern: str | None = None,
-    key: str = "keys",
-    keep: Literal["first", "last"] = "first",
-    window_s: float | None = None,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> DedupSummary:
+@job(DedupOptions)
+def dedup(spark: SparkSession, given: DedupOptions) -> DedupSummary:
     """Write messages to a Parquet table, with duplicates in a partition of their own.
 
     Messages that are kept go to the partition `state=kept`, duplicates to `state=removed`. Nothing is
     discarded. A later run replaces the table; if the source has not changed, the new table has the same rows.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        output: A directory for the table: a path or a URI.
-        topics: Names of the topics. Empty: all topics that match `pattern`.
-        pattern: A regular expression for names of topics, instead of `topics`.
-        key: `keys`, `msg_id` (the sink's idempotency key), or an SQL expression over the source's columns.
-            Messages whose key is empty or NULL are kept.
-        keep: Whether the `first` or the `last` message with a key is kept, by store time.
-        window_s: Maximum time between a duplicate and the previous message with its key, in seconds. None: no
-            limit.
-        begin_ms: First store time, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which messages are read. None: no limit.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The counts by topic, and samples of duplicates.
@@ -202,18 +174,14 @@ def dedup(
         JobStopped: `stop` was set.
     """
     began = time.monotonic()
-    if keep not in ("first", "last"):
-        raise ConfigError("keep", keep, "first or last")
-    if window_s is not None and window_s < 0:
-        raise ConfigError("window_s", str(window_s), "0 or more seconds")
-    found = messages(spark, source, topics, begin_ms, end_ms, pattern=pattern)
-    rows = marked(found, key, keep=keep, window_s=window_s)
-    summary = DedupSummary(shown(source), spark_directory(spark, output, _JOB), key, keep)
-    report = None if on_progress is None else lambda done: on_progress(done, None)
-    table = f"{summary.output}/messages"
+    found = messages(spark, given.source, given.topics, given.begin_ms, given.end_ms, pattern=given.pattern)
+    rows = marked(found, given.key, keep=given.keep, window_s=given.window_s)
+    output = spark_directory(spark, given.output, _JOB)
+    summary = DedupSummary(shown(given.source), output, given.key, given.keep)
+    table = f"{output}/messages"
     write = partial(rows.write.mode("overwrite").partitionBy("state").parquet, table)
-    run_action(spark, _JOB, write, on_progress=report, stop=stop)
-    run_action(spark, _JOB, lambda: _sum_up(spark, table, summary, topics), on_progress=report, stop=stop)
+    for work in (write, lambda: _sum_up(spark, table, summary, given.topics)):
+        run_action(spark, _JOB, work, on_progress=given.show, stop=given.stop)
     summary.seconds = time.monotonic() - began
     return summary
 

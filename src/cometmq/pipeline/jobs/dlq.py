@@ -7,10 +7,9 @@ Dead letters with too many resends, and those that cannot be sent, go to a quara
 from __future__ import annotations
 
 import re
-import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 from pyspark.errors import AnalysisException, ParseException
@@ -21,7 +20,9 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from cometmq.admin.dead_letters import RESEND_TIMES, Resending
 from cometmq.admin.values import Resend
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_action, slots
+from cometmq.pipeline.base.job_options import DlqOptions, RedriveOptions
 from cometmq.pipeline.base.options import parse_addresses
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.dlq_task import LEFT, SCHEMA, RedriveTask, task_function
@@ -178,9 +179,16 @@ def _pattern(groups: Sequence[str]) -> str:
     return DLQ_PREFIX + (f"(?:{'|'.join(map(re.escape, groups))})" if groups else ".+")
 
 
-def _unreadable(source: str, groups: Sequence[str], traces: str | None) -> list[UnreadableQueue]:
-    found = unreadable(source, pattern=_pattern(groups))
-    return found + (unreadable(traces, [TRACE_TOPIC]) if traces is not None else [])
+def _letters(spark: SparkSession, given: DlqOptions | RedriveOptions) -> DataFrame:
+    return letters(
+        spark, given.source, given.groups, given.begin_ms, given.end_ms,
+        where=given.where, reason=given.reason, traces=given.traces,
+    )  # fmt: skip
+
+
+def _unreadable(given: DlqOptions | RedriveOptions) -> list[UnreadableQueue]:
+    found = unreadable(given.source, pattern=_pattern(given.groups))
+    return found + (unreadable(given.traces, [TRACE_TOPIC]) if given.traces is not None else [])
 
 
 def _first(*names: str) -> Column:
@@ -221,34 +229,9 @@ def triage(rows: DataFrame) -> DataFrame:
     )
 
 
-def dlq(
-    spark: SparkSession,
-    source: str,
-    groups: Sequence[str] = (),
-    *,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    where: str | None = None,
-    reason: str | None = None,
-    traces: str | None = None,
-    output: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> DlqSummary:
+@job(DlqOptions)
+def dlq(spark: SparkSession, given: DlqOptions) -> DlqSummary:
     """Count dead letters by group, original topic, reason and hour.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        groups: Names of the consumer groups. Empty: all groups.
-        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
-        where: A Spark SQL condition, as for `letters`.
-        reason: A Spark SQL expression for the reason, as for `letters`.
-        traces: The source of a trace topic, as for `letters`.
-        output: A directory for the table `triage`, which replaces that of an earlier run. None: no table.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The total, and the counts with the most messages.
@@ -259,10 +242,9 @@ def dlq(
         JobStopped: `stop` was set.
     """
     began = time.monotonic()
-    path = None if output is None else spark_directory(spark, output, _JOB)
-    summary = DlqSummary(shown(source), path)
-    report = None if on_progress is None else lambda done: on_progress(done, None)
-    found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
+    path = None if given.output is None else spark_directory(spark, given.output, _JOB)
+    summary = DlqSummary(shown(given.source), path)
+    found = _letters(spark, given)
     table = triage(found).persist()
 
     def work() -> None:
@@ -270,64 +252,25 @@ def dlq(
         summary.kinds, summary.messages = sums.kinds, sums.messages or 0
         most = table.orderBy(F.desc("messages"), "group", "topic", "reason", "hour_ms").limit(_MOST)
         summary.counts = [DeadLetters(**row.asDict()) for row in most.collect()]
-        summary.unreadable = _unreadable(source, groups, traces)
+        summary.unreadable = _unreadable(given)
 
     try:
-        run_action(spark, _JOB, work, on_progress=report, stop=stop)
+        run_action(spark, _JOB, work, on_progress=given.show, stop=given.stop)
         if path is not None:
-            write_tables(path, _JOB, {"triage": table}, on_progress=report, stop=stop)
+            write_tables(path, _JOB, {"triage": table}, on_progress=given.show, stop=given.stop)
     finally:
         table.unpersist()
     summary.seconds = time.monotonic() - began
     return summary
 
 
-def redrive(
-    spark: SparkSession,
-    source: str,
-    namesrv: str,
-    groups: Sequence[str] = (),
-    *,
-    where: str,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    reason: str | None = None,
-    traces: str | None = None,
-    to_topic: bool = False,
-    again: bool = False,
-    max_resends: int = 3,
-    rate: float | None = None,
-    dry_run: bool = False,
-    output: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> RedriveSummary:
+@job(RedriveOptions)
+def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
     """Send selected dead letters again.
 
     Each dead letter is sent once per run, even if Spark repeats a task, because the brokers' index identifies
     the messages that the run has sent. A later run skips what earlier runs sent, so an interrupted run is
     continued by calling `redrive` again. Dead letters without a body in the source are not sent.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
-        groups: Names of the consumer groups. Empty: all groups.
-        where: A Spark SQL condition, as for `letters`. "true" selects all dead letters.
-        begin_ms: First store time of the dead letters, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which dead letters are read. None: no limit.
-        reason: A Spark SQL expression for the reason, as for `letters`.
-        traces: The source of a trace topic, as for `letters`.
-        to_topic: Whether messages are sent to the original topic, where all groups receive them, instead of
-            the group's retry topic.
-        again: Whether dead letters that were sent before are sent again.
-        max_resends: Dead letters that have been resent this many times are refused.
-        rate: Maximum messages per second, over all tasks. None: no limit.
-        dry_run: Whether to count only, without sending.
-        output: A directory, required unless `dry_run` is set. Each run adds its results to the table
-            `redriven`, and the refused and failed dead letters to the table `quarantine`.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The number of dead letters by result.
@@ -338,26 +281,23 @@ def redrive(
         JobStopped: `stop` was set.
     """
     began = time.monotonic()
-    if output is None and not dry_run:
+    dry_run = given.dry_run
+    if given.output is None and not dry_run:
         raise ConfigError("output", "", "a directory for the tables redriven and quarantine")
-    if max_resends < 1 or (rate is not None and not rate > 0):
-        key, value = ("max_resends", max_resends) if max_resends < 1 else ("rate", rate)
-        raise ConfigError(key, str(value), "1 or more" if max_resends < 1 else "more than 0")
-    parse_addresses(namesrv)
-    found = letters(spark, source, groups, begin_ms, end_ms, where=where, reason=reason, traces=traces)
-    summary, path = RedriveSummary(shown(source), run=uuid.uuid4().hex[:12], dry_run=dry_run), None
-    if output is not None and not dry_run:
-        path = spark_directory(spark, output, _JOB)
-        summary.output = path
-    report = None if on_progress is None else lambda done: on_progress(done, None)
-    found = found.withColumn("refusal", _refusal(max_resends))
+    parse_addresses(given.namesrv)
+    found = _letters(spark, given)
+    summary = RedriveSummary(shown(given.source), run=uuid.uuid4().hex[:12], dry_run=dry_run)
+    path = None
+    if given.output is not None and not dry_run:
+        path = summary.output = spark_directory(spark, given.output, _JOB)
+    found = found.withColumn("refusal", _refusal(given.max_resends))
 
     def work() -> None:
-        summary.unreadable = _unreadable(source, groups, traces)
+        summary.unreadable = _unreadable(given)
         sizes = _sizes(summary, found)
         run = "" if dry_run else summary.run
-        how = Resending(to_topic=to_topic, again=again, dry_run=dry_run, rate=rate, run=run)
-        task = RedriveTask(namesrv, how, Access.of_environment())
+        how = Resending(to_topic=given.to_topic, again=given.again, dry_run=dry_run, rate=given.rate, run=run)
+        task = RedriveTask(given.namesrv, how, Access.of_environment())
         tried = _tried(spark, found.filter("refusal IS NULL"), sizes, task) if sizes else None
         if path is not None and tried is not None:
             tried.write.parquet(f"{path}/redriven/run={summary.run}")
@@ -367,7 +307,7 @@ def redrive(
         if path is not None and (summary.refused or summary.without_body or summary.failed):
             _quarantine(found, tried).write.parquet(f"{path}/quarantine/run={summary.run}")
 
-    run_action(spark, "redrive", work, on_progress=report, stop=stop)
+    run_action(spark, "redrive", work, on_progress=given.show, stop=given.stop)
     summary.seconds = time.monotonic() - began
     return summary
 

@@ -33,12 +33,14 @@ from cometmq.client.cluster.workers import for_each
 from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import BrokerError, CometError, ConfigError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_action
+from cometmq.pipeline.base.job_options import LagOptions
 from cometmq.pipeline.base.options import Topics, parse_addresses
 from cometmq.pipeline.base.plan import Bounds
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.archive_query import by_workers
-from cometmq.pipeline.jobs.results import at_least, own_directory
+from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.live.unreadable import UnreadableQueues
 from cometmq.pipeline.table.directory import open_filesystem
@@ -490,37 +492,11 @@ class _Sampling:
         self.problem_count += len(problems)
 
 
-def lag(
-    spark: SparkSession,
-    namesrv: str,
-    groups: Sequence[str] = (),
-    *,
-    output: str | None = None,
-    samples: int = 2,
-    interval_s: float = 10.0,
-    keep_days: float = 30.0,
-    retention_h: float = 72.0,
-    timeout_ms: int = 30_000,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> LagSummary:
+@job(LagOptions)
+def lag(spark: SparkSession, given: LagOptions) -> LagSummary:
     """Sample the lag of consumer groups and report their rates and forecasts.
 
     A sample fails without ending the job if no server answers.
-
-    Args:
-        spark: The Spark session that computes the rates.
-        namesrv: Addresses of the name servers, "host:port" separated by semicolons.
-        groups: Names of the groups. Empty: all groups that have ever been online.
-        output: A directory for the table `samples`, with the columns of QueueLag and one sample per interval.
-            The windows of 1, 5 and 60 minutes then include samples of earlier runs. None: no table.
-        samples: Number of samples. 0: until `stop` is set.
-        interval_s: Interval between samples, in seconds, below 2^31.
-        keep_days: Samples that are this many days older than the newest are removed from the table.
-        retention_h: Time for which brokers keep messages (fileReservedTime), in hours, for the forecast.
-        timeout_ms: Timeout of requests, in ms.
-        on_progress: Called after each sample with the number of samples and their total (None if unlimited).
-        stop: Ends the run when it is set.
 
     Returns:
         The groups and queues with the largest lag, and the failed requests.
@@ -531,27 +507,24 @@ def lag(
         JobFailed: A Spark job failed. Network errors are raised as they are if no sample could be taken.
     """
     began = time.monotonic()
-    at_least(0, samples=samples)
-    for key, value in (("interval_s", interval_s), ("keep_days", keep_days), ("retention_h", retention_h)):
-        if not 0 < value < 2**31:
-            raise ConfigError(key, str(value), "more than 0, less than 2^31")
-    stop = stop or threading.Event()
-    table = None if output is None else Samples(output, interval_s, keep_days)
-    run = _Sampling(lambda: sample(namesrv, groups, timeout_ms=timeout_ms), table)
+    stop = given.stop or threading.Event()
+    table = None if given.output is None else Samples(given.output, given.interval_s, given.keep_days)
+    run = _Sampling(lambda: sample(given.namesrv, given.groups, timeout_ms=given.timeout_ms), table)
     while not stop.is_set():
         run.take()
-        if on_progress is not None:
-            on_progress(run.tries, samples or None)
-        if run.tries == samples:
+        if given.on_progress is not None:
+            given.on_progress(run.tries, given.samples or None)
+        if run.tries == given.samples:
             break
-        stop.wait(interval_s - time.time() % interval_s)  # The wait ends at the start of the next interval.
+        # The wait ends at the start of the next interval.
+        stop.wait(given.interval_s - time.time() % given.interval_s)
     if run.failed is not None and not run.samples:
         raise run.failed
     summary = LagSummary(None if table is None else table.output, run.samples)
     summary.problem_count, summary.problems = run.problem_count, run.problems()
     if run.newest:
         frame = run.read(spark)
-        summary.groups = run_action(spark, _JOB, lambda: _sum_up(frame, run.newest_ms, retention_h))
+        summary.groups = run_action(spark, _JOB, lambda: _sum_up(frame, run.newest_ms, given.retention_h))
     summary.group_count = len({row.group for row in run.newest})
     run.newest.sort(key=lambda row: (-(row.time_lag_ms or 0), -row.lag))
     summary.queues = run.newest[:_MOST]

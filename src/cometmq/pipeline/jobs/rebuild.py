@@ -7,7 +7,6 @@ store rebuild`.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -17,10 +16,11 @@ import msgspec
 from pyspark.sql import SparkSession
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import run_units, slots
+from cometmq.pipeline.base.job_options import RebuildOptions
 from cometmq.pipeline.jobs.results import own_directory
 from cometmq.pipeline.table.objects import shown
-from cometmq.store import StoreConfig
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
 _JOB = "rebuild"
@@ -62,32 +62,12 @@ class RebuildSummary(msgspec.Struct):
         return not (self.not_served or self.errors)
 
 
-def rebuild(
-    spark: SparkSession,
-    root: str,
-    output: str,
-    *,
-    config: StoreConfig | None = None,
-    commit_log_dir: str = "",
-    check: bool = True,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> RebuildSummary:
+@job(RebuildOptions)
+def rebuild(spark: SparkSession, given: RebuildOptions) -> RebuildSummary:
     """Make the consume queues and the index of a store from its log.
 
     Each task reads one file of the log; then each task makes some of the queues. A job that was killed starts
     from the beginning and produces the same files.
-
-    Args:
-        spark: The Spark session that runs the tasks.
-        root: The store's directory. All tasks must be able to read it.
-        output: The directory for the result: a new one, or one of an earlier run. All tasks must be able to
-            write to it.
-        config: The store's settings. None: defaults, as for `cometmq store rebuild`.
-        commit_log_dir: The log's directory if it is outside of `root`.
-        check: Whether to verify the result against the log, in one process.
-        on_progress: Called with the number of finished tasks and their total.
-        stop: Cancels the job when it is set.
 
     Returns:
         The counts of the result, and the findings of the verification.
@@ -99,10 +79,11 @@ def rebuild(
         JobStopped: `stop` was set.
     """
     began = time.monotonic()
+    output, on_progress, commit_log_dir = given.output, given.on_progress, given.commit_log_dir
     if "://" in output:
         raise ConfigError("output", shown(output), "a directory that all machines mount")
     tasks = 4 * slots(spark)
-    parts = plan_rebuild(root, output, tasks, config=config, commit_log_dir=commit_log_dir)
+    parts = plan_rebuild(given.root, output, tasks, config=given.config, commit_log_dir=commit_log_dir)
     own_directory(output, _JOB)
     done, total = 0, 1 + len(parts.segments) + 1 + parts.parts
 
@@ -110,7 +91,7 @@ def rebuild(
         nonlocal done
         before = done
         report = None if on_progress is None else lambda more: on_progress(before + more, total)
-        results = run_units(spark, f"{_JOB}: {name}", work, units, on_progress=report, stop=stop)
+        results = run_units(spark, f"{_JOB}: {name}", work, units, on_progress=report, stop=given.stop)
         done += len(units)
         return results
 
@@ -136,7 +117,7 @@ def rebuild(
         findings=sorted(problems)[:_MOST],
         seconds=time.monotonic() - began,
     )
-    if check:
+    if given.check:
         report = verify(parts.output, config=parts.config, commit_log_dir=parts.commit_log_dir)
         summary.errors, summary.warnings = report.errors, report.warnings
         summary.verify_seconds = time.monotonic() - began - summary.seconds

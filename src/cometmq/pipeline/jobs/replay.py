@@ -13,7 +13,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
@@ -23,8 +22,10 @@ from cometmq.admin.dead_letters import belongs_to_system
 from cometmq.client.cluster.requests import NO_ROUTE_HINT
 from cometmq.errors import ConfigError, MessageIllegal, NoRouteError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import JobStopped, ReplayError
+from cometmq.pipeline.base.job_options import ReplayOptions
 from cometmq.pipeline.base.options import WriteOptions, parse_addresses, write_options
 from cometmq.pipeline.base.wire import Access
 from cometmq.pipeline.jobs.inputs import LIVE, group_offsets, messages
@@ -35,7 +36,6 @@ from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import check_topic_name
 
-INTO = "{topic}-replay"
 QUEUES_MAX = 100_000
 _LOOK_S = 1.0
 _QUEUE = ("topic", "broker_name", "queue_id")
@@ -107,54 +107,11 @@ class ReplaySummary(msgspec.Struct):
         return not (self.left or self.bad or self.absent)
 
 
-def replay(
-    spark: SparkSession,
-    source: str,
-    namesrv: str,
-    *,
-    topics: Sequence[str] = (),
-    pattern: str | None = None,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    into: str = INTO,
-    mapping: Mapping[str, str] | None = None,
-    state: str | None = None,
-    order: Literal["queue", "key"] = "queue",
-    rate: float | None = None,
-    byte_rate: float | None = None,
-    positions: str | DataFrame | None = None,
-    dry_run: bool = False,
-    timeout_ms: int = 30_000,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> ReplaySummary:
+@job(ReplayOptions)
+def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     """Send the messages of a source to topics of a cluster, each source queue in order.
 
     Live topics that match the pattern and to which this replay sends are not read (`targets_read`).
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        namesrv: Addresses of the target cluster's name servers, "host:port" separated by semicolons.
-        topics: Names of the source topics. Empty: all topics that match `pattern`.
-        pattern: A regular expression for names of source topics, instead of `topics`.
-        begin_ms: First store time, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which messages are sent. None: no limit.
-        into: Name of the target topic; "{topic}" stands for the name of the source topic.
-        mapping: Target topics of single source topics, which override `into`.
-        state: The directory that records the progress; required unless `dry_run` is set.
-        order: `queue`: a source queue goes to the target queue of the same broker and number, or else to the
-            queue of the number modulo the number of queues. `key`: each message goes to the queue of its
-            sharding key, or else of its first key.
-        rate: Maximum messages per second. None: no limit.
-        byte_rate: Maximum bytes of bodies and properties per second. None: no limit.
-        positions: The offsets of groups in the source: an archive with groups, the lag job's table, or a
-            DataFrame with group, topic, broker_name, queue_id and offset. When all messages are sent, the
-            groups' offsets in the targets are set to the same messages, once. None: no offsets are set.
-        dry_run: Whether to count only, without sending.
-        timeout_ms: Timeout of requests to brokers, in ms.
-        on_progress: Called with the number of sent messages and their total when it has changed.
-        stop: Ends the run after the current batches when it is set.
 
     Returns:
         The counts of this run.
@@ -168,34 +125,36 @@ def replay(
             unreachable.
     """
     started = time.monotonic()
-    _check(into, order, state, dry_run, rate=rate, byte_rate=byte_rate)
-    options = write_options({"namesrv": namesrv, "timeoutMs": str(timeout_ms), "retries": "8"})
+    _check(given)
+    state, dry_run, positions = given.state, given.dry_run, given.positions
+    options = write_options({"namesrv": given.namesrv, "timeoutMs": str(given.timeout_ms), "retries": "8"})
     asked = Asked(
-        source=source, topics=sorted(set(topics)), pattern=pattern, begin_ms=begin_ms, end_ms=end_ms,
-        into=into, mapping=dict(sorted((mapping or {}).items())), order=order,
+        source=given.source, topics=sorted(set(given.topics)), pattern=given.pattern, begin_ms=given.begin_ms,
+        end_ms=given.end_ms, into=given.into, mapping=dict(sorted((given.mapping or {}).items())),
+        order=given.order,
     )  # fmt: skip
-    stop = stop or threading.Event()
+    stop = given.stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=source)  # the state holds no secrets
+    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state holds no secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
         kept.take_over(run)  # the progress must include the last sends of an earlier run
     before = kept.all_saved() if kept else []
     after = reached(before)
-    summary = ReplaySummary(shown(source), kept.shown if kept else "", dry_run)
+    summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
     _count(spark, summary, asked, after, stop)
     _leave_targets(summary, asked, current.queues, options)
     _add_up(summary, before, [])
     if not dry_run and kept is not None:
-        job = _Run(spark, kept, current, options, run, on_progress, stop)
+        sending = _Run(spark, kept, current, options, run, given.on_progress, stop)
         if summary.queues:
-            job.start(summary.queues, begun=begun)
-            job.send(_rows(spark, asked, after, COLUMNS), summary.queues, (rate, byte_rate))
+            sending.start(summary.queues, begun=begun)
+            sending.send(_rows(spark, asked, after, COLUMNS), summary.queues, (given.rate, given.byte_rate))
             _add_up(summary, before, kept.all_saved(run))
         if stood is not None and not summary.left and current.queues:
-            job.set_positions(stood, summary)
+            sending.set_positions(stood, summary)
     summary.seconds = time.monotonic() - started
     return summary
 
@@ -218,19 +177,14 @@ def _count(
 _COUNTED = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "store_size")
 
 
-def _check(into: str, order: str, state: str | None, dry_run: bool, **limits: float | None) -> None:
-    if order not in ("queue", "key"):
-        raise ConfigError("order", order, "queue or key")
-    if not state and not dry_run:
+def _check(given: ReplayOptions) -> None:
+    if not given.state and not given.dry_run:
         raise ConfigError("state", "", "a directory for the progress, which a killed replay goes on from")
-    for name, limit in limits.items():
-        if limit is not None and not limit > 0:
-            raise ConfigError(name, str(limit), "more than 0")
     try:
-        check_topic_name(into.replace("{topic}", "t"))
+        check_topic_name(given.into.replace("{topic}", "t"))
     except MessageIllegal as error:
         raise ConfigError(
-            "into", into, f"the name of a topic, which may hold {{topic}} ({error.problem})"
+            "into", given.into, f"the name of a topic, which may hold {{topic}} ({error.problem})"
         ) from None
 
 

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.errors import ConfigError
 from cometmq.pipeline.base.engine import cause, run_action
+from cometmq.pipeline.base.job_options import Cancelled
 from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
@@ -30,13 +31,6 @@ class Summary(Protocol):
 
     output: str | None
     seconds: float
-
-
-def at_least(least: int, **numbers: float) -> None:
-    """Raise ConfigError for a number below `least`, not a number, or too large for sums of times in ms."""
-    for key, value in numbers.items():
-        if not least <= value < 2**31:
-            raise ConfigError(key, str(value), f"{least} or more, less than 2^31")
 
 
 def window(at_ms: str | Column, window_s: int) -> Column:
@@ -60,22 +54,19 @@ def report_on(
     frames: Sequence[DataFrame],
     sum_up: Callable[[], None],
     tables: Callable[[], Mapping[str, DataFrame]],
-    *,
-    on_progress: Callable[[int, int | None], None] | None,
-    stop: threading.Event | None,
+    given: Cancelled,
 ) -> None:
     """Fill a summary, and write the tables if the summary has an output.
 
     Spark caches the `frames`, from which both are computed. Raises JobFailed, JobStopped.
     """
     began = time.monotonic()
-    show = None if on_progress is None else lambda done: on_progress(done, None)
     for frame in frames:
         frame.persist()
     try:
-        run_action(frames[0].sparkSession, job, sum_up, on_progress=show, stop=stop)
+        run_action(frames[0].sparkSession, job, sum_up, on_progress=given.show, stop=given.stop)
         if summary.output is not None:
-            write_tables(summary.output, job, tables(), on_progress=show, stop=stop)
+            write_tables(summary.output, job, tables(), on_progress=given.show, stop=given.stop)
     finally:
         for frame in frames:
             frame.unpersist()

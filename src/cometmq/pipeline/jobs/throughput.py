@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Sequence
-
 import msgspec
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from cometmq.pipeline.base.declare import job
+from cometmq.pipeline.base.job_options import ThroughputOptions
 from cometmq.pipeline.jobs.inputs import messages, unreadable
-from cometmq.pipeline.jobs.results import absent, at_least, report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import absent, report_on, spark_directory, window
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 
@@ -109,35 +108,9 @@ def _with_rates(counted: DataFrame, window_s: int) -> DataFrame:
     )
 
 
-def throughput(
-    spark: SparkSession,
-    source: str,
-    topics: Sequence[str] = (),
-    *,
-    pattern: str | None = None,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    window_s: int = 60,
-    top: int = 20,
-    output: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> ThroughputSummary:
+@job(ThroughputOptions)
+def throughput(spark: SparkSession, given: ThroughputOptions) -> ThroughputSummary:
     """Count the messages and bytes of topics in windows of store time.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        topics: Names of the topics. Empty: all topics that match `pattern`.
-        pattern: A regular expression for names of topics, instead of `topics`.
-        begin_ms: First store time, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which messages are counted. None: no limit.
-        window_s: Length of a window, in seconds, at least 1.
-        top: Maximum number of topics in the summary, at least 1.
-        output: A directory for the tables `queues` and `topics`, with a row for each window; they replace
-            those of an earlier run. None: no tables.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The totals, and the topics with the most bytes.
@@ -147,26 +120,23 @@ def throughput(
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """
-    at_least(1, window_s=window_s, top=top)
-    output = None if output is None else spark_directory(spark, output, _JOB)
+    source, topics, window_s = given.source, given.topics, given.window_s
+    output = None if given.output is None else spark_directory(spark, given.output, _JOB)
     summary = ThroughputSummary(shown(source), output, window_s)
-    found = messages(spark, source, topics, begin_ms, end_ms, _COLUMNS, pattern=pattern, lenient=True)
+    found = messages(
+        spark, source, topics, given.begin_ms, given.end_ms, _COLUMNS, pattern=given.pattern, lenient=True
+    )
     queues = queue_rates(found, window_s)
 
     def work() -> None:
-        _sum_up(queues, summary, top)
+        _sum_up(queues, summary, given.top)
         summary.absent = absent(topics, queues)
-        summary.unreadable = unreadable(source, topics, pattern=pattern)
+        summary.unreadable = unreadable(source, topics, pattern=given.pattern)
 
-    report_on(
-        _JOB,
-        summary,
-        [queues],
-        work,
-        lambda: {"queues": queues, "topics": topic_rates(queues, window_s)},
-        on_progress=on_progress,
-        stop=stop,
-    )
+    def tables() -> dict[str, DataFrame]:
+        return {"queues": queues, "topics": topic_rates(queues, window_s)}
+
+    report_on(_JOB, summary, [queues], work, tables, given)
     return summary
 
 

@@ -8,16 +8,15 @@ compares clocks of different machines; `negative_delays` counts the contradictio
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
-
 import msgspec
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from cometmq.pipeline.base.declare import job
+from cometmq.pipeline.base.job_options import TraceOptions
 from cometmq.pipeline.jobs.inputs import messages, unreadable
-from cometmq.pipeline.jobs.results import at_least, report_on, spark_directory, window
+from cometmq.pipeline.jobs.results import report_on, spark_directory, window
 from cometmq.pipeline.jobs.trace_records import COLUMNS, PLACE, SCHEMA, decoded
 from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
@@ -222,32 +221,9 @@ def _latency(name: str, value: Column) -> list[Column]:
     return [*found, F.max(value).alias(f"{name}_max")]
 
 
-def trace(
-    spark: SparkSession,
-    source: str,
-    *,
-    topic: str = TRACE_TOPIC,
-    begin_ms: int | None = None,
-    end_ms: int | None = None,
-    window_s: int = 60,
-    output: str | None = None,
-    on_progress: Callable[[int, int | None], None] | None = None,
-    stop: threading.Event | None = None,
-) -> TraceSummary:
+@job(TraceOptions)
+def trace(spark: SparkSession, given: TraceOptions) -> TraceSummary:
     """Report the latencies of sends and deliveries from the records of a trace topic.
-
-    Args:
-        spark: The Spark session that runs the job.
-        source: An archive, store directories or live topics; `messages` describes the forms.
-        topic: Name of the trace topic.
-        begin_ms: First store time of the records, in ms since 1970. None: no limit.
-        end_ms: Store time, in ms since 1970, before which records are read. None: no limit.
-        window_s: Length of a window of the tables, in seconds, at least 1.
-        output: A directory for the tables `sends` and `consumptions`, with a row for each window, topic and
-            group, and `bad`, with the unreadable records. The tables replace those of an earlier run. None:
-            no tables.
-        on_progress: Called with the number of finished tasks and None when it has changed.
-        stop: Cancels the job when it is set.
 
     Returns:
         The slowest producer and consumer groups, and samples of unreadable records.
@@ -257,10 +233,10 @@ def trace(
         JobFailed: A Spark job failed.
         JobStopped: `stop` was set.
     """
-    at_least(1, window_s=window_s)
-    output = None if output is None else spark_directory(spark, output, _JOB)
+    source, topic, window_s = given.source, given.topic, given.window_s
+    output = None if given.output is None else spark_directory(spark, given.output, _JOB)
     summary = TraceSummary(shown(source), output)
-    rows = traces(spark, source, topic, begin_ms, end_ms)
+    rows = traces(spark, source, topic, given.begin_ms, given.end_ms)
 
     def tables() -> dict[str, DataFrame]:
         bad = rows.filter("kind = 'bad'").select("stored_ms", *PLACE, "problem", "raw")
@@ -270,15 +246,7 @@ def trace(
         _sum_up(rows, summary)
         summary.unreadable = unreadable(source, [topic])
 
-    report_on(
-        _JOB,
-        summary,
-        [rows],
-        work,
-        tables,
-        on_progress=on_progress,
-        stop=stop,
-    )
+    report_on(_JOB, summary, [rows], work, tables, given)
     return summary
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple, Self
 import numpy as np
 
 from cometmq.errors import RecordError, StoreCorrupt
-from cometmq.pipeline.base.options import MOST_BYTES
+from cometmq.pipeline.base.declare import MOST_BYTES
 from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing
 from cometmq.protocol.record.layout import (
     BLANK_SIZE,

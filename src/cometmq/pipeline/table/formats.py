@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Protocol, get_args
 
 from pyarrow import fs
 
 from cometmq.errors import ConfigError
+from cometmq.pipeline.base.job_options import TableFormat
 from cometmq.pipeline.base.options import check_package
 from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.lake import LakeTable, kind_of
 from cometmq.pipeline.table.log import Checkpoints
 
-TableFormat = Literal["parquet", "delta", "iceberg"]
 _PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
 
 

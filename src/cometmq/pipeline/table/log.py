@@ -29,6 +29,7 @@ from pyarrow import fs
 
 from cometmq import logs
 from cometmq.pipeline.base.errors import ArchiveError
+from cometmq.pipeline.base.job_options import MAX_RETENTION_S
 
 log = logs.logger(__name__)
 
@@ -41,7 +42,7 @@ KEEP = timedelta(days=1)
 
 A job that wrongly assumes to be the only one must find the number of its next commit in use.
 """
-REMEMBERED = timedelta(days=30)
+REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
 """Time for which a checkpoint lists removed files; the maximum retention of these files."""
 DETAILED = 10_000
 """Number of the newest ranges that are kept as they were committed."""
