@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
 SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading"),
-        *("recovery", "ledger", "background", "inspect"),
+        *("recovery", "raft_log", "background", "inspect"),
     ),
     "broker": (
         *(

@@ -144,7 +144,7 @@ def examine(store: MessageStore, expected: Expected) -> Found:
     for queue in sorted(store.queues, key=lambda queue: (queue.topic, queue.queue_id)):
         served += _queue(store, queue.topic, queue.queue_id, expected)
     for place, end in expected.ends.items():
-        reached = store.queues.find(*place)
+        reached = store.queues.find_queue(*place)
         if reached is None or reached.next_offset < end:
             raise Wrong(f"{place} would give out offset {end - 1} again")
     there = set(served)
@@ -180,7 +180,7 @@ def _places(expected: Expected, positions: Iterable[int]) -> str:
 
 def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -> list[int]:
     """Positions of the records that a queue serves, each compared with what was appended."""
-    queue = store.queues.find(topic, queue_id)
+    queue = store.queues.find_queue(topic, queue_id)
     assert queue is not None
     place = f"{topic}/{queue_id}"
     if queue.next_offset != queue.max_offset:
@@ -263,7 +263,7 @@ def _nothing_behind_the_end(store: MessageStore) -> None:
             rest = content[max(0, store.log.end - int(name)) :]
         elif directory.startswith(f"{ROOT}/consumequeue/"):
             topic, queue_id = directory.split("/")[-2:]
-            queue = store.queues.find(topic, int(queue_id))
+            queue = store.queues.find_queue(topic, int(queue_id))
             if queue is None:
                 continue
             rest = content[max(0, queue.max_offset * UNIT_STRUCT.size - int(name)) :]

@@ -12,16 +12,16 @@ from unittest import mock
 
 from tests.faults.crash_model import TABLE, Ledger, config, entry_of
 from tests.kit.recording_disk import RecordingDisk
-from tests.store.kit import HOST, committed, put
+from tests.store.kit import HOST, committed, in_place, put
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.properties.values import java_hash
 from cometmq.store import JsonTable, ManualClock, MessageStore
+from cometmq.store.background import space_ahead
+from cometmq.store.background.space_ahead import ZeroAhead
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.off_loop import OffLoop, in_place
-from cometmq.store.log import zero_ahead
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.log.syncer import ThreadSyncer
-from cometmq.store.log.zero_ahead import ZeroAhead
 
 T = TypeVar("T")
 
@@ -81,7 +81,7 @@ class LaterLoop:
         return self.Timer()
 
 
-class StepByStep(OffLoop):
+class StepByStep(StoreExecutor):
     """Work off the loop that the workload does step by step, with other things in between."""
 
     async def run(self, work: Callable[..., Any], *given: Any) -> Any:
@@ -124,7 +124,7 @@ class Worker:
     def open(self) -> None:
         self.store = MessageStore.open(config(self.sync, self.slave), self.disk, self.clock)
         self.pool, self.loop = LaterPool(), LaterLoop()
-        self.store.off_loop.__class__ = StepByStep
+        self.store.executor.__class__ = StepByStep
         self.retirement: Coroutine[Any, Any, object] | None = None
         if self.threads:
             self.store.flusher.attach(self.loop, ThreadSyncer(self.disk, self.loop, self.pool))  # type: ignore[arg-type]
@@ -232,7 +232,7 @@ class Worker:
 
     def stop_and_start(self) -> None:
         self.detach()
-        self.store.off_loop.end()
+        self.store.executor.end()
         self.finish_retirement()
         self.store.close()
         self.note_flushed()
@@ -267,8 +267,8 @@ class Worker:
                 self.retirement = self._retire()
 
     async def _retire(self) -> None:
-        await self.store.retention.log_pass()
-        await self.store.retention.derived_pass()
+        await self.store.retention.log_cycle()
+        await self.store.retention.derived_cycle()
 
     def step_retirement(self) -> None:
         """Up to the next wait."""
@@ -298,7 +298,7 @@ class Worker:
         limit = TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))
         self.store.topic_retention.set_limits({topic: limit})
         begun, end = self.now, self.store.log.end
-        self._now_done(self.store.topic_retention.topic_pass())
+        self._now_done(self.store.topic_retention.topic_cycle())
         floors = dict(self.store.min_offsets.by_topic.get(topic, {}))
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
@@ -463,7 +463,7 @@ WORKLOADS: dict[str, Callable[[str], Worker]] = {
 
 def work(workload: str, seed: str) -> Worker:
     """A workload done, its store let go; what was still under way in threads never happens."""
-    with mock.patch.multiple(zero_ahead, **SMALL_ZEROS):
+    with mock.patch.multiple(space_ahead, **SMALL_ZEROS):
         worker = WORKLOADS[workload](seed)
     worker.pool.jobs.clear()
     if worker.retirement is not None:

@@ -23,6 +23,7 @@ from cometmq.errors import StoreError
 from cometmq.store import JsonTable, ManualClock, MessageStore
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.retention import Retention
+from cometmq.store.background.space_ahead import ZeroAhead
 from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.guards import AbortFile
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -31,7 +32,6 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log import scan as scan_module
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
-from cometmq.store.log.zero_ahead import ZeroAhead
 from cometmq.store.recovery.recovery import Recovery
 from cometmq.store.recovery.recovery_scan import RecoveryScan
 from cometmq.store.tables.min_offsets import MinOffsets
@@ -203,7 +203,7 @@ def leave_stale_queue_units(patch: Patch) -> None:
 
 
 def let_records_pass_zeros_on_their_way(patch: Patch) -> None:
-    patch.setattr(ZeroAhead, "let_pass", lambda self, stop: None)
+    patch.setattr(ZeroAhead, "wait_for_zeros", lambda self, stop: None)
 
 
 def forget_directory(patch: Patch, name: str) -> None:
@@ -243,7 +243,9 @@ def mark_what_is_only_written(patch: Patch) -> None:
 
     def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
         covered = self.checkpointing.covered()
-        self.checkpoint.mark = self.index.mark(self.commit_log.end, covered.last, covered.queue_ends)
+        self.checkpoint.saved = self.index.checkpoint_position(
+            self.commit_log.end, covered.last, covered.queue_ends
+        )
         self.checkpoint.flush()
         return right(self, slots=slots)
 
@@ -256,7 +258,7 @@ def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
 
 
 def truncate_one_record_too_many(patch: Patch) -> None:
-    right = RecoveryScan._runs  # noqa: SLF001 - the planted bug takes the place of this step
+    right = RecoveryScan._groups  # noqa: SLF001 - the planted bug takes the place of this step
 
     def wrong(self: RecoveryScan, start: int) -> Any:
         held, result = None, self.result
@@ -267,11 +269,11 @@ def truncate_one_record_too_many(patch: Patch) -> None:
         if held is not None and result.end == held.end:
             *kept, last = held.facts()
             result.end, self.torn = last.position, True
-            held = scan_module.Run.of(kept) if kept else None
+            held = scan_module.RecordGroup.of(kept) if kept else None
         if held is not None:
             yield held
 
-    patch.setattr(RecoveryScan, "_runs", wrong)
+    patch.setattr(RecoveryScan, "_groups", wrong)
 
 
 def index_before_the_log(patch: Patch) -> None:
@@ -282,7 +284,7 @@ def index_before_the_log(patch: Patch) -> None:
         right(self, clean=clean)
 
     def load(
-        self: IndexService, *, mark: CheckpointPosition | None = None, **given: Any
+        self: IndexService, *, saved: CheckpointPosition | None = None, **given: Any
     ) -> tuple[list[str], bool]:
         return right_load(self, **given)
 
@@ -314,7 +316,7 @@ def keep_floors_above_lost_messages(patch: Patch) -> None:
     def wrong(self: MinOffsets, queues: QueueTable) -> None:
         for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():
-                queue = queues.find(topic, queue_id)
+                queue = queues.find_queue(topic, queue_id)
                 if queue is not None:
                     queue.min_offset = max(queue.min_offset, floor)
 
@@ -323,7 +325,7 @@ def keep_floors_above_lost_messages(patch: Patch) -> None:
 
 def keep_what_is_behind_a_gap(patch: Patch) -> None:
     """As a master does, who has nobody to ask for what is missing."""
-    patch.setattr(Recovery, "_gaps_end_from", lambda self, mark: 1 << 62)
+    patch.setattr(Recovery, "_gaps_end_from", lambda self, saved: 1 << 62)
 
 
 PLANTED: list[tuple[Callable[[Patch], None], tuple[str, ...]]] = [

@@ -129,7 +129,7 @@ class World:
     async def move(self) -> None:
         """Segments go, and what waits in them is moved on."""
         self.store.retention.delete_now()
-        await self.store.retention.log_pass()
+        await self.store.retention.log_cycle()
 
     async def save(self) -> None:
         self.tables.save_timers()

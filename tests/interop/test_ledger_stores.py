@@ -1,6 +1,7 @@
 """The stores of raft members: Apache's 4.9.7 broker opens what ours wrote, and ours what it did with that.
 
-What ours makes of Apache's alone is tested with a recorded store (tests/store/ledger/test_apache_member.py).
+What ours makes of the files of Apache alone is tested with a recorded store
+(tests/store/raft_log/test_apache_member.py).
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 from tests.ports import free_port
 from tests.store.kit import open_configured, put_batch
-from tests.store.ledger.members import add, agree, elect, ledger, seen
+from tests.store.raft_log.members import add, agree, elect, raft_log, seen
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.store import MessageStore, StoreConfig
-from cometmq.store.ledger.member_files import TermAndVote, write_term
+from cometmq.store.raft_log.member_files import TermAndVote, write_term
 
 QUEUES = 3
 TOPIC = "Alpha"
@@ -52,20 +53,20 @@ def ours(root: Path, end: str) -> list[list[bytes]]:
     store = opened(root)
     fill(store, 1, 60)
     agree(store)
-    last = ledger(store).last
+    last = raft_log(store).last
     for number in range(40):
         add(store, b"never committed %d" % number + bytes(1500), topic=TOPIC)
-    ledger(store).follow()
-    ledger(store).cut(last + 4)
-    ledger(store).commit_to(last + 3)
+    raft_log(store).follow()
+    raft_log(store).cut(last + 4)
+    raft_log(store).commit_to(last + 3)
     fill(store, 3, 30)
-    write_term(store.disk, store.config.ledger_dir, TermAndVote(3, "n0"))
+    write_term(store.disk, store.config.raft_log_dir, TermAndVote(3, "n0"))
     found = [seen(store, TOPIC, queue_id) for queue_id in range(QUEUES)]
     if end == "stopped":
         store.close()
     else:
         store.flusher.flush_now()
-        ledger(store).save()
+        raft_log(store).save()
         store.crash()
     return found
 
@@ -104,7 +105,7 @@ def test_apaches_member_goes_on_with_ours_and_ours_with_its(names: str, tmp_path
     assert [queue[: len(old)] for queue, old in zip(both, written, strict=True)] == written
     assert sum(map(len, both)) == sum(map(len, written)) + 50
     store = opened(root)
-    assert ledger(store).committed == ledger(store).last
+    assert raft_log(store).committed == raft_log(store).last
     assert store.recovered.damage == []
     assert [seen(store, TOPIC, queue_id) for queue_id in range(QUEUES)] == both
     elect(store, 9)

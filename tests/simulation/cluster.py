@@ -269,7 +269,7 @@ class Cluster:
         with (
             patched_time(self.scheduler),
             mock.patch("cometmq.store.background.upkeep.ThreadPoolExecutor", pool),
-            mock.patch("cometmq.store.ledger.entry_index.FILE_SIZE", INDEX_SIZE),
+            mock.patch("cometmq.store.raft_log.entry_index.FILE_SIZE", INDEX_SIZE),
             mock.patch("cometmq.broker.base.protection.MEASURE_INTERVAL_S", 0.5),
             mock.patch("cometmq.remoting.connection.monotonic", self.scheduler.time),
             mock.patch("os.getpid", return_value=4711),

@@ -67,9 +67,9 @@ class RaftGroup:
             owner = OWNER.get()
             for name, machine in self.members.items():
                 if owner is not None and machine.host == owner.host and machine.broker is not None:
-                    ledger = machine.store.ledger
-                    assert ledger is not None
-                    saved = read_term(machine.disk, ledger.directory) or TermAndVote()
+                    raft_log = machine.store.raft_log
+                    assert raft_log is not None
+                    saved = read_term(machine.disk, raft_log.directory) or TermAndVote()
                     said = max((each.term for each in messages if not getattr(each, "pre", False)), default=0)
                     if said > max(saved.term, 0):
                         self._tell("saved first", f"{name} speaks of term {said} and has saved {saved.term}")
@@ -88,13 +88,13 @@ class RaftGroup:
             broker = machine.broker
             if broker is None:
                 continue
-            replication, ledger = broker.parts.replication, machine.store.ledger
+            replication, raft_log = broker.parts.replication, machine.store.raft_log
             assert isinstance(replication, RaftReplication)
-            assert ledger is not None
+            assert raft_log is not None
             if replication.serves:
                 self._leads(name, replication.status())
             if self.logs_are_whole:
-                self._compare(name, machine, ledger)
+                self._compare(name, machine, raft_log)
 
     def _leads(self, name: str, status: RaftStatus) -> None:
         if status.role != "leader":
@@ -103,13 +103,13 @@ class RaftGroup:
         if other != name:
             self._tell("one leader", f"{name} and {other} take sends in term {status.term}")
 
-    def _compare(self, name: str, machine: BrokerMachine, ledger: RaftLog) -> None:
+    def _compare(self, name: str, machine: BrokerMachine, raft_log: RaftLog) -> None:
         store, index = self._looked_at.get(name, (None, 0))
         if store is not machine.store:
             index = 0
-        while index <= ledger.committed:
-            place = ledger.place_of(index)
-            data = ledger.read(ledger.range(index, index + 1, 1))
+        while index <= raft_log.committed:
+            place = raft_log.location_of(index)
+            data = raft_log.read(raft_log.range(index, index + 1, 1))
             found = place.end, zlib.crc32(data)
             if index == len(self._entries):
                 self._entries.append(found)
@@ -117,7 +117,7 @@ class RaftGroup:
                 self._tell("committed for ever", f"entry {index} of {name} is another one")
             index += 1
         self._looked_at[name] = machine.store, index
-        end = self._entries[ledger.committed][0] if ledger.committed >= 0 else 0
+        end = self._entries[raft_log.committed][0] if raft_log.committed >= 0 else 0
         for queue in machine.store.queues.of_topic(self._topic):
             unit = queue.unit(queue.max_offset - 1) if queue.max_offset else None
             if unit is not None and unit[0] >= end:

@@ -168,13 +168,13 @@ def save_late(was: Any, *given: Any) -> None:
     owner.scheduler.call_later(0.3, was, *given)
 
 
-async def cut_committed(was: Any, ledger: RaftLog, index: int) -> None:
-    ledger.committed = min(ledger.committed, index - 2)
-    await was(ledger, index - 1)
+async def cut_committed(was: Any, raft_log: RaftLog, index: int) -> None:
+    raft_log.committed = min(raft_log.committed, index - 2)
+    await was(raft_log, index - 1)
 
 
-async def cut_one_less(was: Any, ledger: RaftLog, index: int) -> None:
-    await was(ledger, index + 1)
+async def cut_one_less(was: Any, raft_log: RaftLog, index: int) -> None:
+    await was(raft_log, index + 1)
 
 
 def commit_backwards(
@@ -227,7 +227,7 @@ BUGS: dict[str, Bug] = {
         runs("pair", "plain", "kill"),
     ),
     "lose the last record of a segment": Bug(
-        around(SegmentScan, "runs", lose_last_record), runs("one", "plain", "kill", "power")
+        around(SegmentScan, "groups", lose_last_record), runs("one", "plain", "kill", "power")
     ),
     "truncate one record too many": Bug(
         around(CommitLog, "resume", cut_one_more), runs("one", "plain", "kill", "power")

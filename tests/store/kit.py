@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tests.kit.faulty_disk import FaultyDisk
 
@@ -21,14 +21,25 @@ from cometmq.store import (
     StoreConfig,
     TickMessage,
 )
-from cometmq.store.base.off_loop import in_place
 from cometmq.store.inspect.verify import verify
 from cometmq.store.writing.appender import BatchRecords
 
+T = TypeVar("T")
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000
 opened: list[MessageStore] = []
 """Stores of the test that runs. The fixture `stopped_at_the_end` stops those that the test leaves open."""
+
+
+def in_place(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never suspends, as in a store without a loop, and return its result."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        outcome: T = end.value
+        return outcome
+    work.close()
+    raise RuntimeError("the store has a loop: await this")
 
 
 def small(root: Path | str, **changes: Any) -> StoreConfig:
@@ -155,7 +166,7 @@ async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, co
     try:
         return store.get_messages(topic, queue_id, offset, count)
     except NotInMemory as miss:
-        return await store.off_loop.ask(
+        return await store.executor.query(
             lambda reads: store.get_messages(topic, queue_id, offset, count, reads=reads), miss
         )
 
@@ -182,12 +193,24 @@ def check_sound(store: MessageStore) -> None:
 def offset_by_time(
     store: MessageStore, topic: str, queue_id: int, timestamp_ms: int, mode: str | None = None
 ) -> int:
-    return in_place(store.lookups.offset_by_time(store.queues.find(topic, queue_id), timestamp_ms, mode))
+    return in_place(
+        store.lookups.offset_by_time(store.queues.find_queue(topic, queue_id), timestamp_ms, mode)
+    )
 
 
 def delete_topic(store: MessageStore, topic: str) -> int:
     """For a store without a loop."""
     return in_place(store.deletion.delete([topic]))
+
+
+def run_retention(store: MessageStore) -> list[str]:
+    """Run both cycles of a store without a loop; the deleted paths."""
+    return in_place(store.retention.log_cycle()) + in_place(store.retention.derived_cycle())
+
+
+def run_topic_retention(store: MessageStore) -> int:
+    """The same of topics' own retention; the number of hidden messages."""
+    return in_place(store.topic_retention.topic_cycle())
 
 
 def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
@@ -199,7 +222,7 @@ def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
         store.disk.close(fd)
     if derived:
         in_place(store.retention.correct_minimums())
-        in_place(store.retention.derived_pass())
+        in_place(store.retention.derived_cycle())
 
 
 def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
@@ -207,7 +230,7 @@ def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):
-        answer = store.reader.get(store.queues.find(topic, queue_id), offset, 32)
+        answer = store.reader.get(store.queues.find_queue(topic, queue_id), offset, 32)
         found += bodies(answer)
         assert answer.next_begin_offset > offset
         offset = answer.next_begin_offset

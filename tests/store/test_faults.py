@@ -8,7 +8,18 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
-from tests.store.kit import after_crash, bodies, by_key, everything, numbered, open_store, put, send, send_all
+from tests.store.kit import (
+    after_crash,
+    bodies,
+    by_key,
+    everything,
+    numbered,
+    open_store,
+    put,
+    run_retention,
+    send,
+    send_all,
+)
 
 from cometmq.store import JsonTable, MessageStore, StoreRefused
 from cometmq.store.background import checkpointing
@@ -103,13 +114,13 @@ async def test_queues_and_index_wait_in_memory_while_they_cannot_be_written(
     for number in range(10):
         put(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
     assert store.commit().error is None
-    await store.writer.write_round()
+    await store.writer.write_cycle()
     assert len(bodies(store.get_messages("T", 0, 0, 32))) == 10
     with pytest.raises(StoreRefused, match="No space left") as refused:
         put(store)
     assert refused.value.response_code == 14
     disk.heal()
-    await store.writer.write_round()
+    await store.writer.write_cycle()
     send(store, b"works again")
     assert len(by_key(store, "T", "k3")) == 1
     store.close()
@@ -127,7 +138,7 @@ async def test_a_store_whose_checkpoint_stays_behind_does_not_write_everything_i
         disk.fail("fdatasync", match="/consumequeue/Failed", times=1000)
         send_all(store, [b"hello"] * 10, topic=topic)
         assert store.checkpointing.far_behind
-        await store.writer.write_round()
+        await store.writer.write_cycle()
         assert not store.checkpointing.far_behind, topic
     store.crash()
 
@@ -223,7 +234,7 @@ async def test_a_disk_that_turns_read_only_is_still_read(
     assert everything(store) == [b"0", b"1", b"2"]
     assert len(by_key(store, "T", "k")) == 0
     store.retention.delete_now()
-    store.retention.round()
+    run_retention(store)
     disk.heal()
     send_all(store, numbered(3, 6))
     assert everything(store) == numbered(6)

@@ -14,7 +14,17 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tests.kit.faulty_disk import FaultyDisk
 from tests.store import kit
-from tests.store.kit import START_MS, bodies, by_key, committed, offset_by_time, open_store, put, put_batch
+from tests.store.kit import (
+    START_MS,
+    bodies,
+    by_key,
+    committed,
+    offset_by_time,
+    open_store,
+    put,
+    put_batch,
+    run_retention,
+)
 
 from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record
@@ -151,7 +161,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     @rule(topic=topics, queue_id=queue_ids)
     def die_and_lose_a_queue(self, topic: str, queue_id: int) -> None:
-        mark = self.store.checkpoint.mark
+        mark = self.store.checkpoint.saved
         if mark is not None and self.store.deleted.any_since(mark.position):
             return  # the mark does not tell what is there now
         self.pending.clear()
@@ -189,14 +199,14 @@ class StoreAgainstLists(RuleBasedStateMachine):
         for path in sorted((self.root / "commitlog").iterdir()):
             os.utime(path, (1, 1))
         self.store.retention.delete_now()
-        while self.store.retention.round():
+        while run_retention(self.store):
             pass
         self.forget_before_log_min()
 
     def forget_before_log_min(self) -> None:
         low = self.store.log.min_position
         for (topic, queue_id), queue in self.queues.items():
-            store_queue = self.store.queues.find(topic, queue_id)
+            store_queue = self.store.queues.find_queue(topic, queue_id)
             gone = 0 if store_queue is None else store_queue.min_offset - queue.first
             assert 0 <= gone <= len(queue.messages)
             for offset in range(queue.first, queue.end):
@@ -224,7 +234,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def pull(self, topic: str, queue_id: int, start: int, count: int) -> None:
         queue = self.queue(topic, queue_id)
         offset = queue.first + start
-        answer = self.store.reader.get(self.store.queues.find(topic, queue_id), offset, count)
+        answer = self.store.reader.get(self.store.queues.find_queue(topic, queue_id), offset, count)
         if queue.first <= offset < queue.end:
             assert answer.status is GetStatus.FOUND
             at = offset - queue.first

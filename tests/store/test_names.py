@@ -105,7 +105,7 @@ def test_a_store_opens_that_has_taken_messages_for_such_a_name(tmp_path, monkeyp
     for _ in range(2):
         store = open_store(root)
         assert everything(store, "Good") == [b"good 0", b"good 1", b"good 2"]
-        assert store.queues.find(topic, 0) is None
+        assert store.queues.find_queue(topic, 0) is None
         store.close()
     assert os.listdir(root / "consumequeue") == ["Good"]
     assert not (tmp_path / "evil").exists()

@@ -17,6 +17,7 @@ from tests.store.kit import (
     by_key,
     drop_first_segment,
     everything,
+    in_place,
     open_store,
     put,
     put_all,
@@ -30,7 +31,6 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
 from cometmq.store.base.flags import Flag
-from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.index_file import ENTRY, HEADER, SLOT_SIZE, file_length
 
 LATE = 1 << 62
@@ -123,7 +123,7 @@ def test_a_safe_index_moves_the_start_of_a_recovery_back_to_its_last_full_file(t
             clock.now_ms += 1000
             keyed(store, number, 1000)
         store.writer.make_durable()
-        store.checkpoint.mark = None
+        store.checkpoint.saved = None
         store.checkpoint.index_ms = START_MS + 20_000
         store.checkpoint.flush()
         store = after_crash(store, clock=clock, message_index_safe=safe)
@@ -275,7 +275,7 @@ class TestRetentionSettings:
         settings = {"disk_max_used_space_ratio": given, "clean_file_forcibly_enable": False}
         store, disk, _ = filled(tmp_path, **settings)
         disk.percent = percent
-        assert len(in_place(store.retention.log_pass())) == deleted
+        assert len(in_place(store.retention.log_cycle())) == deleted
 
     @pytest.mark.parametrize(
         ("given", "percent", "deleted"),
@@ -288,7 +288,7 @@ class TestRetentionSettings:
         store, disk, clock = filled(tmp_path, **settings)
         age(tmp_path, range(14), clock.now_ms)
         disk.percent = percent
-        assert len(in_place(store.retention.log_pass())) == deleted
+        assert len(in_place(store.retention.log_cycle())) == deleted
 
     @pytest.mark.parametrize(
         ("given", "percent", "writeable"),
@@ -306,17 +306,17 @@ class TestRetentionSettings:
     def test_so_many_segments_go_in_one_pass(self, tmp_path: Path, batch: int) -> None:
         store, disk, _ = filled(tmp_path, delete_file_batch_max=batch)
         disk.percent = 80
-        assert len(in_place(store.retention.log_pass())) == min(batch, 13)
+        assert len(in_place(store.retention.log_cycle())) == min(batch, 13)
         store.configure(store.config.replace(delete_file_batch_max=2))
-        assert len(in_place(store.retention.log_pass())) == (2 if batch < 13 else 0)
+        assert len(in_place(store.retention.log_cycle())) == (2 if batch < 13 else 0)
 
     def test_a_deletion_by_hand_lasts_twenty_passes(self, tmp_path: Path) -> None:
         store, _, _ = filled(tmp_path, 26, delete_file_batch_max=1)
         store.retention.delete_now()
-        gone = [len(in_place(store.retention.log_pass())) for _ in range(23)]
+        gone = [len(in_place(store.retention.log_cycle())) for _ in range(23)]
         assert gone == [1] * 20 + [0] * 3
         store.retention.delete_now()
-        assert len(in_place(store.retention.log_pass())) == 1
+        assert len(in_place(store.retention.log_cycle())) == 1
 
 
 @pytest.mark.parametrize(
@@ -377,7 +377,7 @@ async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: P
     keyed(store, 1)
     store.index.write()
     store.start()
-    await store.passes.idle()
+    await store.tasks.idle()
     ratios = store.fullness.log_ratio, store.fullness.queue_ratio, store.fullness.index_ratio
     assert ratios == (0.6, 0.3, 0.2)
     store.configure(store.config.replace(disk_space_warning_level_ratio=50))

@@ -60,7 +60,7 @@ def test_the_report_names_what_goes(tmp_path: Path, root: Path) -> None:
 
 @pytest.mark.parametrize(
     ("position", "problem"),
-    [(1, "no record ends at 1; the nearest ends are 0 or"), (1 << 40, "the log goes from 0 to")],
+    [(1, "no record ends at 1; the nearest ends are 0 or"), (1 << 40, "the log ranges from 0 to")],
 )
 def test_a_position_that_is_no_end_of_a_record_changes_nothing(
     root: Path, position: int, problem: str
@@ -81,7 +81,7 @@ def test_no_table_hides_what_comes_again(tmp_path: Path, master: MessageStore) -
     ends = fill(master, SIZES)
     slave = quick(tmp_path / "slave")
     feed(slave, master)
-    slave.min_offsets.note("T", {0: slave.max_offset("T", 0)})
+    slave.min_offsets.set_offsets("T", {0: slave.max_offset("T", 0)})
     slave.deleted.add(["U"], slave.log.end, 0)
     slave.close()
     timers = tmp_path / "slave" / "config" / TIMERS

@@ -52,7 +52,7 @@ class LeaderServices:
         self._leads = False
         self._asked: tuple[int, float] = (-1, 0.0)  # the end of a segment that retention requested, and when
         self._become(self.follower_id)
-        self.store.retention.move_on = self._may_go
+        self.store.retention.before_delete = self._may_go
 
     def _become(self, broker_id: int) -> None:
         self.config.broker_id = broker_id
@@ -75,7 +75,6 @@ class LeaderServices:
         self.transactions.fill()
         self.schedule.start()
         self.timers.start()
-        self.store.retention.move_on = self._may_go
         self.transactions.start()
         # The registration has a new version: the name servers may have the current one from a follower, whose
         # topics they ignore.
@@ -92,10 +91,10 @@ class LeaderServices:
 
     async def _may_go(self, behind: int) -> bool:
         """Return whether the log up to a position may be deleted: committed, without waiting messages."""
-        ledger, now = self.store.ledger, self.clock.boottime()
-        if ledger is None or ledger.committed < ledger.first:
+        raft_log, now = self.store.raft_log, self.clock.boottime()
+        if raft_log is None or raft_log.committed < raft_log.first:
             return False
-        committed = ledger.place_of(ledger.committed).end
+        committed = raft_log.location_of(raft_log.committed).end
         if committed < behind:
             return False
         if self._leads:

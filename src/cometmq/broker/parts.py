@@ -372,7 +372,7 @@ class BrokerParts:
 
     def resume(self) -> None:
         """Complete unfinished work after loading, before the broker serves requests."""
-        if self.store.ledger is None:  # The leader decides on a member's topics.
+        if self.store.raft_log is None:  # The leader decides on a member's topics.
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
@@ -390,6 +390,7 @@ class BrokerParts:
         if not self.store.slave:
             self.schedule.start()
             self.timers.start()
+            self.store.retention.before_delete = self.timers.move_on
             self.transactions.start()
         for timer in self._periodic:
             timer.start()

@@ -1,7 +1,7 @@
 """Files on disk, no network: commit log, consume queues, index, checkpoint, flush, recovery, retention.
 
-`MessageStore` stands in front of all of it; the formats are Apache RocketMQ's. Other rooms import from here;
-what reads the directory of a store beside its broker is in `cometmq.store.inspect`.
+`MessageStore` is the interface of the store; the formats are Apache RocketMQ's. Other rooms import from here.
+The tools that read the directory of a store without its broker are in `cometmq.store.inspect`.
 """
 
 from cometmq.store.background.topic_retention import TopicLimit
@@ -13,8 +13,8 @@ from cometmq.store.base.flags import Flag
 from cometmq.store.base.refusal import StoreRefused
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.ledger.ledger import RaftLog
-from cometmq.store.ledger.member_files import (
+from cometmq.store.message_store import Commit, MessageStore
+from cometmq.store.raft_log.member_files import (
     TermAndVote,
     forget_suspect,
     has_forgotten,
@@ -22,9 +22,9 @@ from cometmq.store.ledger.member_files import (
     read_term,
     write_term,
 )
-from cometmq.store.message_store import Commit, MessageStore
+from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.links import link_to, links
-from cometmq.store.reading.lost_units import lost_units
+from cometmq.store.reading.lookup import lost_units
 from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable

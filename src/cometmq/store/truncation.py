@@ -1,29 +1,27 @@
-"""`truncate_log`: the log of a store that no broker is using ends earlier, and queues and index with it.
+"""Truncation of the log of a store that no broker uses, with its queues and index.
 
-For a slave that holds messages which its master does not have: it gets the master's in their place.
+It is for a slave whose log contains messages that its master does not have. The slave then receives the
+messages of its master instead.
 """
 
 from __future__ import annotations
-
-from functools import partial
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.errors import StoreError
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
-from cometmq.store.base.guards import StoreLock
 from cometmq.store.log.scan import SegmentScan
 from cometmq.store.message_store import MessageStore
-from cometmq.store.recovery.store_layout import StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import StoreLayout, locked_layout
 from cometmq.store.writing.log_cut import CutNote
 
 
 class QueueCut(msgspec.Struct):
-    """What a queue loses: its messages from `first_offset` on."""
+    """The messages that a queue loses: those from `first_offset` on."""
 
     topic: str
     queue_id: int
@@ -32,8 +30,16 @@ class QueueCut(msgspec.Struct):
 
 
 class TruncateReport(msgspec.Struct):
-    """What goes, or has gone: `records` and `bytes` of the log behind `position`, `segments` as paths.
-    `end`: that of the log before. `done`: it was not a dry run."""
+    """The result of a truncation, or of a dry run.
+
+    Attributes:
+        position: The new end of the log.
+        end: The end of the log before.
+        records: The number of records after `position`.
+        bytes: The bytes of the log after `position`.
+        segments: The paths of the segments that are deleted.
+        done: Whether the log was truncated; False for a dry run.
+    """
 
     root: str
     position: int
@@ -54,55 +60,52 @@ def truncate_log(
     config: StoreConfig | None = None,
     commit_log_dir: str = "",
 ) -> TruncateReport:
-    """Cut the log of the store in `root` at `position`, where a record must end.
+    """Truncate the log of the store in `root` at `position`, where a record must end.
 
-    Raises StoreError when there is no store, somebody holds it, or the position is no end of a record; then
-    nothing has changed. Raises OSError; what was begun is then ended by the next start."""
+    Args:
+        position: The new end of the log.
+        dry_run: Whether to return the report only, without a change.
+        config, commit_log_dir: See `read_layout`.
+
+    Raises:
+        StoreError: There is no store, it is in use, or no record ends at `position`. Nothing has changed.
+        OSError: A read or write failed. The next start completes a truncation that has begun.
+    """
     disk = disk or OsDisk()
-    look = partial(read_layout, disk, root, config=config, commit_log_dir=commit_log_dir)
-    found = look()
-    root = found.root
-    try:
-        lock = StoreLock(disk, found.config)
-    except StoreError as held:
-        raise StoreError("a broker is using this store; stop it first", held.path or root) from None
-    try:
-        layout = look()
+    with locked_layout(disk, root, config=config, commit_log_dir=commit_log_dir) as layout:
         if layout.config.enable_d_leger_commit_log:
-            raise StoreError("the log of a raft member is cut by its group alone", root)
+            raise StoreError("only the group of a raft member cuts its log", layout.root)
         report, stored_ms = _plan(disk, layout, position)
         if dry_run:
             return report
-        CutNote(disk, root).write(position, stored_ms)
-    finally:
-        lock.release()
+        CutNote(disk, layout.root).write(position, stored_ms)
     MessageStore.open(layout.config, disk).close()
     report.done = True
     return report
 
 
 def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateReport, int]:
-    """What goes, and until when what stays was stored (ms)."""
+    """Return the report of a dry run, and the latest store time (ms) of the records that stay."""
     size = layout.config.mapped_file_size_commit_log
     report = TruncateReport(layout.root, position, layout.log_min, 0, 0, [], [], False)
     queues: dict[tuple[str, int], QueueCut] = {}
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # Of the segments in front one is enough: its records tell until when the log was stored.
+        # One of the earlier segments is enough: its records show the latest store time.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)
-        for run in scan.runs(file.base):
-            ends = run.position + run.size
-            at_boundary |= bool(np.any(ends == position) | np.any(run.position == position))
+        for group in scan.groups(file.base):
+            ends = group.position + group.size
+            at_boundary |= bool(np.any(ends == position) | np.any(group.position == position))
             stays = ends <= position
             if stays.any():
-                stored_ms = max(stored_ms, int(run.store_ms[stays].max()))
+                stored_ms = max(stored_ms, int(group.store_ms[stays].max()))
                 before = int(ends[stays].max())
             if behind < 0 and not stays.all():
                 behind = int(ends[~stays].min())
-            _count(run, ~stays, queues, report)
+            _count(group, ~stays, queues, report)
         at_boundary |= scan.closed and scan.end == position
         if behind < 0 and scan.closed and scan.end > position:
             behind = scan.end
@@ -111,7 +114,7 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
             report.segments.append(file.path)
     if not layout.log_min <= position <= report.end:
         raise StoreError(
-            f"the log goes from {layout.log_min} to {report.end}, {position} lies outside", layout.root
+            f"the log ranges from {layout.log_min} to {report.end}, {position} is outside", layout.root
         )
     if not at_boundary:
         nearest = f"{before} or {behind}" if behind >= 0 else f"{before}"
@@ -122,12 +125,15 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
 
 
 def _count(
-    run: Run, goes: NDArray[np.bool_], queues: dict[tuple[str, int], QueueCut], report: TruncateReport
+    group: RecordGroup,
+    goes: NDArray[np.bool_],
+    queues: dict[tuple[str, int], QueueCut],
+    report: TruncateReport,
 ) -> None:
-    """Add the records of a run that go to the report."""
+    """Add the removed records of a group to the report."""
     rows = np.flatnonzero(goes)
     report.records += len(rows)
-    for facts in run.facts(rows):
+    for facts in group.facts(rows):
         if facts.queued:
             key = facts.topic, facts.queue_id
             queue = queues.setdefault(key, QueueCut(*key, facts.queue_offset, 0))

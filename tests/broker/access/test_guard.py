@@ -129,7 +129,7 @@ async def test_sends_go_on_being_checked_one_by_one(tmp_path: Path) -> None:
             properties = f"UNIQ_KEY\x01{number:032d}\x02"
             assert (await program.send(properties_text=properties)).code == 0
         refused(await peer.send(properties_text=properties), 1, "No accessKey")
-        assert broker.parts.store.queues.find("Orders", 0).max_offset == 20  # type: ignore[union-attr]
+        assert broker.parts.store.queues.find_queue("Orders", 0).max_offset == 20  # type: ignore[union-attr]
 
 
 async def test_white_listed_clients_need_no_account(tmp_path: Path) -> None:

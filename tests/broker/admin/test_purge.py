@@ -88,7 +88,7 @@ async def test_a_topics_own_retention_is_kept_and_moves_its_queues(cluster, peer
     assert (await topic(peer)).code == 0  # a change that does not name them leaves the attributes
     for _ in range(5):
         await peer.send(body=bytes(100))
-    assert await cluster.broker.parts.store.topic_retention.topic_pass() > 0
+    assert await cluster.broker.parts.store.topic_retention.topic_cycle() > 0
     first = cluster.broker.parts.store.min_offset("Orders", 0)
     assert 0 < first < 5
     assert (await peer.pull(offset=0)).code == TOO_SMALL
@@ -101,10 +101,10 @@ async def test_a_topics_own_retention_is_kept_and_moves_its_queues(cluster, peer
     assert kept == {"retention.bytes": "500", "message.type": "NORMAL"}
     for _ in range(5):
         await peer.send(body=bytes(100))
-    assert await store.topic_retention.topic_pass() == 5
+    assert await store.topic_retention.topic_cycle() == 5
     assert (await topic(peer, "-retention.bytes")).code == 0
     await peer.send(body=bytes(1000))
-    assert await store.topic_retention.topic_pass() == 0
+    assert await store.topic_retention.topic_cycle() == 0
 
 
 async def _config(peer):
@@ -140,7 +140,7 @@ async def test_expired_segments_and_queue_files_go_on_request(start_cluster):
     for _ in range(100):
         await peer.send(body=bytes(3000))
     store = cluster.broker.parts.store
-    first = store.queues.find("Orders", 0)
+    first = store.queues.find_queue("Orders", 0)
     store.queues.write_dirty()
     files = len(first.positions)
     os.utime(store.log.path_of(store.log.segments[0]), (1, 1))

@@ -123,7 +123,7 @@ class TestTopics:
         parts.tables.topics.table.update({f"T{number}": config for number in range(5000)})
         queues = parts.store.queues
         for number in range(5000):
-            queues.get(f"T{number}", 0)
+            queues.get_or_make(f"T{number}", 0)
         began, go_on = [], asyncio.Event()
 
         async def wait(*_):
@@ -131,7 +131,7 @@ class TestTopics:
             await go_on.wait()
 
         monkeypatch.setattr(parts.store.deletion, "_remove_files", wait)
-        monkeypatch.setattr(parts.store.off_loop, "pause", wait)
+        monkeypatch.setattr(parts.store.executor, "pause", wait)
         codes = [RequestCode.CLEAN_UNUSED_TOPIC, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE]
         tracemalloc.start()
         requests = [asyncio.create_task(peer.call(codes[number % 2])) for number in range(100)]

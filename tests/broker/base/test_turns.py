@@ -149,7 +149,7 @@ async def test_a_request_about_many_queues_gives_others_their_turns(
             parts.tables.offsets.commit("G", name, queue_id, 1)
     parts.tables.groups.find("G")
     for queue_id in range(MANY):
-        parts.store.queues.get("Wide", queue_id)
+        parts.store.queues.get_or_make("Wide", queue_id)
     handler = parts.handlers[code]
     request = asyncio.ensure_future(handler(SimpleNamespace(peer="test"), Frame.request(code, header, body)))
     passed = 0

@@ -420,7 +420,7 @@ class TestColdReads:
         self, cold, peer, other, monkeypatch
     ):
         gate, reads = asyncio.Event(), 0
-        really = type(cold.parts.store.off_loop).ask
+        really = type(cold.parts.store.executor).query
 
         async def wait(*asked, **named):
             nonlocal reads
@@ -428,7 +428,7 @@ class TestColdReads:
             await gate.wait()
             return await really(*asked, **named)
 
-        monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", wait)
+        monkeypatch.setattr(type(cold.parts.store.executor), "query", wait)
         most = Limits().handlers
         pulls = [asyncio.create_task(peer.pull(group=f"G{n}")) for n in range(2 * most)]
         try:
@@ -444,7 +444,7 @@ class TestColdReads:
         async def fail(*_args, **_named):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(type(cold.parts.store.off_loop), "ask", fail)
+        monkeypatch.setattr(type(cold.parts.store.executor), "query", fail)
         refused(await peer.pull(), 1, "Input/output error")
 
     async def test_a_drain_waits_its_turn_until_it_has_nearly_caught_up(self, peer, other, monkeypatch):

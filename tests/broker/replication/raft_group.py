@@ -128,7 +128,7 @@ class RaftGroup:
 
     async def equal(self, timeout_s: float = 20.0) -> None:
         """All members have the same log, committed."""
-        ledgers = [broker.parts.store.ledger for broker in self.brokers.values()]
+        ledgers = [broker.parts.store.raft_log for broker in self.brokers.values()]
         await until(lambda: len({(each.last, each.committed) for each in ledgers}) == 1, timeout_s)
 
     def log_bytes(self, member: str) -> bytes:

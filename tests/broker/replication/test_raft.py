@@ -350,13 +350,13 @@ async def test_a_member_far_behind_begins_where_the_leaders_log_does(tmp_path, c
         await group.stop(away)
         for number in range(40):
             await send(group, leader, b"%d" % number * 100)
-        ledger = group.brokers[leader].parts.store.ledger
-        await until(lambda: ledger.first > 10)
+        raft_log = group.brokers[leader].parts.store.raft_log
+        await until(lambda: raft_log.first > 10)
         await group.start(away)
         await group.equal()
         own = group.brokers[away].parts.store
-        assert own.ledger.first >= ledger.first - 20
-        assert own.ledger.first > 1
+        assert own.raft_log.first >= raft_log.first - 20
+        assert own.raft_log.first > 1
         assert own.min_offset("Orders", 0) > 0
         await group.stop(away)
         await group.start(away)
@@ -372,9 +372,9 @@ async def test_a_follower_deletes_what_its_leader_has_deleted(tmp_path):
         for number in range(100):
             await send(group, leader, b"%d" % number * 200)
         await group.equal()
-        ledgers = [broker.parts.store.ledger for broker in group.brokers.values()]
-        ends = {ledger.last for ledger in ledgers}
-        await until(lambda: all(ledger.first > min(ends) - 30 for ledger in ledgers), 30)
+        ledgers = [broker.parts.store.raft_log for broker in group.brokers.values()]
+        ends = {raft_log.last for raft_log in ledgers}
+        await until(lambda: all(raft_log.first > min(ends) - 30 for raft_log in ledgers), 30)
 
 
 async def test_requests_about_a_group_are_none_of_a_master(tmp_path):
@@ -537,7 +537,7 @@ async def test_a_message_that_is_not_committed_cannot_be_viewed(group):
         return await group.peers[leader].call(RequestCode.VIEW_MESSAGE_BY_ID, header)
 
     assert (await view(end)).code == ResponseCode.SYSTEM_ERROR
-    place = store.ledger.place_of(store.ledger.committed)
+    place = store.raft_log.location_of(store.raft_log.committed)
     assert (await view(place.position)).code == ResponseCode.SUCCESS
     assert (await sending).code != ResponseCode.SUCCESS
 

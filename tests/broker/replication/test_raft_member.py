@@ -14,7 +14,7 @@ import pytest
 from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.waiting import until
 from tests.ports import HOST, free_port
-from tests.store.ledger.members import add, elect, hand_over, leader, ledger, member, seen
+from tests.store.raft_log.members import add, elect, hand_over, leader, member, raft_log, seen
 
 from cometmq.broker.replication import raft_state, raft_wire
 from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
@@ -67,7 +67,7 @@ class Alone:
         self.tick = Tick()
         self.store = store
         begun = HardState(members=(MembersEntry(-1, -1, Members(frozenset(names))),))
-        raft_state.save(store.disk, ledger(store).directory, begun, HardState())
+        raft_state.save(store.disk, raft_log(store).directory, begun, HardState())
         self.member = RaftMember(
             MemberConfig(
                 me="n0", group="g", addresses={name: f"{HOST}:{free_port()}" for name in names},
@@ -89,7 +89,7 @@ async def alone(tmp_path: Path) -> AsyncIterator[Alone]:
 
 def entries(source: MessageStore, sender: str, term: int, first: int, stop: int) -> AppendRequest:
     """What a leader with this log says."""
-    log = ledger(source)
+    log = raft_log(source)
     data = bytes(log.read(log.range(first, stop, 1 << 20)))
     return AppendRequest(
         group="g", sender=sender, to="n0", term=term, prev_index=first - 1,
@@ -105,12 +105,12 @@ async def test_entries_of_two_leaders_in_one_tick_are_taken_in_their_order(
     old, new = leader(tmp_path / "old", name="n1"), member(tmp_path / "new", name="n2")
     add(old, b"one", b"two", b"three")
     hand_over(old, new, stop=2)
-    ledger(new).commit_to(1)
+    raft_log(new).commit_to(1)
     elect(new, 2)
     alone.member.peers.receive(entries(old, "n1", 1, 0, 4))
     alone.member.peers.receive(entries(new, "n2", 2, 2, 3))
     alone.member.turn()
-    own = ledger(alone.store)
+    own = raft_log(alone.store)
     await until(lambda: own.last == 2)
     assert [own.term_of(index) for index in range(3)] == [1, 1, 2]
     add(new, b"four")
@@ -133,7 +133,7 @@ async def test_entries_that_are_none_are_refused(alone: Alone, tmp_path: Path) -
         )  # fmt: skip
     alone.member.peers.receive(request)
     alone.member.turn()
-    await until(lambda: ledger(alone.store).last == 0)
+    await until(lambda: raft_log(alone.store).last == 0)
     source.close()
 
 
@@ -160,8 +160,8 @@ async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Pa
         await asyncio.sleep(0)
     assert refused > 100
     assert not alone.member.failed
-    committed = ledger(alone.store).committed
-    assert all(ledger(alone.store).term_of(index) == 1 for index in range(committed + 1))
+    committed = raft_log(alone.store).committed
+    assert all(raft_log(alone.store).term_of(index) == 1 for index in range(committed + 1))
     source.close()
 
 
@@ -192,7 +192,7 @@ async def test_what_is_committed_is_shown_although_the_next_entry_cannot_be_writ
     disk = FaultyDisk(really_sync=False)
     alone, source = Alone(member(tmp_path / "n0", disk), *NAMES), leader(tmp_path / "old", name="n1")
     add(source, b"one", b"two")
-    own, receive = ledger(alone.store), alone.member.peers.receive
+    own, receive = raft_log(alone.store), alone.member.peers.receive
     receive(entries(source, "n1", 1, 0, 2))
     alone.member.turn()
     await until(lambda: own.last == 1)
@@ -222,7 +222,7 @@ async def test_a_member_goes_on_when_the_index_of_entries_can_be_written_again(
     monkeypatch.setattr("cometmq.broker.replication.raft_member.DISK_TEST_INTERVAL_S", 0.05)
     disk = FaultyDisk(really_sync=False)
     alone = Alone(member(tmp_path / "n0", disk, flush_disk_type=flush), "n0")
-    log, flusher = ledger(alone.store), alone.store.flusher
+    log, flusher = raft_log(alone.store), alone.store.flusher
     alone.member.turn()
     await until(lambda: alone.member.leading)
     flusher.request()

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.store.ledger.members import add, again, elect, leader, ledger, member
+from tests.store.raft_log.members import add, again, elect, leader, member, raft_log
 
 from cometmq.broker.replication import raft_state
 from cometmq.raft import HardState, Members, MembersEntry
 from cometmq.store import MessageStore
-from cometmq.store.ledger.member_files import write_suspect
+from cometmq.store.raft_log.member_files import write_suspect
 
 NAMES = frozenset({"n0", "n1", "n2"})
 START = MembersEntry(-1, -1, Members(NAMES))
@@ -20,16 +20,16 @@ LESS = MembersEntry(2, 1, Members(NAMES - {"n2"}))
 
 
 def load(store: MessageStore, voters: frozenset[str] = NAMES) -> HardState:
-    return raft_state.load(store.disk, ledger(store), voters)
+    return raft_state.load(store.disk, raft_log(store), voters)
 
 
 def save(store: MessageStore, state: HardState, before: HardState) -> None:
-    raft_state.save(store.disk, ledger(store).directory, state, before)
+    raft_state.save(store.disk, raft_log(store).directory, state, before)
 
 
 def kept(store: MessageStore) -> list[int]:
     """The indexes of the members entries in the file."""
-    path = Path(ledger(store).directory) / "members.json"
+    path = Path(raft_log(store).directory) / "members.json"
     return [entry["index"] for entry in json.loads(path.read_text())["members"]]
 
 
@@ -43,7 +43,7 @@ def test_a_member_without_anything_is_suspect_until_the_group_begins(tmp_path: P
     assert load(store, more).members == (MembersEntry(-1, -1, Members(more)),)  # the settings still count
     save(store, msgspec.structs.replace(state, term=1, vote="n1"), state)
     assert load(store).forgot
-    write_suspect(store.disk, ledger(store).directory, "it has rotted since")
+    write_suspect(store.disk, raft_log(store).directory, "it has rotted since")
     assert load(store).forgot
     save(store, msgspec.structs.replace(state, suspect=False, forgot=False), state)
     assert load(store, more) == HardState(1, "n1", (START,))
@@ -69,9 +69,9 @@ def changed(tmp_path: Path) -> MessageStore:
     store = leader(tmp_path)
     load(store)
     add(store, b"one")
-    ledger(store).append_own(b"{}")
+    raft_log(store).append_own(b"{}")
     store.commit()
-    assert ledger(store).last == LESS.index
+    assert raft_log(store).last == LESS.index
     save(store, HardState(1, "", (START, LESS)), HardState())
     assert load(store).members == (START, LESS)
     return store
@@ -89,7 +89,7 @@ def test_members_that_a_cut_has_taken_are_gone_for_good(changed: MessageStore) -
     before, state = load(changed), HardState(2, "", (START,))
     save(changed, raft_state.before_cut(state, before), before)
     assert kept(changed) == [-1, 2]
-    ledger(changed).cut(LESS.index)
+    raft_log(changed).cut(LESS.index)
     store = again(changed, clean=False)
     assert load(store).members == (START,)
     assert kept(store) == [-1]

@@ -40,7 +40,7 @@ class Ways:
         self.pending = store.appender.pending
         self.keys: Any = None
         for queue_id in range(4):  # stored sends have made them
-            store.queues.get("Orders", queue_id)
+            store.queues.get_or_make("Orders", queue_id)
 
     def _recorded(self) -> Stored:
         recorded: list[Any] = []
@@ -243,13 +243,13 @@ def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
 async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
     ways.learn(HEADER)
     queues = ways.queues
-    gone = queues.get("Orders", 2)
+    gone = queues.get_or_make("Orders", 2)
     queues.move_to_trash("Orders")
     assert gone.deleted
     assert ways.short(filled()) is None
     ways.long(filled())
     assert ways.short(filled()) is None  # there is no such queue: nothing to learn
-    queues.get("Orders", 2)
+    queues.get_or_make("Orders", 2)
     ways.learn(HEADER)
     assert ways.short(filled()) == ways.long(filled())
 

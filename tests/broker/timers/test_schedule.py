@@ -51,7 +51,7 @@ class TestDelays:
         await peer.send(properties={"DELAY": "4"})
         (waiting,) = records(await peer.pull("SCHEDULE_TOPIC_XXXX", 3))
         store = fast.broker.parts.store
-        entry = store.queues.find("SCHEDULE_TOPIC_XXXX", 3).unit(0)
+        entry = store.queues.find_queue("SCHEDULE_TOPIC_XXXX", 3).unit(0)
         assert entry[2] == waiting.store_timestamp_ms + 400
 
     async def test_a_level_above_the_last_is_lowered_to_it(self, peer):
@@ -378,7 +378,7 @@ class TestUndeliverable:
 
     async def test_a_message_outgrown_by_a_new_limit_is_delivered_and_can_come_back(self, fast, peer):
         await peer.send(body=b"x" * 5_000, properties={"DELAY": "1"})
-        fast.broker.parts.store.appender.set_largest(1_000)
+        fast.broker.parts.store.appender.set_max_message_size(1_000)
         (message,) = await take(peer, "Orders", 1)
         header = ConsumerSendMsgBackRequestHeader(
             offset=message.physical_offset, group="G", delay_level=1, origin_topic="Orders"
@@ -432,7 +432,7 @@ class TestUndeliverable:
         for body in (b"0", b"1", b"2"):
             await peer.send(body=body, properties={"DELAY": "4"})
         store = fast.broker.parts.store
-        position, *_ = store.queues.find(SCHEDULE_TOPIC, 3).unit(2)
+        position, *_ = store.queues.find_queue(SCHEDULE_TOPIC, 3).unit(2)
         at = bytes(store.log.buffer).index(position.to_bytes(8, "big")) - 8
         store.log.buffer[at : at + 8] = queue_offset.to_bytes(8, "big")
         await asyncio.sleep(0.1)  # the next one is not due yet when these are delivered

@@ -96,7 +96,7 @@ class TestRefusals:
     )
     async def test_an_impossible_time(self, cluster, peer, properties, words):
         refused(await peer.send(properties=properties), 13, words)
-        assert cluster.broker.parts.store.queues.find(TIMER_TOPIC, 0) is None
+        assert cluster.broker.parts.store.queues.find_queue(TIMER_TOPIC, 0) is None
 
     @pytest.mark.parametrize("name", ["TIMER_DELAY_MS", "TIMER_DELAY_SEC", "TIMER_DELIVER_MS"])
     async def test_numbers_are_those_that_java_reads(self, cluster, peer, name):
@@ -338,7 +338,7 @@ class TestFullDisks:
                 ends.append(store.log.end)
             assert ends[1:] == ends[:1] * 4
             assert store.log.min_position > 0
-            said = [record for record in caplog.records if "gives no room" in record.message]
+            said = [record for record in caplog.records if "frees no space" in record.message]
             assert len(said) == 1
             assert len((await waiting(peer))[0]) == sent
 

@@ -319,7 +319,7 @@ async def test_an_end_between_the_reading_and_the_copying_counts(cluster, peer, 
 async def test_half_messages_that_retention_took_are_passed_over(cluster, peer):
     for number in range(3):
         await prepare(peer, b"%d" % number)
-    queue = cluster.broker.parts.store.queues.find(HALF, 0)
+    queue = cluster.broker.parts.store.queues.find_queue(HALF, 0)
     queue.min_offset = 2
     await check_round(cluster)
     assert (await asked(peer))[0].body == b"2"

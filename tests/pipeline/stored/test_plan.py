@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.pipeline.store_files import START_MS, StoreFiles, positions, rows
 from tests.store.kit import numbered, put_all, quick
-from tests.store.ledger.members import add, agree, leader, ledger
+from tests.store.raft_log.members import add, agree, leader, raft_log
 
 from cometmq.errors import ConfigError, StoreCorrupt
 from cometmq.pipeline.base.errors import BadStoreRecordError, LogLossError
@@ -198,7 +198,7 @@ def test_of_a_raft_member_what_is_committed_is_read(tmp_path: Path, committed: i
     store = leader(tmp_path)
     bodies = [b"%d:" % number + bytes(number * 97 % 3000) for number in range(200)]
     add(store, *bodies, bytes(40_000), properties=b"TAGS\x01a")
-    ledger(store).commit_to(committed)
+    raft_log(store).commit_to(committed)
     store.close()
     for slice_bytes in (10_000, 1 << 20):
         found = rows(tmp_path, ["topic", "body"], slice_bytes=slice_bytes, batch_bytes=5000)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cometmq.protocol.record.layout import MIN_SIZE
-from cometmq.protocol.record.many import SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MIN_GROUP_RECORDS, RecordGroup, valid_group
 from cometmq.protocol.record.one import Facts, encode_record, record_facts
 
 BASE = 7 << 20
@@ -62,8 +62,8 @@ def one_by_one(data: bytes, *, check_crc: bool = True) -> list[Facts]:
 
 
 def together(data: bytes, *, most: int = 4096, check_crc: bool = True) -> list[Facts]:
-    run = valid_run(data, 0, BASE, most, check_crc=check_crc)
-    return [] if run is None else list(run.facts())
+    group = valid_group(data, 0, BASE, most, check_crc=check_crc)
+    return [] if group is None else list(group.facts())
 
 
 def doubted(facts: Facts) -> bool:
@@ -73,7 +73,7 @@ def doubted(facts: Facts) -> bool:
 @given(st.integers(0, 1 << 32), st.integers(0, 3), st.booleans())
 def test_damaged_or_not(seed: int, flips: int, check_crc: bool) -> None:
     chance = random.Random(seed)
-    data = bytearray(b"".join(records(chance, SHORTEST_RUN + 20)))
+    data = bytearray(b"".join(records(chance, MIN_GROUP_RECORDS + 20)))
     for _ in range(flips):
         # Where most fields are: a flip in a body is dull.
         at = chance.choice([m for m in range(len(data)) if data[m : m + 3] == b"\xda\xa3\x20"] or [0])
@@ -85,7 +85,7 @@ def test_damaged_or_not(seed: int, flips: int, check_crc: bool) -> None:
     if len(found) < len(expected) and found:
         assert doubted(expected[len(found)])
     elif not found and expected:
-        assert doubted(expected[0]) or len(expected) < SHORTEST_RUN
+        assert doubted(expected[0]) or len(expected) < MIN_GROUP_RECORDS
 
 
 def test_every_shape_occurs() -> None:
@@ -100,23 +100,23 @@ def test_not_more_than_asked_for() -> None:
 
 
 def test_few_records_are_left_to_others() -> None:
-    data = b"".join(records(random.Random(3), SHORTEST_RUN - 1))
-    assert valid_run(data, 0, BASE, 4096) is None
+    data = b"".join(records(random.Random(3), MIN_GROUP_RECORDS - 1))
+    assert valid_group(data, 0, BASE, 4096) is None
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 1, 30]])
 def test_rows_of_a_run(rows: list[int]) -> None:
     data = b"".join(records(random.Random(5), 40))
-    run = valid_run(data, 0, BASE, 4096)
-    assert run is not None
+    group = valid_group(data, 0, BASE, 4096)
+    assert group is not None
     every = one_by_one(data)
-    assert list(run.facts(np.array(rows))) == [every[row] for row in rows]
-    assert run.end == BASE + len(data)
+    assert list(group.facts(np.array(rows))) == [every[row] for row in rows]
+    assert group.end == BASE + len(data)
 
 
 def test_a_run_of_records_that_were_looked_at_one_by_one() -> None:
     data = b"".join(records(random.Random(9), 9))
     every = one_by_one(data)
-    run = Run.of(every)
-    assert list(run.facts()) == every
-    assert run.end == BASE + len(data)
+    group = RecordGroup.of(every)
+    assert list(group.facts()) == every
+    assert group.end == BASE + len(data)

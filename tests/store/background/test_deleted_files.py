@@ -8,7 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.store.kit import bodies, by_key, committed, everything, finds, open_store, put, restarted, send
+from tests.store.kit import (
+    bodies,
+    by_key,
+    committed,
+    everything,
+    finds,
+    open_store,
+    put,
+    restarted,
+    run_retention,
+    send,
+)
 
 from cometmq.store import GetStatus, MessageStore, StoreRefused
 
@@ -44,7 +55,7 @@ def test_the_newest_segment_deleted_stops_the_sends_with_the_reason(tmp_path: Pa
     store = running(tmp_path)
     newest = max((tmp_path / "commitlog").iterdir())
     newest.unlink()
-    store.retention.round()
+    run_retention(store)
     with pytest.raises(StoreRefused, match=f"{newest.name} has been deleted") as refused:
         put(store)
     assert refused.value.response_code == 14

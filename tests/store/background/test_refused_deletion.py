@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
-from tests.store.kit import committed, delete_topic, everything, numbered, open_store, put, send
+from tests.store.kit import committed, delete_topic, everything, in_place, numbered, open_store, put, send
 
 from cometmq.store import MessageStore
-from cometmq.store.base.off_loop import in_place
 
 SENT = 250  # messages in three files of each queue
 

@@ -12,11 +12,21 @@ from typing import Any
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
 from tests.kit.waiting import until
-from tests.store.kit import after_crash, by_key, committed, everything, open_store, put, send, send_all
+from tests.store.kit import (
+    after_crash,
+    by_key,
+    committed,
+    everything,
+    in_place,
+    open_store,
+    put,
+    run_retention,
+    send,
+    send_all,
+)
 
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
-from cometmq.store.base.off_loop import in_place
 
 HOUR = 3_600_000
 NOON = 1_700_000_000_000  # no test depends on the time zone: deleteWhen is taken from the clock's local hour
@@ -79,15 +89,15 @@ def age(root: Path, numbers: range, modified_ms: int) -> None:
 
 def test_outside_the_hour_and_with_room_nothing_is_deleted(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
-    assert store.retention.round() == []
+    assert run_retention(store) == []
 
 
 def test_in_the_hour_expired_segments_go_ten_at_a_time_and_never_the_last(tmp_path: Path) -> None:
     store, _, clock = filled(tmp_path, delete_when="99")
     store.configure(store.config.replace(delete_when=f"30;{hour_of(clock)}"))
-    assert of_log(store.retention.round()) == 10
-    assert of_log(store.retention.round()) == 3
-    assert store.retention.round() == []
+    assert of_log(run_retention(store)) == 10
+    assert of_log(run_retention(store)) == 3
+    assert run_retention(store) == []
     assert len(store.log.segments) == 1
 
 
@@ -95,24 +105,24 @@ def test_a_clock_that_jumps_forward_for_a_while_deletes_nothing(tmp_path: Path) 
     store, _, clock = filled(tmp_path, delete_when=";".join(map(str, range(24))))
     age(tmp_path, range(14), NOON - 71 * HOUR)
     clock.now_ms += 365 * 24 * HOUR
-    assert store.retention.round() == []
+    assert run_retention(store) == []
     clock.now_ms -= 365 * 24 * HOUR
     clock.advance(2 * 3600)
-    assert of_log(store.retention.round()) == 10
+    assert of_log(run_retention(store)) == 10
 
 
 def test_deletion_stops_at_the_first_segment_that_is_young(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path)
     age(tmp_path, range(3, 4), NOON - 71 * HOUR)
     store.retention.delete_now()
-    assert of_log(store.retention.round()) == 3
+    assert of_log(run_retention(store)) == 3
 
 
 @pytest.mark.parametrize(("percent", "deleted"), [(75, 0), (76, 10), (-1, 10)])
 def test_a_full_disk_makes_deletion_due_at_any_hour(tmp_path: Path, percent: int, deleted: int) -> None:
     store, disk, _ = filled(tmp_path)
     disk.percent = percent
-    assert of_log(store.retention.round()) == deleted
+    assert of_log(run_retention(store)) == deleted
 
 
 @pytest.mark.parametrize(("percent", "forcibly", "deleted"), [(85, True, 0), (86, True, 10), (86, False, 0)])
@@ -122,7 +132,7 @@ def test_a_dangerously_full_disk_ignores_the_age(
     store, disk, _ = filled(tmp_path, clean_file_forcibly_enable=forcibly)
     age(tmp_path, range(14), NOON)
     disk.percent = percent
-    assert of_log(store.retention.round()) == deleted
+    assert of_log(run_retention(store)) == deleted
 
 
 def test_what_a_slave_wants_stays_as_long_as_there_is_room(
@@ -132,30 +142,30 @@ def test_what_a_slave_wants_stays_as_long_as_there_is_room(
     wanted = store.log.segments[4]
     store.retention.wanted_from = lambda: wanted + 1
     store.retention.delete_now()
-    assert of_log(store.retention.round()) == 4
+    assert of_log(run_retention(store)) == 4
     for percent in (10, 80, 80):
         disk.percent = percent
-        assert of_log(store.retention.round()) == 0
+        assert of_log(run_retention(store)) == 0
     assert caplog.text.count(f"a slave has the log up to {wanted + 1}") == 1
     disk.percent = 86
-    assert of_log(store.retention.round()) == 9
-    assert f"a slave that has the log up to {wanted + 1} only must begin anew" in caplog.text
+    assert of_log(run_retention(store)) == 9
+    assert f"a slave with the log up to {wanted + 1} must copy it again" in caplog.text
 
 
 def test_writing_stops_above_the_watermark_and_goes_on_below(tmp_path: Path) -> None:
     store, disk, _ = filled(tmp_path, segments=2, clean_file_forcibly_enable=False)
     age(tmp_path, range(2), NOON)
     disk.percent = 90
-    store.retention.round()
+    run_retention(store)
     send(store)
     disk.percent = 91
-    store.retention.round()
+    run_retention(store)
     with pytest.raises(StoreRefused, match=r"CL:  0\.91 CQ:  0\.91 INDEX:  0\.91, limit 0\.90 ") as refused:
         put(store)
     assert refused.value.response_code == 14
     assert store.get_messages("T", 0, 0, 32).count > 0
     disk.percent = 90
-    store.retention.round()
+    run_retention(store)
     send(store)
 
 
@@ -165,10 +175,10 @@ def test_each_watermark_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFi
     for percent in (75, 76, 80, 86, 86, 91, 92, 86, 70, 76):
         disk.percent = percent
         caplog.clear()
-        store.retention.round()
+        run_retention(store)
         said.append([record.message for record in caplog.records if record.levelname != "INFO"])
     due, forced = "expired segments are deleted at any hour", "segments are deleted whatever their age"
-    refused, accepted = "the store takes no messages", "the store takes messages again"
+    refused, accepted = "the store accepts no messages", "the store accepts messages again"
     told = [[], [due], [], [forced], [], [refused], [], [accepted], [], [due]]
     assert [len(lines) for lines in said] == [len(lines) for lines in told]
     assert all(words in line for lines, words_of in zip(said, told, strict=True)
@@ -178,7 +188,7 @@ def test_each_watermark_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_a_stop_while_the_disk_is_full_counts_as_unclean(tmp_path: Path) -> None:
     store, disk, _ = filled(tmp_path, segments=2)
     disk.percent = 95
-    store.retention.round()
+    run_retention(store)
     store.close()
     assert (tmp_path / "abort").exists()
 
@@ -188,8 +198,8 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
     count = store.max_offset("T", 0)
     index_files = len(store.index.files)
     store.retention.delete_now()
-    deleted = store.retention.round()
-    first = store.queues.get("T", 0).unit(store.min_offset("T", 0))
+    deleted = run_retention(store)
+    first = store.queues.get_or_make("T", 0).unit(store.min_offset("T", 0))
     assert first is not None
     assert first[0] - store.log.min_position in (0, 2_110, 2_111)
     assert 0 < store.min_offset("T", 0) < count
@@ -210,7 +220,7 @@ def test_queues_and_index_follow_the_log(tmp_path: Path) -> None:
 def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path) -> None:
     store = with_old_topic(tmp_path, Partition())
     store.queues.write_dirty()
-    store.retention.round()
+    run_retention(store)
     assert (store.min_offset("old", 0), store.max_offset("old", 0)) == (5, 5)
     answer = store.get_messages("old", 0, 5, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 5)
@@ -235,7 +245,7 @@ async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
         store.start()
         await store.retention.run_now(log_too=True)
     else:
-        store.retention.round()
+        run_retention(store)
     disk.before = lambda *_: None
     deleted = done.index(("unlink", f"{tmp_path}/commitlog/{0:020d}"))
     assert ("fdatasync", f"{tmp_path}/consumequeue/old/0/{0:020d}") in done[:deleted]
@@ -248,10 +258,10 @@ def test_segments_stay_while_queues_cannot_be_brought_onto_the_device(tmp_path: 
     disk = Partition()
     store = with_old_topic(tmp_path, disk, delete_when="99")
     disk.fail("pwrite", match="/consumequeue/", times=1 << 30)
-    assert store.retention.round() == []
+    assert run_retention(store) == []
     assert len(everything(store, "new")) == 40
     disk.heal()
-    assert store.retention.round() != []
+    assert run_retention(store) != []
 
 
 # -- in the background -----------------------------------------------------------------------------
@@ -299,7 +309,7 @@ async def test_every_deletion_lasts_before_the_next_and_queues_wait_for_the_log(
     )
     store.retention.delete_now()
     await store.retention.run_now(log_too=True)
-    await store.passes.idle()
+    await store.tasks.idle()
     disk.before = lambda *_: None
     await store.stop()
 
@@ -330,14 +340,14 @@ async def test_deletions_are_paced_by_the_settings_of_the_moment(
         if len(pauses) == 4:
             store.configure(store.config.replace(delete_commit_log_files_interval=7))
 
-    monkeypatch.setattr(store.off_loop, "pause", pause)
+    monkeypatch.setattr(store.executor, "pause", pause)
     store.configure(store.config.replace(delete_commit_log_files_interval=33, delete_file_batch_max=8))
     store.retention.delete_now()
     await store.retention.run_now(log_too=True)
     assert pauses == [33, 33, 33, 33, 7, 7, 7]
     assert len(store.log.segments) == 22
     pauses.clear()
-    await store.passes.idle()
+    await store.tasks.idle()
     assert set(pauses) == {100}
 
 
@@ -361,9 +371,9 @@ def test_a_deletion_that_fails_is_tried_again_by_the_next_pass(tmp_path: Path, o
     store, disk, _ = filled(tmp_path)
     store.retention.delete_now()
     disk.fail(operation, match="commitlog", first=3)
-    assert of_log(store.retention.round()) == 2
+    assert of_log(run_retention(store)) == 2
     assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)
-    while store.retention.round():
+    while run_retention(store):
         pass
     assert len(store.log.segments) == len(list((tmp_path / "commitlog").iterdir())) == 1
 
@@ -371,10 +381,10 @@ def test_a_deletion_that_fails_is_tried_again_by_the_next_pass(tmp_path: Path, o
 def test_queue_files_that_a_stopped_pass_left_are_deleted_after_the_next_start(tmp_path: Path) -> None:
     store, _, _ = filled(tmp_path, segments=30)
     store.retention.delete_now()
-    in_place(store.retention.log_pass())
+    in_place(store.retention.log_cycle())
     files = len(list((tmp_path / "consumequeue/T/0").iterdir()))
     store.close()
     store = open_store(tmp_path, Partition(), delete_when="99")
-    assert any("consumequeue" in path for path in store.retention.round())
+    assert any("consumequeue" in path for path in run_retention(store))
     assert len(list((tmp_path / "consumequeue/T/0").iterdir())) < files
     assert len(everything(store)) == store.max_offset("T", 0) - store.min_offset("T", 0)

@@ -83,12 +83,12 @@ async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
     store.writer.make_durable()
     disk.in_the_loop.clear()
     calls = disk.calls["fdatasync"] + disk.calls["fsync_dir"]
-    gone = await store.deletion.keep({"Other"}.__contains__)
+    gone = await store.deletion.delete_unknown({"Other"}.__contains__)
     assert gone == sorted(["T", *(f"T{number}" for number in range(50))])
     assert disk.in_the_loop == []
     assert disk.calls["fdatasync"] + disk.calls["fsync_dir"] - calls < 15
     assert directories(tmp_path) == ["Other"]
-    assert await store.deletion.keep({"Other"}.__contains__) == []
+    assert await store.deletion.delete_unknown({"Other"}.__contains__) == []
 
 
 async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:
@@ -185,7 +185,7 @@ async def test_two_deletions_of_one_topic_at_once(tmp_path: Path) -> None:
 async def test_whoever_still_holds_a_queue_reads_nothing_of_its_successor(tmp_path: Path) -> None:
     store, _ = running(tmp_path)
     send_all(store, (b"old %d" % number for number in range(300)))
-    old = store.queues.get("T", 0)
+    old = store.queues.get_or_make("T", 0)
     store.queues.write_dirty()
     await store.deletion.delete(["T"])
     send_all(store, (b"new %d" % number for number in range(300)))

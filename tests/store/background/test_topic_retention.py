@@ -8,11 +8,21 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
-from tests.store.kit import START_MS, delete_topic, everything, numbered, open_store, put, send, send_all
+from tests.store.kit import (
+    START_MS,
+    delete_topic,
+    everything,
+    in_place,
+    numbered,
+    open_store,
+    put,
+    run_topic_retention,
+    send,
+    send_all,
+)
 
 from cometmq.store import GetStatus, ManualClock, MessageStore
 from cometmq.store.background.topic_retention import TopicLimit
-from cometmq.store.base.off_loop import in_place
 
 MINUTE = 60_000
 
@@ -32,7 +42,7 @@ def test_an_age_moves_the_queues_of_its_topic_only(tmp_path: Path) -> None:
     store, _ = minutely(tmp_path)
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=3 * MINUTE)})
 
-    assert store.topic_retention.round() == 7
+    assert run_topic_retention(store) == 7
     assert (store.min_offset("T", 0), store.min_offset("U", 0)) == (7, 0)
     answer = store.get_messages("T", 0, 2, 32)
     assert (answer.status, answer.next_begin_offset) == (GetStatus.OFFSET_TOO_SMALL, 7)
@@ -44,7 +54,7 @@ def test_everything_may_grow_too_old(tmp_path: Path) -> None:
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
     clock.advance(60)
 
-    store.topic_retention.round()
+    run_topic_retention(store)
 
     assert store.min_offset("T", 0) == store.max_offset("T", 0) == 10
     assert send(store, topic="T").queue_offset == 10
@@ -61,9 +71,9 @@ def test_a_clock_that_jumps_forward_for_a_while_hides_nothing(
     clock.now_ms += jump_s * 1000
     if stored_meanwhile:
         send(store, topic="T")
-    assert store.topic_retention.round() == 0
+    assert run_topic_retention(store) == 0
     clock.advance(10)
-    assert store.topic_retention.round() == 0
+    assert run_topic_retention(store) == 0
     clock.now_ms -= jump_s * 1000
     store.close()
 
@@ -78,10 +88,10 @@ def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path
     store = open_store(tmp_path, clock=clock)
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=100 * MINUTE)})
     for _ in range(59):
-        assert store.topic_retention.round() == 0
+        assert run_topic_retention(store) == 0
         clock.advance(60)
     clock.advance(60)
-    assert store.topic_retention.round() == 10  # after so long it is the time
+    assert run_topic_retention(store) == 10  # after so long it is the time
 
 
 def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along(tmp_path: Path) -> None:
@@ -90,7 +100,7 @@ def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along
     send_all(store, [b"hello"] * 8, topic="T")
     clock.now_ms += 86_400_000
     store.topic_retention.set_limits({"T": TopicLimit(age_ms=2 * MINUTE)})
-    store.topic_retention.round()
+    run_topic_retention(store)
     assert store.min_offset("T", 0) == 2
 
 
@@ -100,7 +110,7 @@ def test_bytes_keep_the_newest_that_fit(tmp_path: Path, kept: float, minimum: in
     size = send(store, topic="Size-T").size - len("Size-T") + 1
     store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=int(kept * size))})
 
-    store.topic_retention.round()
+    run_topic_retention(store)
 
     assert store.min_offset("T", 0) == minimum
 
@@ -109,7 +119,7 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_READ", 7)
-    monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_PASS", 20)
+    monkeypatch.setattr("cometmq.store.background.topic_retention._UNITS_PER_CYCLE", 20)
     store = open_store(tmp_path)
     sizes = [send(store, bytes(number % 13)).size for number in range(150)]
     limit = sum(sizes[-30:])
@@ -117,12 +127,12 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
 
     passes = 0
     while store.min_offset("T", 0) < 120 and passes < 20:
-        store.topic_retention.round()
+        run_topic_retention(store)
         passes += 1
         assert store.min_offset("T", 0) <= 120
     assert passes >= 5
     sizes.append(send(store, bytes(500)).size)
-    store.topic_retention.round()
+    run_topic_retention(store)
 
     first = store.min_offset("T", 0)
     assert sum(sizes[first:]) <= limit < sum(sizes[first - 1 :])
@@ -131,10 +141,10 @@ def test_bytes_are_counted_on_from_where_the_last_pass_ended(
 def test_bytes_of_a_deleted_topic_do_not_count_for_one_of_its_name(store: MessageStore) -> None:
     store.topic_retention.set_limits({"T": TopicLimit(bytes_per_queue=30_000)})
     send_all(store, [bytes(2500)] * 10)
-    store.topic_retention.round()
+    run_topic_retention(store)
     delete_topic(store, "T")
     send_all(store, [bytes(100)] * 50)
-    assert store.topic_retention.round() == 0
+    assert run_topic_retention(store) == 0
     assert store.min_offset("T", 0) == 0
 
 
@@ -246,7 +256,7 @@ def test_a_topic_made_anew_meanwhile_keeps_its_messages(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     store, clock = minutely(tmp_path)
-    run = store.off_loop.run
+    run = store.executor.run
 
     async def run_later(work: Callable[..., object], *given: object) -> object:
         monkeypatch.undo()
@@ -254,12 +264,12 @@ def test_a_topic_made_anew_meanwhile_keeps_its_messages(
         send(store, b"new")
         return await run(work, *given)
 
-    monkeypatch.setattr(store.off_loop, "run", run_later)
+    monkeypatch.setattr(store.executor, "run", run_later)
     if way == "purge":
         in_place(store.purge.raise_min_offsets("T", {0: 8}))
     else:
         store.topic_retention.set_limits({"T": TopicLimit(age_ms=MINUTE)})
-        store.topic_retention.round()
+        run_topic_retention(store)
     assert everything(store) == [b"new"]
     store.close()
     store = open_store(tmp_path, clock=clock)

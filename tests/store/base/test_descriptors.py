@@ -51,7 +51,7 @@ def large(tmp_path: Path) -> MessageStore:
             if queue % 20 == 19:
                 committed(store.commit())
         store.queues.write_dirty()
-        assert number < 1 or len(store.queues.get("T0", 0).positions) == 1 + number // 2
+        assert number < 1 or len(store.queues.get_or_make("T0", 0).positions) == 1 + number // 2
     return store
 
 

@@ -35,7 +35,7 @@ def with_gap(root: Path, gap: int, disk: Any = None, **changes: Any) -> MessageS
     """Three messages, `gap` fillers, four messages; all units in files."""
     store = open_store(root, disk, mapped_file_size_consume_queue=20 * 70_000, **changes)
     put_all(store, numbered(3))
-    queue = store.queues.get("T", 0)
+    queue = store.queues.get_or_make("T", 0)
     queue.skip_to(3 + gap)
     queue.next_offset = 3 + gap
     put_all(store, numbered(3, 7))
@@ -158,12 +158,12 @@ def test_files_of_which_no_unit_holds_are_not_filled_up(tmp_path: Path) -> None:
     """A slave's queue begins far behind 0. When a power failure takes its records and leaves its units, the
     same records come again."""
     store = open_store(tmp_path)
-    queue = store.queues.get("T", 0)
+    queue = store.queues.get_or_make("T", 0)
     for _ in range(2):
         queue.push(0, 100, 7, 1_000_000_000)
         queue.write()
         assert len(list(Path(queue.path).iterdir())) == 1
         store.queues.clear()
-        queue = store.queues.get("T", 0)
+        queue = store.queues.get_or_make("T", 0)
         queue.load(0)
         assert (queue.max_offset, queue.begin) == (0, 1_000_000_000 - 1_000_000_000 % 100)

@@ -16,6 +16,7 @@ from tests.store.kit import (
     drop_first_segment,
     everything,
     open_store,
+    run_retention,
     send,
 )
 from tests.store.planted import alter
@@ -153,7 +154,7 @@ def ext_files(root: Path, topic: str = "T") -> list[int]:
 def test_ext_files_go_with_the_units_that_refer_to_them(tmp_path: Path) -> None:
     addresses = long(tmp_path)
     store = reopen(tmp_path)
-    store.retention.round()
+    run_retention(store)
     assert ext_files(tmp_path) == list(range(0, 800, EXT_SIZE))
     kept = []
     while len(store.log.segments) > 1:
@@ -204,7 +205,7 @@ def test_what_a_crash_left_of_a_deleted_topic_goes_after_the_next_start(
     assert len(ext_files(tmp_path)) == 8
     store.crash()
     store = reopen(tmp_path)
-    store.retention.round()
+    run_retention(store)
     left = [path.name for path in (tmp_path / "consumequeue_ext").rglob("*") if path.is_file()]
     assert left == ["notes.txt"] * 2
 
@@ -218,7 +219,7 @@ def test_a_store_that_may_not_delete_them_says_so_and_tries_again(
     drop_first_segment(store)
     assert "could not be deleted, trying again" in caplog.text
     assert ext_files(tmp_path)[0] == 0
-    store.retention.round()
+    run_retention(store)
     assert ext_files(tmp_path)[0] > 0
 
 

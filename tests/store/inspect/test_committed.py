@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from tests.golden.record_ledger import TARGET
 from tests.store.kit import numbered
-from tests.store.ledger.members import add, agree, elect, leader, member, seen
 from tests.store.planted import extract_golden
+from tests.store.raft_log.members import add, agree, elect, leader, member, seen
 
 from cometmq.errors import StoreError
-from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.record_finder import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
 

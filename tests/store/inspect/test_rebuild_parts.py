@@ -36,9 +36,9 @@ def made_of(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
 
 def make(root: Path, output: Path, config: StoreConfig | None = None, parts: int = 3) -> RebuildParts:
     plan = plan_rebuild(str(root), str(output), parts, config=config)
-    plan.look()
+    plan.collect_evidence()
     for base in plan.segments:
-        plan.take_segment(base)
+        plan.read_segment(base)
     plan.make_index(ManualClock(AT_MS))
     plan.put_in_place([plan.make_queues(part) for part in range(parts)])
     return plan
@@ -97,9 +97,9 @@ def test_queues_without_what_a_lost_segment_held(root: Path, tmp_path: Path) -> 
 def test_parts_that_are_done_again_leave_the_same(root: Path, tmp_path: Path) -> None:
     output, config = tmp_path / "new", small(root)
     plan = plan_rebuild(str(root), str(output), 2, config=config)
-    plan.look()
+    plan.collect_evidence()
     for base in (*plan.segments, plan.segments[0]):
-        plan.take_segment(base)
+        plan.read_segment(base)
     made = [plan.make_queues(part) for part in (0, 1)]
     stray = output / SCRATCH / "consumequeue" / "T" / "0" / f"{10**6:020d}"
     stray.write_bytes(b"of a task that died")

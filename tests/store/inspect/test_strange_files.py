@@ -9,13 +9,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.store.kit import delete_topic, everything, open_store, send, send_all, small
+from tests.store.kit import delete_topic, everything, in_place, open_store, send, send_all, small
 
 from cometmq.errors import StoreError
 from cometmq.store import MessageStore
-from cometmq.store.base.off_loop import in_place
-from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.record_finder import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
 
@@ -235,7 +234,7 @@ def test_the_ext_files_of_a_deleted_topic_are_those_of_the_store(root: Path, out
     (root / "consumequeue_ext/T/0").symlink_to(outside)
     store = open_store(root)
     delete_topic(store, "T")
-    in_place(store.retention.derived_pass())
+    in_place(store.retention.derived_cycle())
 
 
 def test_the_lock_is_not_written_through_a_link(root: Path, outside: Path) -> None:

@@ -278,7 +278,7 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
     send(store)
     for seconds, moved in ((0, False), (59.9, False), (60, True)):
         clock.now_s = 1000 + seconds
-        await store.writer.write_round()
+        await store.writer.write_cycle()
         assert (store.checkpoint.logics_ms == store.checkpointing.stored_ms) is moved
 
 
@@ -316,16 +316,16 @@ async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
     disk = FaultyDisk()
     store = started(tmp_path, disk)
     send(store, properties=b"KEYS\x01k")
-    vouched = store.checkpoint.mark
+    vouched = store.checkpoint.saved
     with monkeypatch.context() as slow:
         slow.setattr(LogFlusher, "wait_for", lambda _self, _position, waiter: waiter(False))
-        await store.writer.write_round(thorough=True)
-    assert store.checkpoint.mark == vouched
+        await store.writer.write_cycle(thorough=True)
+    assert store.checkpoint.saved == vouched
     synced: list[str] = []
     disk.before = lambda call, path: synced.append(path) if call in ("fdatasync", "fsync_dir") else None
     if in_background:
-        await store.writer.write_round(thorough=True)
-        assert store.checkpoint.mark != vouched
+        await store.writer.write_cycle(thorough=True)
+        assert store.checkpoint.saved != vouched
     else:
         assert store.writer.make_durable()
     (index_file,) = (tmp_path / "index").iterdir()

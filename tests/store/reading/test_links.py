@@ -13,7 +13,7 @@ from cometmq.store.derived.consume_queue import FILLER, UNIT_DTYPE
 
 
 async def found(store, start=0):
-    pieces = [piece async for piece in links(store.log, store.disk, store.off_loop, start)]
+    pieces = [piece async for piece in links(store.log, store.disk, store.executor, start)]
     return [position for piece in pieces for position in piece.tolist()]
 
 
@@ -99,7 +99,7 @@ async def test_they_are_what_they_were_and_fillers_stand_for_lost_records(tmp_pa
             put(store, b"y" * 100, *other, properties)
         store.commit()
     assert len(store.log.segments) > 3
-    queue = store.queues.find("T", 0)
+    queue = store.queues.find_queue("T", 0)
     wanted = bytearray(queue.read(first, count))
     if damaged:
         base = positions[50] - positions[50] % 8192
@@ -110,7 +110,7 @@ async def test_they_are_what_they_were_and_fillers_stand_for_lost_records(tmp_pa
         if first <= 50 < first + count:
             wanted[20 * (50 - first) : 20 * (51 - first)] = FILLER
     found = await lost_units(
-        store.log, store.disk, store.off_loop, queue, first, count, start=positions[max(0, first - 1)],
+        store.log, store.disk, store.executor, queue, first, count, start=positions[max(0, first - 1)],
         code_of=stored_tags_code,
     )  # fmt: skip
     assert found == wanted

@@ -10,11 +10,19 @@ from typing import NamedTuple
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.store.kit import drop_first_segment, everything, offset_by_time, open_store, put, restarted, send
+from tests.store.kit import (
+    drop_first_segment,
+    everything,
+    in_place,
+    offset_by_time,
+    open_store,
+    put,
+    restarted,
+    send,
+)
 from tests.store.planted import alter
 
 from cometmq.store import ManualClock, MessageStore
-from cometmq.store.base.off_loop import in_place
 
 BEGIN_MS = 1_000_000
 
@@ -57,7 +65,7 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
     for number, step in enumerate(plan.steps):
         clock.now_ms += step
         if number in plan.lost and number and number - 1 not in plan.lost:
-            queue = store.queues.get("T", 0)
+            queue = store.queues.get_or_make("T", 0)
             queue.skip_to(queue.max_offset + 1)
             queue.next_offset = queue.max_offset
             store.queues.add_dirty(queue)
@@ -112,7 +120,7 @@ def test_a_wide_gap_is_crossed_in_strides(tmp_path: Path, mode: str | None) -> N
     clock = ManualClock(BEGIN_MS)
     store = open_store(tmp_path, clock=clock, mapped_file_size_consume_queue=20 * 300_000)
     send(store)
-    queue = store.queues.get("T", 0)
+    queue = store.queues.get_or_make("T", 0)
     queue.skip_to(200_000)
     queue.next_offset = 200_000
     clock.now_ms += 1000

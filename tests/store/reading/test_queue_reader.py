@@ -370,7 +370,7 @@ def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
     for asked, expected in cases.items():
         answers = tuple(offset_by_time(store, "T", 0, asked, mode) for mode in (None, "LOWER", "UPPER"))
         assert answers == expected, asked
-    queue = store.queues.find("T", 0)
+    queue = store.queues.find_queue("T", 0)
     times = [store.lookups.store_time_of(queue, offset) for offset in (-1, 0, 5, 6)]
     assert times == [-1, 10_000, 10_500, -1]
     assert offset_by_time(store, "other", 0, 0) == 0
@@ -415,10 +415,10 @@ def test_one_read_crosses_from_the_file_to_memory(tmp_path: Path, store: Message
     store = restarted(store)
     send_all(store, numbered(5, 9))
 
-    answer = store.reader.get(store.queues.find("T", 0), 2, 32)
+    answer = store.reader.get(store.queues.find_queue("T", 0), 2, 32)
     assert bodies(answer) == numbered(2, 9)
     assert answer.next_begin_offset == 9
-    assert bodies(store.reader.get(store.queues.find("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
+    assert bodies(store.reader.get(store.queues.find_queue("T", 0), 2, 4)) == [b"2", b"3", b"4", b"5"]
 
 
 BULKY = {"mapped_file_size_commit_log": 16 << 20, "mapped_file_size_consume_queue": 40_000}

@@ -178,7 +178,7 @@ def test_every_pull_follows_the_rules(
         if expired and len(store.log.segments) > 1:
             drop_first_segment(store)
         low, end = store.min_offset("T", 0), store.log.end
-        queue = store.queues.find("T", 0)
+        queue = store.queues.find_queue("T", 0)
         cached_from = 0 if queue is None else queue.window_start
         for pull in asked:
             answer = store.reader.get(
@@ -195,7 +195,7 @@ def test_every_pull_follows_the_rules(
 def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store: MessageStore) -> None:
     put_all(store, [b"hello"] * 250)
     store = restarted(store, broker_role="SLAVE")
-    queue = store.queues.get("T", 0)
+    queue = store.queues.get_or_make("T", 0)
     queue.min_offset = 5
     for offset, status in (
         (3, GetStatus.OFFSET_TOO_SMALL),
@@ -227,7 +227,7 @@ def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
     store = open_store(tmp_path, access_message_in_memory_max_ratio=100)
     places = [put(store, bytes(200)) for _ in range(10)]
     committed(store.commit())
-    size, queue = places[0].size, store.queues.get("T", 0)
+    size, queue = places[0].size, store.queues.get_or_make("T", 0)
 
     def pull(offset: int, most: int = 32) -> tuple[int, bool]:
         answer = store.reader.get(queue, offset, most)

@@ -192,7 +192,7 @@ def test_damage_in_the_middle_hides_only_what_it_hit(
 ) -> None:
     sent = fill(tmp_path)
     store = quick(tmp_path)
-    unit = store.queues.get("T", 1).unit(50)
+    unit = store.queues.get_or_make("T", 1).unit(50)
     assert unit is not None
     store.close()
     position, size, _ = unit
@@ -456,7 +456,7 @@ def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
             assert store.writer.make_durable(slots=False)
     store.index.write()
     store.crash()
-    mark = store.checkpoint.mark
+    mark = store.checkpoint.saved
     assert mark is not None
     assert (mark.index_slots, mark.index_count) == (502, 902)
     store = quick(tmp_path, clock, **sizes)
@@ -578,4 +578,4 @@ def test_an_empty_log_beside_full_queues_is_said_aloud(
     for path in (tmp_path / "commitlog").iterdir():
         path.rename(tmp_path / path.name)
     quick(tmp_path).close()
-    assert "the queues forget 300 messages (is its disk mounted?)" in caplog.text
+    assert "the queues lose 300 messages (is its disk mounted?)" in caplog.text

@@ -69,8 +69,8 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
 
     disk.before = look
     store = open_store(tmp_path, disk)
-    assert [(at.mark, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
-    assert (store.checkpoint.mark is not None, store.checkpoint.index_ms > 0) == (True, True)
+    assert [(at.saved, at.index_ms, at.physic_ms) for at in seen] == [(None, 0, store.checkpoint.physic_ms)]
+    assert (store.checkpoint.saved is not None, store.checkpoint.index_ms > 0) == (True, True)
     finds(store, (0, 350, 699), "Other")
 
 
@@ -81,7 +81,7 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
         send(store, properties=b"KEYS\x01k%d" % number)
     assert store.writer.make_durable(slots=False)
     store.crash()
-    store.checkpoint.mark = None  # as another broker leaves it
+    store.checkpoint.saved = None  # as another broker leaves it
     store.checkpoint.flush()
     damaged = max((tmp_path / "index").iterdir())
     os.truncate(damaged, 100)

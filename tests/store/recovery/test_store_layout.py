@@ -68,9 +68,9 @@ def test_the_tools_follow_the_settings_of_the_store(root: Path, tmp_path: Path) 
         shutil.copytree(places[key], tmp_path / "seen" / name)
     assert (queue_bytes(tmp_path / "seen"), index_bytes(tmp_path / "seen")) == (queues, index)
     parts = plan_rebuild(str(root), str(tmp_path / "new"), 1)
-    parts.look()
+    parts.collect_evidence()
     for base in parts.segments:
-        parts.take_segment(base)
+        parts.read_segment(base)
     parts.make_index()
     parts.put_in_place([parts.make_queues(0)])
     assert queue_bytes(tmp_path / "new") == queues

@@ -187,7 +187,7 @@ def test_what_makes_room_passes_a_full_disk_and_nothing_else(store, flags, makes
     if taken:
         append(makes_room=makes_room)
     else:
-        with pytest.raises(StoreRefused, match="the store takes no messages: why"):
+        with pytest.raises(StoreRefused, match="the store accepts no messages: why"):
             append(makes_room=makes_room)
     with pytest.raises(StoreRefused):
         append()
@@ -283,7 +283,7 @@ def test_refusals_keep_no_bodies_alive(store):
     gc.disable()
     try:
         for full in (False, True):
-            for size in (100, 200, 300, store.appender.largest_body + 1):
+            for size in (100, 200, 300, store.appender.limits.body + 1):
                 body = Watched(size)
                 watched.append(weakref.ref(body))
                 enqueue(store, size, body)

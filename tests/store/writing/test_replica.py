@@ -89,7 +89,7 @@ def test_a_slave_may_begin_with_any_segment(
         slave.replica.append(position, data)
     assert slave.replica.commit().error is None
     assert (slave.log.min_position, slave.replica.end) == (2 * 65536, master.log.end)
-    queue, whole = slave.queues.find("T", 0), master.queues.find("T", 0)
+    queue, whole = slave.queues.find_queue("T", 0), master.queues.find_queue("T", 0)
     assert queue is not None
     assert whole is not None
     assert 0 < queue.min_offset == queue.begin + queue.min_offset % 100
@@ -263,7 +263,7 @@ def test_a_gap_in_the_masters_queue_is_filled(
 ) -> None:
     """The master has lost messages of it and has gone on behind."""
     send_all(master, numbered(3))
-    queue = master.queues.find("T", 0)
+    queue = master.queues.find_queue("T", 0)
     assert queue is not None
     queue.next_offset = 5
     send(master)

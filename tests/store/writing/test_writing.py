@@ -17,6 +17,7 @@ from tests.store.kit import (
     committed,
     delete_topic,
     everything,
+    in_place,
     open_configured,
     open_store,
     put,
@@ -33,7 +34,6 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.record.one import decode_record, encode_blank, record_starts
 from cometmq.store import GetStatus, ManualClock, MessageStore, StoreConfig, StoreRefused
 from cometmq.store.base.checkpoint import Checkpoint, checkpoint_position_of
-from cometmq.store.base.off_loop import in_place
 from cometmq.store.derived.consume_queue import FILLER, UNIT_STRUCT
 from cometmq.store.inspect.verify import verify
 
@@ -54,8 +54,8 @@ def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
     store = open_store(tmp_path, clock=clock, mapped_file_size_commit_log=1 << 30)
     store.appender.store_host = bytes.fromhex("c0a8000a00002a9f")
     store.log.resume([], 0x400000B0 - 0)
-    store.queues.get("TopicTest", 3).push(0, 1, 0, 6)
-    store.queues.get("TopicTest", 3).next_offset = 7
+    store.queues.get_or_make("TopicTest", 3).push(0, 1, 0, 6)
+    store.queues.get_or_make("TopicTest", 3).next_offset = 7
     appended = store.appender.append(
         "TopicTest", 3, memoryview(b"Hello"), b"KEYS\x01k1\x02TAGS\x01TagA", flag=0,
         born_timestamp_ms=1_700_000_000_000, born_host=bytes.fromhex("c0a8000a0000c350"), tags_code=2598919,
@@ -63,7 +63,7 @@ def test_the_worked_example_is_written_byte_for_byte(tmp_path: Path) -> None:
     assert (appended.physical_offset, appended.queue_offset, appended.size) == (0x400000B0, 7, 122)
     committed(store.commit())
     assert bytes(store.log.read(0x400000B0, 122) or b"") == EXAMPLE
-    unit = store.queues.get("TopicTest", 3).read(7, 1)
+    unit = store.queues.get_or_make("TopicTest", 3).read(7, 1)
     assert bytes(unit or b"").hex() == "00000000400000b00000007a000000000027a807"
 
 
@@ -100,9 +100,9 @@ def test_the_checkpoint_of_a_clean_stop_names_the_last_record(
     data = (tmp_path / "checkpoint").read_bytes()
     assert data[:64] == struct.pack(">qq", START_MS + 77, START_MS + 77).ljust(64, b"\0")
     assert len(data) == 4096
-    assert checkpoint_position_of(data) == store.checkpoint.mark
-    assert store.checkpoint.mark is not None
-    assert store.checkpoint.mark.position == store.log.end
+    assert checkpoint_position_of(data) == store.checkpoint.saved
+    assert store.checkpoint.saved is not None
+    assert store.checkpoint.saved.position == store.log.end
 
 
 def test_a_checkpoint_that_is_lowered_while_it_is_being_written_ends_low(tmp_path: Path) -> None:
@@ -285,7 +285,7 @@ def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path, st
     assert arrival[0][3] == START_MS + 10_000
     store.crash()
     store = open_store(tmp_path)  # recovery computes it from DELAY
-    unit = store.queues.get("SCHEDULE_TOPIC_XXXX", 2).unit(0)
+    unit = store.queues.get_or_make("SCHEDULE_TOPIC_XXXX", 2).unit(0)
     assert unit is not None
     assert unit[2] == START_MS + 10_000
 
@@ -293,7 +293,7 @@ def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path, st
 def test_a_queue_that_continues_elsewhere_is_filled_up_as_apache_does(
     tmp_path: Path, store: MessageStore
 ) -> None:
-    queue = store.queues.get("T", 0)
+    queue = store.queues.get_or_make("T", 0)
     queue.next_offset = 130
     send(store, b"later")
     assert (store.min_offset("T", 0), store.max_offset("T", 0)) == (130, 131)
@@ -320,7 +320,7 @@ def test_deleted_topics_leave_nothing_and_can_be_used_again(tmp_path: Path, stor
     assert not (tmp_path / "consumequeue" / "gone").exists()
     assert send(store, b"new", topic="gone").queue_offset == 0
     assert everything(store, "gone") == [b"new"]
-    assert in_place(store.deletion.keep({"gone"}.__contains__)) == ["stays"]
+    assert in_place(store.deletion.delete_unknown({"gone"}.__contains__)) == ["stays"]
     store = restarted(store)
     assert store.queues.topics() == ["gone"]
 

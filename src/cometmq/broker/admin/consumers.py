@@ -118,7 +118,7 @@ class ConsumerAdmin:
         if header.timestamp == -1:
             target = store.max_offset(header.topic, queue_id)
         else:
-            queue = store.queues.find(header.topic, queue_id)
+            queue = store.queues.find_queue(header.topic, queue_id)
             target = max(await store.lookups.offset_by_time(queue, header.timestamp, mode), 0)
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
@@ -159,7 +159,7 @@ class ConsumerAdmin:
         if header.msg_id:
             offset = decode_offset_id(header.msg_id).physical_offset
             store = self.store
-            record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
+            record = await store.executor.query(partial(store.lookups.record_at, offset))
             if record is None:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, f"no message at the offset of {header.msg_id}")
         told = msgspec.structs.replace(header, broker_name=self.config.broker_name)

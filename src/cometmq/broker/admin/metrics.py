@@ -375,9 +375,9 @@ class BrokerMetrics:
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
         """Return how long the message at an offset has waited, in ms; 0 if it does not exist any more."""
-        queue = self.store.queues.find(topic, queue_id)
+        queue = self.store.queues.find_queue(topic, queue_id)
         first = max(offset, self.store.min_offset(topic, queue_id), 0)
-        stored = await self.store.off_loop.ask(partial(self.store.lookups.store_time_of, queue, first))
+        stored = await self.store.executor.query(partial(self.store.lookups.store_time_of, queue, first))
         return max(self.clock.time_ms() - stored, 0) if stored > 0 else 0
 
 

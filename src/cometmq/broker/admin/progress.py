@@ -113,11 +113,11 @@ class ProgressAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"Index {header.index} of {queue_id}@{topic} is not exist!"
             )
-        body.queue_data = await store.off_loop.ask(partial(self._entries, header))
+        body.queue_data = await store.executor.query(partial(self._entries, header))
         return frame.response(body=body.encode())
 
     def _entries(self, header: QueryConsumeQueueRequestHeader, reads: Reads) -> list[ConsumeQueueData]:
-        queue = self.store.queues.find(header.topic, header.queue_id)
+        queue = self.store.queues.find_queue(header.topic, header.queue_id)
         if queue is None:
             return []
         stop = min(header.index + max(min(header.count, MAX_ENTRIES), 0), queue.max_offset)
@@ -146,10 +146,10 @@ class ProgressAdmin:
 
         def times(reads: Reads) -> list[int]:
             offsets = (first, behind - 1, consumed - 1, max(consumed, first))
-            queue = store.queues.find(topic, queue_id)
+            queue = store.queues.find_queue(topic, queue_id)
             return [store.lookups.store_time_of(queue, offset, reads) for offset in offsets]
 
-        earliest, latest, reached, waiting = await store.off_loop.ask(times)
+        earliest, latest, reached, waiting = await store.executor.query(times)
         if consumed <= 0:
             reached = earliest
         behind_ms = 0
@@ -170,9 +170,9 @@ class ProgressAdmin:
         """Return the store time (ms) of the message before this offset, or 0."""
         if offset <= 0:
             return 0
-        queue = self.store.queues.find(topic, queue_id)
+        queue = self.store.queues.find_queue(topic, queue_id)
         question = partial(self.store.lookups.store_time_of, queue, offset - 1)
-        return max(await self.store.off_loop.ask(question), 0)
+        return max(await self.store.executor.query(question), 0)
 
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
         """Return message statistics of the last minute, hour and day.

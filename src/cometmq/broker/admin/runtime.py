@@ -114,7 +114,7 @@ class RuntimeAdmin:
         """Correct the minimum offsets, and start to delete queue and index files without records."""
         store = self.store
         log.info("queues and index are cleaned up for %s", connection.peer)
-        store.retention.look_at_everything()
+        store.retention.recheck_everything()
         await store.retention.run_now(log_too=False)
         return frame.response()
 

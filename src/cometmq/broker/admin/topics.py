@@ -229,7 +229,9 @@ class TopicAdmin:
         topics = self.tables.topics
         try:
             # Not a set of all names: many such requests may wait for each other.
-            gone = await self.store.deletion.keep(lambda name: name in topics.table or topics.is_system(name))
+            gone = await self.store.deletion.delete_unknown(
+                lambda name: name in topics.table or topics.is_system(name)
+            )
         except OSError as error:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"not all topics were deleted: {error.strerror or error}"

@@ -50,7 +50,7 @@ class OffsetProcessor:
         """Return the offset of a group without an offset in this queue."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
-        young = store.min_offset(topic, queue_id) <= 0 and not await store.off_loop.ask(
+        young = store.min_offset(topic, queue_id) <= 0 and not await store.executor.query(
             partial(is_on_disk, store, topic, queue_id, 0)
         )
         zero = young and header.set_zero_if_not_found is not False
@@ -115,7 +115,7 @@ class OffsetProcessor:
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self.store
-        queue = store.queues.find(header.topic, header.queue_id)
+        queue = store.queues.find_queue(header.topic, header.queue_id)
         offset = await store.lookups.offset_by_time(queue, header.timestamp, mode)
         return offset_answer(frame, max(offset, 0))
 
@@ -135,8 +135,8 @@ class OffsetProcessor:
         store = self.store
         topic, queue_id = header.topic, header.queue_id
         first = store.min_offset(topic, queue_id)
-        queue = store.queues.find(topic, queue_id)
-        when = await store.off_loop.ask(partial(store.lookups.store_time_of, queue, first))
+        queue = store.queues.find_queue(topic, queue_id)
+        when = await store.executor.query(partial(store.lookups.store_time_of, queue, first))
         return frame.response(ext={"timestamp": str(when)})
 
 
@@ -151,7 +151,7 @@ def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, read
     accessMessageInMemoryMaxRatio sets the share of memory that counts. The result is False for a missing
     message.
     """
-    queue = store.queues.find(topic, queue_id)
+    queue = store.queues.find_queue(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
         return False
     unit = queue.unit(offset, reads)

@@ -227,7 +227,7 @@ class PullProcessor:
 
     async def _serve_cold(self, request: PullRequest, miss: NotInMemory) -> None:
         try:
-            got = await self.store.off_loop.ask(partial(self._read, request), miss)
+            got = await self.store.executor.query(partial(self._read, request), miss)
         except Exception as error:
             self._failed(request, error)
             return

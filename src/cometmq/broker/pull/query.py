@@ -58,9 +58,9 @@ class QueryProcessor:
 
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
-        store, ledger, record = self.store, self.store.ledger, None
-        if ledger is None or offset < ledger.shown:  # uncommitted raft entries may be removed
-            record = await store.off_loop.ask(partial(store.lookups.record_at, offset))
+        store, raft_log, record = self.store, self.store.raft_log, None
+        if raft_log is None or offset < raft_log.shown:  # uncommitted raft entries may be removed
+            record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
         if self.check_read is not None:

@@ -245,7 +245,7 @@ class HaClient:
         position = store.checkpointing.covered().last
         record = None
         if position >= 0:
-            record = await store.off_loop.ask(partial(store.lookups.record_at, position))
+            record = await store.executor.query(partial(store.lookups.record_at, position))
         return Tail(store.replica.end, position, record)
 
     async def _request_log(self, addr: str, position: int) -> MasterLog:

@@ -270,7 +270,7 @@ class HaServer:
         """Send log bytes that are not in memory: a thread reads them."""
         question = partial(self._store.log.read, send.position, send.size)
         try:
-            data = await self._store.off_loop.ask(question, miss)
+            data = await self._store.executor.query(question, miss)
         except OSError as error:
             self._unreadable(link, send, error)
         else:

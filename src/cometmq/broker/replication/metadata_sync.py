@@ -290,7 +290,7 @@ class MetadataSync:
         for topic in there:
             store.deletion.delete_before(topic, due[topic], done)
         if due.keys() - there:
-            store.deletion.note_before(sorted(due.keys() - there), reached)
+            store.deletion.record_before(sorted(due.keys() - there), reached)
 
     def _goes_on(self, topic: str, end: int) -> bool:
         """Return whether a queue has messages on both sides of a deletion.

@@ -16,22 +16,22 @@ MAX_MESSAGE_BYTES = 1 << 20
 class NodeLog:
     """The node's view of the log."""
 
-    def __init__(self, ledger: RaftLog) -> None:
-        self._ledger = ledger
-        self.term_of = ledger.term_of
+    def __init__(self, raft_log: RaftLog) -> None:
+        self._raft_log = raft_log
+        self.term_of = raft_log.term_of
 
     @property
     def first(self) -> int:
-        return self._ledger.first
+        return self._raft_log.first
 
     @property
     def last(self) -> int:
-        return self._ledger.last
+        return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
         """Return how many entries from `first` on fit into one frame."""
         try:
-            return self._ledger.range(first, stop, MAX_MESSAGE_BYTES).stop
+            return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
         except (StoreError, OSError):  # The entry is read again before it is sent.
             return first + 1
 

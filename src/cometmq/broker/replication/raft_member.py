@@ -120,7 +120,7 @@ class RaftMember:
             timeout_s: How long a send waits for its commit, in seconds.
             tick: Calls `end_tick` at its end, which commits what the broker has appended.
         """
-        assert store.ledger is not None
+        assert store.raft_log is not None
         me, group = config.me, config.group
         self.me = me
         self._addresses = config.addresses
@@ -129,17 +129,17 @@ class RaftMember:
         self._options = options
         self.received = Received()
         self._store = store
-        self._ledger: RaftLog = store.ledger
+        self._raft_log: RaftLog = store.raft_log
         self._clock = clock
         self._tick = tick
         self._commit_tick = end_tick
         self._leader_role = leader_role
         self._loop = asyncio.get_running_loop()
         voters = frozenset() if config.joins else frozenset(config.addresses)
-        self._state = raft_state.load(store.disk, self._ledger, voters)
+        self._state = raft_state.load(store.disk, self._raft_log, voters)
         self.node = RaftNode(
-            me, group, NodeLog(self._ledger), self._state, random.SystemRandom().randint, self._options,
-            self._ledger.committed,
+            me, group, NodeLog(self._raft_log), self._state, random.SystemRandom().randint, self._options,
+            self._raft_log.committed,
         )  # fmt: skip
         self.peers = Peers(
             group, me, config.addresses[me], config.broker_addr,
@@ -150,7 +150,7 @@ class RaftMember:
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
         self._reading: set[asyncio.Task[None]] = set()
-        self._first = self._ledger.first
+        self._first = self._raft_log.first
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
@@ -158,9 +158,9 @@ class RaftMember:
         """Whether this member has stopped taking part until the broker is started again."""
         self._due = False
         self._failed_at: float | None = None
-        self._ledger.on_synced = self._synced
-        self._ledger.propose = self.propose
-        self._ledger.on_failure = self._not_written
+        self._raft_log.on_synced = self._synced
+        self._raft_log.propose = self.propose
+        self._raft_log.on_failure = self._not_written
         self._failure: CometError | OSError | None = None
 
     @property
@@ -234,7 +234,7 @@ class RaftMember:
     def _synced(self, index: int) -> None:
         """Tell the node that the log is on the device up to an entry."""
         if self._store.config.sync_flush:
-            self.node.persisted(index, self._ledger.term_of(index))
+            self.node.persisted(index, self._raft_log.term_of(index))
             self._schedule()
 
     def _schedule(self) -> None:
@@ -303,9 +303,9 @@ class RaftMember:
             while any(map(_cuts, effects.log)):
                 change = effects.log.pop(0)
                 if isinstance(change, Truncate):
-                    await self._ledger.truncate(change.first)
+                    await self._raft_log.truncate(change.first)
                 elif isinstance(change, Reset):
-                    await self._ledger.reset(change.first)
+                    await self._raft_log.reset(change.first)
                 else:
                     self._write([change])
             cuts = False
@@ -323,7 +323,7 @@ class RaftMember:
         self.turn()
 
     async def _save(self, state: HardState) -> None:
-        disk, directory = self._store.disk, self._ledger.directory
+        disk, directory = self._store.disk, self._raft_log.directory
         await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
         if self._state.suspect and not state.suspect:
             log.warning("raft: the log of %s is complete: it votes again", self.me)
@@ -331,14 +331,14 @@ class RaftMember:
 
     def _carry_out(self, effects: Effects) -> None:
         """Apply committed entries, then changes of the log: their write may fail."""
-        ledger = self._ledger
+        raft_log = self._raft_log
         try:
-            if effects.committed is not None and effects.committed > ledger.committed:  # false after a reset
-                ledger.commit_to(effects.committed)
-                self.waits.committed(ledger.place_of(effects.committed).end)
+            if effects.committed is not None and effects.committed > raft_log.committed:  # no reset
+                raft_log.commit_to(effects.committed)
+                self.waits.committed(raft_log.location_of(effects.committed).end)
             self._write(effects.log)
             if effects.log and not self._store.config.sync_flush:
-                self.node.persisted(ledger.last, ledger.term_of(ledger.last))
+                self.node.persisted(raft_log.last, raft_log.term_of(raft_log.last))
             elif effects.log:
                 self._store.flusher.request()
         except (CometError, OSError) as error:
@@ -359,11 +359,11 @@ class RaftMember:
         try:
             for change in changes:
                 if isinstance(change, AppendOwn):
-                    self._ledger.lead(change.term)
-                    self._ledger.append_own(body_of(change))
+                    self._raft_log.lead(change.term)
+                    self._raft_log.append_own(body_of(change))
                     written = True
                 elif isinstance(change, Append):
-                    last = self._ledger.append(behind(change.payload, change.skip))
+                    last = self._raft_log.append(behind(change.payload, change.skip))
                     self.received.written_ms = self._clock.time_ms()
                     written = True
                     if last != change.first + change.count - 1:
@@ -379,15 +379,15 @@ class RaftMember:
 
     def _may_lead(self) -> bool:
         """Return whether former leaders' entries are committed, and none of this leader is in flight."""
-        ledger = self._ledger
-        return self.node.ready and not self.leading and ledger.committed == ledger.last
+        raft_log = self._raft_log
+        return self.node.ready and not self.leading and raft_log.committed == raft_log.last
 
     async def _begin_leading(self, term: int) -> None:
         """Begin to accept messages as the leader of a term."""
         try:
             await self._leader_role.prepare()
             if self._may_lead() and self.node.term == term and not self._stopped:
-                self._ledger.take_messages()
+                self._raft_log.take_messages()
                 self.leading = True
                 self._prefer_at = self._clock.boottime() + PREFER_INTERVAL_S
                 log.warning("raft: %s leads its group from term %d on", self.me, term)
@@ -424,7 +424,7 @@ class RaftMember:
             self.leading = False
             self._leader_role.hand_over()
             self._led.set()
-            self._ledger.follow()
+            self._raft_log.follow()
             self.waits.give_up(reason)
             log.warning("raft: %s no longer leads: %s", self.me, reason)
 
@@ -438,7 +438,7 @@ class RaftMember:
         try:
             if any(map(_cuts, left.log)):
                 raise StoreError("the log was to be cut just then") from error
-            self.node.disk_failed(self._ledger.last, str(error))
+            self.node.disk_failed(self._raft_log.last, str(error))
         except CometError as error:
             self._fail(error)
             return
@@ -461,7 +461,7 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
-            self._ledger.flushed(self._store.flusher.flushed)  # Writes what the index of entries lacks.
+            self._raft_log.flushed(self._store.flusher.flushed)  # Writes what the index of entries lacks.
             if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # The store logs a full disk.
                 self._failed_at = None
                 self.node.disk_recovered()
@@ -531,7 +531,7 @@ class RaftMember:
 
     def _begins(self) -> tuple[str, ...]:
         """Return the members of a group that may begin, in order, or none."""
-        blank = self.node.term == 0 and self._ledger.last < 0
+        blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
@@ -556,8 +556,8 @@ class RaftMember:
 
         Raises OSError.
         """
-        there = self._ledger.first <= index <= self._ledger.last
-        return self._ledger.place_of(index).end if there else self._store.log.min_position
+        there = self._raft_log.first <= index <= self._raft_log.last
+        return self._raft_log.location_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
         """Return the message with its entries; None if they are not in memory: a later turn sends it."""
@@ -565,8 +565,8 @@ class RaftMember:
             return message
         first = message.prev_index + 1
         try:
-            entries = self._ledger.range(first, first + message.count, 1 << 62)
-            question = partial(self._ledger.read, entries)
+            entries = self._raft_log.range(first, first + message.count, 1 << 62)
+            question = partial(self._raft_log.read, entries)
             return with_entries(message, question(CACHED))
         except NotInMemory as miss:
             task = self._loop.create_task(self._send_cold(message, question, miss))
@@ -581,7 +581,7 @@ class RaftMember:
         self, message: AppendRequest, question: Callable[[Reads], Buffer], miss: NotInMemory
     ) -> None:
         try:
-            data = await self._store.off_loop.ask(question, miss)
+            data = await self._store.executor.query(question, miss)
         except (CometError, OSError) as error:
             log.error("raft: entries for %s cannot be read: %s", message.to, error)
             return
@@ -589,8 +589,8 @@ class RaftMember:
 
     def _forget_deleted(self) -> None:
         """Tell the node when retention has deleted the oldest entries, or when the log has been restarted."""
-        first = self._ledger.first
-        if first > self._first and first <= self._ledger.committed:
+        first = self._raft_log.first
+        if first > self._first and first <= self._raft_log.committed:
             self._first = first
             self.node.log_trimmed(first)
 

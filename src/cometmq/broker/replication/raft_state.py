@@ -37,34 +37,34 @@ class _Kept(msgspec.Struct):
     members: tuple[MembersEntry, ...]
 
 
-def load(disk: Disk, ledger: RaftLog, voters: frozenset[str]) -> HardState:
+def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     """Read this member's state. voters: the members that the group starts with.
 
     Raises StoreError, OSError.
     """
-    kept = read_term(disk, ledger.directory) or TermAndVote()
-    path = os.path.join(ledger.directory, _FILE)
+    kept = read_term(disk, raft_log.directory) or TermAndVote()
+    path = os.path.join(raft_log.directory, _FILE)
     try:
         found = msgspec.json.decode(read_file(disk, path, _LIMIT), type=_Kept)
     except FileNotFoundError:
         found = _Kept((MembersEntry(-1, -1, Members(voters)),))
-        if ledger.last < 0 and kept == TermAndVote():
-            ledger.distrust("no log, vote or members are here: the member is new, or its disk is")
+        if raft_log.last < 0 and kept == TermAndVote():
+            raft_log.distrust("no log, vote or members are here: the member is new, or its disk is")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
-    members = tuple(entry for entry in found.members if _is_in(entry, ledger))
+    members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
     # Without this write the omitted entries would return once the log begins after them.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
-    suspect, forgot = is_suspect(disk, ledger.directory), has_forgotten(disk, ledger.directory)
+    suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
     return HardState(max(kept.term, 0), kept.vote, members, suspect, forgot)
 
 
-def _is_in(entry: MembersEntry, ledger: RaftLog) -> bool:
+def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
     """Return whether the log contains the entry, or begins after it."""
-    if entry.index < ledger.first:
+    if entry.index < raft_log.first:
         return True
-    return entry.index <= ledger.last and ledger.term_of(entry.index) == entry.term
+    return entry.index <= raft_log.last and raft_log.term_of(entry.index) == entry.term
 
 
 def before_cut(state: HardState, before: HardState) -> HardState:

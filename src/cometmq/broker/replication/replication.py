@@ -46,13 +46,8 @@ class Replication:
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.wanted_from = lambda: ha.core.wanted_from
-        flushed = store.flusher.on_flushed
-
-        def on_flushed(end: int) -> None:
-            flushed(end)
-            tick.schedule()  # With SYNC_FLUSH slaves receive, and report, only what is on the device.
-
-        store.flusher.on_flushed = on_flushed
+        # With SYNC_FLUSH slaves receive, and report, only what is on the device.
+        store.flusher.on_flushed.append(lambda _end: tick.schedule())
 
     def end_tick(self) -> None:
         """Send written records, or write received ones. Runs after the writer and before waiting readers."""

@@ -90,7 +90,7 @@ class ReplyProcessor:
         """Refuse a reply that could not be stored, before it is pushed. Raises CommandError."""
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
-        largest = self.sends.store.appender.largest_body
+        largest = self.sends.store.appender.limits.body
         if len(body) > largest:
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,

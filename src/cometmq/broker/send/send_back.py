@@ -63,7 +63,7 @@ class SendBackProcessor:
                 f"{len(RETRY_PREFIX) + len(group)}, more than {MAX_TOPIC_LENGTH}, so it has none",
             )
         known = self._retry_topic(group, settings.retry_queue_nums, bool(header.unit_mode))
-        record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, header.offset))
+        record = await self.store.executor.query(partial(self.store.lookups.record_at, header.offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"look message by offset failed, {header.offset}")
         message = decode_record(record, 0)

@@ -163,7 +163,7 @@ class SendTemplates:
         if found is None or found != self._long_way(head, _twin(parts)):
             return False
         topic, queue_id, form, traits = found
-        queue = self._queues.find(topic, queue_id)
+        queue = self._queues.find_queue(topic, queue_id)
         if queue is None:
             return False
         key = head, parts[1], parts[3], parts[5]

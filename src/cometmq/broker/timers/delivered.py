@@ -54,24 +54,24 @@ async def delivered(
     Raises:
         OSError: The log cannot be read.
     """
-    off_loop = store.off_loop
+    executor = store.executor
     found, others, waiting, first = dict(begun), set[int](), {}, store.log.end
     for level, offset in begun.items():
-        queue = store.queues.find(SCHEDULE_TOPIC, level - 1)
+        queue = store.queues.find_queue(SCHEDULE_TOPIC, level - 1)
         if queue is not None and offset < queue.max_offset:
             waiting[level] = queue
-            unit = await off_loop.ask(partial(queue.unit, offset))
+            unit = await executor.query(partial(queue.unit, offset))
             first = min(first, unit[0] if unit is not None else 0)
     start = max(log_position, first)
-    pieces = [piece async for piece in links(store.log, store.disk, off_loop, start)]
+    pieces = [piece async for piece in links(store.log, store.disk, executor, start)]
     if not pieces:
         return found, others
-    linked = await off_loop.run(np.unique, np.concatenate(pieces))
+    linked = await executor.run(np.unique, np.concatenate(pieces))
     for level, queue in waiting.items():
         offset, last = begun[level], int(linked[-1])
-        end = await off_loop.ask(partial(queue.search, offset, queue.max_offset, last + 1))
+        end = await executor.query(partial(queue.search, offset, queue.max_offset, last + 1))
         while offset < end:
-            data = await off_loop.ask(partial(_units, queue, offset, min(end - offset, _UNITS_AT_ONCE)))
+            data = await executor.query(partial(_units, queue, offset, min(end - offset, _UNITS_AT_ONCE)))
             if not data:
                 offset = queue.next_file_offset(offset)
                 continue
@@ -79,7 +79,7 @@ async def delivered(
             found[level], more = goes_on(found[level], offset, units, linked)
             others.update(more)
             offset += len(units)
-            await off_loop.pause(0)
+            await executor.pause(0)
     return found, others
 
 

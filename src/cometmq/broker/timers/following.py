@@ -125,7 +125,7 @@ class Follower:
     @property
     def queue(self) -> ConsumeQueue | None:
         """The queue of the timer topic, or None."""
-        return self.store.queues.find(TIMER_TOPIC, 0)
+        return self.store.queues.find_queue(TIMER_TOPIC, 0)
 
     def behind(self) -> bool:
         """Return whether the queue has units that were not read yet."""
@@ -151,19 +151,19 @@ class Follower:
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
         """Return the first offset to read, and what is known to be done. Raises OSError."""
-        mark, off_loop = self.state.mark, self.store.off_loop
+        mark, executor = self.state.mark, self.store.executor
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
-            first = await off_loop.ask(partial(queue.search, first, high, mark.first_position))
+            first = await executor.query(partial(queue.search, first, high, mark.first_position))
             first = max(min(first, mark.queue_offset), queue.min_offset)
-            unit = await off_loop.ask(partial(queue.unit, first)) if first < high else None
+            unit = await executor.query(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
             _raise_unless_unreadable(failure)  # then all units are read, which reports more about the damage
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
-        apache = await off_loop.run(_check_point, self.store)
+        apache = await executor.run(_check_point, self.store)
         self.pending.begin(mark)
         self.pending.followed = first
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
@@ -171,7 +171,7 @@ class Follower:
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
         """Return the original positions that the records of a part of the log contain, ascending."""
         store = self.store
-        found = [piece async for piece in links(store.log, store.disk, store.off_loop, start, end)]
+        found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
@@ -184,7 +184,7 @@ class Follower:
     async def _take_in(
         self, queue: ConsumeQueue, end: int, known: Known | None, ahead_ms: Callable[[int], int]
     ) -> None:
-        pending, off_loop = self.pending, self.store.off_loop
+        pending, executor = self.pending, self.store.executor
         pending.followed = max(pending.followed, queue.min_offset)
         reached = self.store.log.min_position
         while pending.followed < end:
@@ -214,7 +214,7 @@ class Follower:
             self.state.changes += 1
             self.state.waiting, self.state.recalls = len(pending), pending.recalls
             if pending.followed < end:
-                await off_loop.pause(0)
+                await executor.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
         """Return `count` units from an offset on: fewer at the end of a file, none if it is missing.
@@ -224,7 +224,7 @@ class Follower:
         """
         store = self.store
         try:
-            return await store.off_loop.ask(partial(_read_units, queue, first, count))
+            return await store.executor.query(partial(_read_units, queue, first, count))
         except OSError as failure:
             _raise_unless_unreadable(failure)
             log.error(
@@ -233,7 +233,7 @@ class Follower:
                 queue.path, first, failure,
             )  # fmt: skip
         return await lost_units(
-            store.log, store.disk, store.off_loop, queue, first, count, start=reached, code_of=timer_tags_code
+            store.log, store.disk, store.executor, queue, first, count, start=reached, code_of=timer_tags_code
         )
 
     async def _take(
@@ -292,7 +292,7 @@ class Follower:
         Raises OSError for other failures.
         """
         try:
-            return await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            return await self.store.executor.query(partial(self.store.lookups.record_at, position))
         except OSError as error:
             _raise_unless_unreadable(error)
             if self._budget.allows():

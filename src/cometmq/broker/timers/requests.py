@@ -201,11 +201,11 @@ class TimerProcessor:
         waiting = sorted(waiting)[:LOOKED_AT]
         this_turn = 0
         for seen, listed in enumerate(waiting, 1):
-            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, listed.position))
+            record = await self.store.executor.query(partial(self.store.lookups.record_at, listed.position))
             this_turn += len(record or b"")
             if this_turn >= PAGE_BYTES:
                 this_turn = 0
-                await self.store.off_loop.pause(0)
+                await self.store.executor.pause(0)
             if record is not None and self._is_wanted(record, listed.out_ms, header.topic):
                 left -= len(record)
                 if found.records and left < 0:
@@ -245,7 +245,7 @@ class TimerProcessor:
         """Return the newest records of a topic with a key, and record in the page whether there are more."""
         lookups, log = self.store.lookups, self.store.log
         records = await lookups.by_key(topic, key, PAGE, 0, LONG_MAX, PAGE_BYTES)
-        hits = await lookups.index.search(self.store.off_loop, topic, key, PAGE + 1, 0, LONG_MAX)
+        hits = await lookups.index.search(self.store.executor, topic, key, PAGE + 1, 0, LONG_MAX)
         page.more |= sum(hit >= log.min_position for hit in hits) > len(records)
         return records
 

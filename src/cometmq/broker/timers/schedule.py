@@ -129,10 +129,10 @@ class ScheduleService:
         """
         found: list[tuple[int, int]] = []
         for level, cursor in self.cursors.items():
-            queue = self.store.queues.find(SCHEDULE_TOPIC, level - 1)
+            queue = self.store.queues.find_queue(SCHEDULE_TOPIC, level - 1)
             if queue is not None and cursor.offset < queue.max_offset:
                 question = partial(units_behind, queue, cursor.offset, after, most)
-                found += await self.store.off_loop.ask(question)
+                found += await self.store.executor.query(question)
         return found
 
     def deliver_at_ms(self, message: MessageExt) -> int | None:
@@ -257,7 +257,7 @@ class ScheduleService:
         try:
             if isinstance(trouble, OSError):
                 raise trouble
-            got = await self.store.off_loop.ask(partial(self._read, cursor), trouble)
+            got = await self.store.executor.query(partial(self._read, cursor), trouble)
             if not self._stopped:
                 self._deliver(cursor, got)
         except OSError as failure:
@@ -277,8 +277,8 @@ class ScheduleService:
 
         The result is False, too, if the queue does not contain its position.
         """
-        queue = self.store.queues.find(SCHEDULE_TOPIC, cursor.level - 1)
-        ask, read = self.store.off_loop.ask, False
+        queue = self.store.queues.find_queue(SCHEDULE_TOPIC, cursor.level - 1)
+        ask, read = self.store.executor.query, False
         try:
             unit = None if queue is None else await ask(partial(queue.unit, cursor.offset))
             read = unit is not None

@@ -113,7 +113,6 @@ class TimerService:
 
     def start(self) -> None:
         """Continue where the last run stopped."""
-        self.store.retention.move_on = self.move_on
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
@@ -135,7 +134,7 @@ class TimerService:
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
-            offset = await self.store.off_loop.ask(
+            offset = await self.store.executor.query(
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")

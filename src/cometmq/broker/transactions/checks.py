@@ -158,7 +158,7 @@ class TransactionChecks:
         """
         most = min(at_once, limit - offset)
         try:
-            halves, behind = await self.store.off_loop.ask(partial(self._read, offset, most))
+            halves, behind = await self.store.executor.query(partial(self._read, offset, most))
         except OSError as error:
             if most > 1:
                 return await self._piece(offset, limit, most // 2)  # until it is alone

@@ -95,7 +95,7 @@ class TransactionEnds:
         """Handle an end that needs reads from the device or a search first."""
         question = partial(self._half_at, header.commit_log_offset)
         try:
-            half = self._named(await self.store.off_loop.ask(question), header, connection, frame)
+            half = self._named(await self.store.executor.query(question), header, connection, frame)
             if self.ledger.is_open(half.offset) and await self.inherited.is_settled(half):
                 self._write_missing_op(half)
             self._end(connection, frame, header, half)
@@ -112,7 +112,7 @@ class TransactionEnds:
         half = None if record is None else half_of(record)
         if half is None or not is_half(half.message):
             return None
-        queue = self.store.queues.find(TRANS_HALF_TOPIC, 0)
+        queue = self.store.queues.find_queue(TRANS_HALF_TOPIC, 0)
         if queue is None or not queue.min_offset <= half.offset < queue.max_offset:
             return None
         unit = queue.unit(half.offset, reads)
@@ -236,7 +236,7 @@ class TransactionEnds:
         topic = TRANS_CHECK_MAX_TIME_TOPIC
         with suppress(IdError):
             position = decode_offset_id(msg_id).physical_offset
-            record = await self.store.off_loop.ask(partial(self.store.lookups.record_at, position))
+            record = await self.store.executor.query(partial(self.store.lookups.record_at, position))
             if record is not None and (there := half_of(record)).message.topic == topic:
                 return there
         same_hash = await self.store.lookups.by_key(topic, msg_id, SAME_KEY, 0, LONG_MAX, BYTES_OF_KEY)

@@ -96,7 +96,7 @@ def rebuild(spark: SparkSession, given: RebuildOptions) -> RebuildSummary:
         return results
 
     run("old queues", partial(_look, parts), [0])
-    taken = run("segments", parts.take_segment, parts.segments)
+    taken = run("segments", parts.read_segment, parts.segments)
     made = run("queues and index", partial(_make, parts), [_INDEX, *range(parts.parts)])
     queues = [each for each in made if isinstance(each, QueuesMade)]
     (index,) = [each for each in made if isinstance(each, IndexMade)]
@@ -125,7 +125,7 @@ def rebuild(spark: SparkSession, given: RebuildOptions) -> RebuildSummary:
 
 
 def _look(parts: RebuildParts, _unit: int) -> None:
-    parts.look()
+    parts.collect_evidence()
 
 
 def _make(parts: RebuildParts, unit: int) -> QueuesMade | IndexMade:

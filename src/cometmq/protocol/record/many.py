@@ -34,7 +34,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-SHORTEST_RUN = 24  # records; fewer are faster one by one
+MIN_GROUP_RECORDS = 24  # records; fewer are faster one by one
 MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -153,7 +153,7 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 
 
 @final
-class Run(NamedTuple):
+class RecordGroup(NamedTuple):
     """The facts of consecutive valid records, by column; never empty.
 
     `names` are the topics that occur; `topic` is the index of each record's topic in it.
@@ -172,7 +172,7 @@ class Run(NamedTuple):
     """The head of each entry in a raft log (framing.py)."""
 
     @classmethod
-    def of(cls, records: Sequence[Facts]) -> Run:
+    def of(cls, records: Sequence[Facts]) -> RecordGroup:
         """Create a group of consecutive records."""
         *numbers, topics, properties = zip(*records, strict=True)
         names = list(dict.fromkeys(topics))
@@ -180,18 +180,18 @@ class Run(NamedTuple):
         position, size, queue_id, queue_offset, sys_flag, store_ms, topic = columns
         return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
-    def last_ones(self, count: int) -> Run:
+    def last_ones(self, count: int) -> RecordGroup:
         """Return the last `count` records."""
         return self._part(slice(len(self.properties) - count, None))
 
-    def first_ones(self, count: int) -> Run:
+    def first_ones(self, count: int) -> RecordGroup:
         """Return the first `count` records."""
         return self._part(slice(count))
 
-    def _part(self, part: slice) -> Run:
+    def _part(self, part: slice) -> RecordGroup:
         columns: list[Any] = [column[part] for column in self[:7]]
         columns += (self.names, self.properties[part], None if self.heads is None else self.heads[part])
-        return Run(*columns)
+        return RecordGroup(*columns)
 
     @property
     def end(self) -> int:
@@ -221,9 +221,9 @@ class Run(NamedTuple):
         return map(Facts, *[column.tolist() for column in columns], topics, texts)
 
 
-def valid_run(
+def valid_group(
     data: bytes, at: int, position: int, most: int, *, check_crc: bool = True, framing: Framing = PLAIN
-) -> Run | None:
+) -> RecordGroup | None:
     """Return the consecutive valid records from data[at:] on, or None if there are too few for this function.
 
     The group ends after `most` records, at the end of the data, or before an invalid record.
@@ -237,7 +237,7 @@ def valid_run(
         framing: The framing of the log.
     """
     starts, _ = record_starts(data, at, most=most, gap=framing.gap)
-    if len(starts) < SHORTEST_RUN:
+    if len(starts) < MIN_GROUP_RECORDS:
         return None
     rows, good = read_rows(np.frombuffer(data, np.uint8), np.array(starts, np.int64))
     good &= rows.head["physical_offset"] == rows.start + (position - at)
@@ -257,7 +257,7 @@ def valid_run(
     columns: list[Any] = [rows.field(name).astype(np.int64) for name in _RUN_FIELDS]
     columns += (np.array(topics[:count], np.int64), names, properties)
     columns.append(None if heads is None else heads[:count])
-    return Run(*columns)
+    return RecordGroup(*columns)
 
 
 def _leading(good: NDArray[np.bool_]) -> int:

@@ -1,4 +1,4 @@
-"""What was dispatched, and the checkpoint that follows as far as queues and index are on the device."""
+"""The checkpoint follows the dispatched records once queues and index are on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_MAX_RECORDS_BEHIND = 300_000  # records; walked in a second or two
+_MAX_RECORDS_BEHIND = 300_000  # records; recovery scans them in one or two seconds
 _MAX_BYTES_BEHIND = 384 << 20
 
 
@@ -41,7 +41,7 @@ class Covered(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Checkpointing:
-    """Keeps the checkpoint of one store. Loop thread only."""
+    """Maintains the checkpoint of one store. Loop thread only."""
 
     checkpoint: Checkpoint
     flusher: LogFlusher
@@ -51,53 +51,58 @@ class Checkpointing:
     recovered: InitVar[Recovered]
 
     def __post_init__(self, recovered: Recovered) -> None:
-        known = self.checkpoint.mark
+        known = self.checkpoint.saved
         self._last = recovered.last_position if recovered.records else known.last if known else -1
         self._position = self._tried = recovered.visible
         self._behind = 0  # records dispatched since the checkpoint was last moved
-        self._changed = recovered.rebuilt  # a store in which nothing has changed gets no mark
+        self._changed = recovered.rebuilt  # an unchanged store gets no checkpoint position
         self._step_backs = 0
-        self.stored_ms = self.flusher.written_ms  # store time of the last record that was dispatched
+        self.stored_ms = self.flusher.written_ms  # the store time of the last dispatched record
 
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
-        """`count` records became visible, the last of them at log positions `last` to `end`."""
+        """Register that `count` records became visible, the last one at log positions `last` to `end`."""
         self._behind += count
         self._changed = True
         self._last, self._position, self.stored_ms = last, end, stored_ms
 
     @property
     def far_behind(self) -> bool:
-        """Whether a recovery would have much to walk: a busy store moves its checkpoint more often."""
+        """Whether a recovery would scan many records. So a busy store moves its checkpoint more often."""
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
-        """What a round that begins now writes."""
-        # Unknown during a deletion, which is noted for the log as it was before: a recovery would miss queues
-        # that it does not know to be deleted since.
+        """Return the records that a write cycle covers if it begins now."""
+        # The sum is unknown during a deletion, which is recorded for the earlier end of the log: recovery
+        # would miss queues that it does not know to be deleted since.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Queues and index were written and are to be synced now. Returns the mark, and the time until which
-        the index's files are full, for `move`."""
+        """Return the arguments for `move` after queues and index were written, before they are synced.
+
+        They are the checkpoint position, and the time up to which the index files are full.
+        """
         self._behind -= covered.behind
         self._tried = covered.position
-        mark = None
-        if self.checkpoint.mark is not None or self._changed:
-            mark = self.index.mark(covered.position, covered.last, covered.queue_ends)
-        return mark, self.index.full_until_ms
+        saved = None
+        if self.checkpoint.saved is not None or self._changed:
+            saved = self.index.checkpoint_position(covered.position, covered.last, covered.queue_ends)
+        return saved, self.index.full_until_ms
 
-    def move(self, covered: Covered, mark: CheckpointPosition | None, full_ms: int) -> None:
-        """All that is covered is on the device. The caller flushes the checkpoint."""
+    def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
+        """Move the checkpoint: everything covered is on the device. The caller flushes the checkpoint."""
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:
             checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
             checkpoint.logics_ms = max(checkpoint.logics_ms, covered.stored_ms)
             checkpoint.index_ms = max(checkpoint.index_ms, full_ms)
-        checkpoint.mark = mark
+        checkpoint.saved = saved
 
     def clock_stepped_back(self, now_ms: int) -> None:
-        """Lower the checkpoint: else a recovery would take the records to come for durable."""
+        """Lower the checkpoint.
+
+        Otherwise recovery would count later records, whose times are earlier, as durable.
+        """
         checkpoint = self.checkpoint
         self._step_backs += 1
         self.flusher.flushed_ms = min(self.flusher.flushed_ms, now_ms)

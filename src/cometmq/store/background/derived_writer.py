@@ -1,6 +1,7 @@
-"""Writing consume queues and index, and bringing them onto the device.
+"""Writes consume queues and index, and makes them durable.
 
-Time on the loop is bounded: queues are written a few hundred at a time, and a thread waits for the device.
+The time on the loop is bounded: a few hundred queues are written at a time, and a thread waits for the
+device.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from functools import partial
 
 from cometmq import logs
 from cometmq.store.background.checkpointing import Checkpointing, Covered
-from cometmq.store.background.passes import Passes
+from cometmq.store.background.tasks import BackgroundTasks
 from cometmq.store.base.checkpoint import Checkpoint, CheckpointPosition
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, opened
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.flags import Flag, RunningFlags
-from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
@@ -31,19 +32,22 @@ from cometmq.store.tables.min_offsets import MinOffsets
 log = logs.logger(__name__)
 
 _EAGER_LOOK = 4096
-_MANY_FILES = 256  # from here on one call for the whole file system is cheaper than one a file
-_SLICES_A_ROUND = 2  # so ten thousand busy queues are written every 20 s, a few hundred every second
-_SLICE = 256  # queues written per turn of the loop
-_ROUND = "writing queues and index"
+_MANY_FILES = 256  # for more files, one sync of the whole file system is cheaper
+_SLICES_PER_CYCLE = 2  # ten thousand busy queues are written every 20 s, a few hundred every second
+_SLICE = 256  # queues written per iteration of the loop
+_CYCLE = "writing queues and index"
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
-    """Sync files, and names in directories; what is gone is fine. Raises OSError. For a thread."""
+    """Sync files, and the names in directories; missing ones are skipped. Raises OSError.
+
+    Runs in a thread.
+    """
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
         if disk.is_dir(directory):
-            with suppress(FileNotFoundError):  # its topic was deleted just now
+            with suppress(FileNotFoundError):  # its topic has just been deleted
                 disk.fsync_dir(directory)
     for path in paths:
         with suppress(FileNotFoundError), opened(disk, path) as fd:
@@ -51,7 +55,7 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
-    """Sync the whole file system of these files, by a directory of theirs that is still there."""
+    """Sync the whole file system of these files, by one of their directories that still exists."""
     for path in paths:
         with suppress(FileNotFoundError):  # its topic was deleted
             return disk.sync_filesystem(os.path.dirname(path))
@@ -60,14 +64,14 @@ def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
 
 @dataclass(eq=False, kw_only=True)
 class DerivedWriter:
-    """Writes queues and index of one store. Loop thread only. config: replaced when settings change."""
+    """Writes queues and index of one store. Loop thread only. A change of settings replaces `config`."""
 
     disk: Disk
     clock: Clock
     config: StoreConfig
     flags: RunningFlags
-    off_loop: OffLoop
-    passes: Passes
+    executor: StoreExecutor
+    tasks: BackgroundTasks
     commit_log: CommitLog
     flusher: LogFlusher
     queues: QueueTable
@@ -78,17 +82,17 @@ class DerivedWriter:
 
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
-        self._unwritten = 0  # records since queues were last looked over for large windows
-        self._look_at = _EAGER_LOOK  # so many of them are due for the next look
-        self._lost: OSError | None = None  # why the checkpoint stays where it is
-        self._unsynced_files: set[str] = set()  # of queues and index, for a sync that has not succeeded
-        self._unsynced_names: set[str] = set()  # likewise directories
+        self._unwritten = 0  # records since the queues were last searched for large windows
+        self._look_at = _EAGER_LOOK  # the number of records after which they are searched again
+        self._lost: OSError | None = None  # the failed sync because of which the checkpoint stays
+        self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
+        self._unsynced_names: set[str] = set()  # directories that must still be synced
         self._durable_until = 0  # queues and index are on the device for all records before this position
 
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """So many more records became visible: keep windows and waiting keys small."""
+        """Register `count` more visible records. Write queues and index if too much of them is unwritten."""
         self._unwritten += count
         index = self.index
         if self._unwritten < self._look_at and not index.has_batch_waiting():
@@ -105,12 +109,12 @@ class DerivedWriter:
         except OSError as failure:
             self._failed(part, failure)
 
-    def begin_round(self) -> None:
-        """Begin a round in the background, every flushIntervalConsumeQueue."""
-        self.passes.begin(_ROUND, self.write_round)
+    def begin_cycle(self) -> None:
+        """Start a cycle in the background, every flushIntervalConsumeQueue."""
+        self.tasks.begin(_CYCLE, self.write_cycle)
 
-    async def write_round(self, *, thorough: bool = False) -> None:
-        """One round; a thorough one also makes durable what it has written."""
+    async def write_cycle(self, *, thorough: bool = False) -> None:
+        """Write queues and index. A thorough cycle also makes them durable."""
         now = self.clock.monotonic()
         interval_s = self.config.flush_consume_queue_thorough_interval / 1000
         thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
@@ -118,10 +122,10 @@ class DerivedWriter:
         part = Flag.WRITE_LOGICS_ERROR
         try:
             self.queues.write_eager()
-            for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_A_ROUND):
+            for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_PER_CYCLE):
                 if self.queues.write_dirty(_SLICE):
                     break
-                await asyncio.sleep(0)  # other work of the loop between two slices
+                await asyncio.sleep(0)  # yields to the loop's other work between two slices
             part = Flag.WRITE_INDEX_ERROR
             self.index.write()
             if thorough:
@@ -153,8 +157,8 @@ class DerivedWriter:
 
     async def _make_durable(self, covered: Covered) -> None:
         """Sync log, queues and index in the thread, then move the checkpoint."""
-        mark, full_ms = self.checkpointing.written(covered)
-        if self.off_loop.ending or self._lost is not None or self.flusher.failure is not None:
+        saved, full_ms = self.checkpointing.written(covered)
+        if self.executor.ending or self._lost is not None or self.flusher.failure is not None:
             return
         work = self._to_sync()
         flushed: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
@@ -162,17 +166,20 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # too slow: `work` is left to the next round; or failed: the checkpoint never moves again
+            return  # too slow: the next cycle syncs `work`; or failed: the checkpoint never moves again
         try:
-            await self.off_loop.run(sync_paths, self.disk, *work)
+            await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
             self._sync_failed(failure)
             return
-        self._synced(covered, mark, full_ms)
-        await self.off_loop.run(self.checkpoint.flush)
+        self._synced(covered, saved, full_ms)
+        await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync everything in place. False if that failed. slots: those of the index, too."""
+        """Write and sync everything in place. Return whether it succeeded.
+
+        `slots` includes the index slots.
+        """
         self.flusher.flush_now()
         if self.flusher.failure is not None:
             return False
@@ -189,13 +196,13 @@ class DerivedWriter:
         if self._lost is not None:
             return False
         covered = self.checkpointing.covered()
-        mark, full_ms = self.checkpointing.written(covered)
+        saved, full_ms = self.checkpointing.written(covered)
         try:
             sync_paths(self.disk, *self._to_sync())
         except OSError as failure:
             self._sync_failed(failure)
             return False
-        self._synced(covered, mark, full_ms)
+        self._synced(covered, saved, full_ms)
         try:
             self.checkpoint.flush()
         except OSError as failure:
@@ -204,16 +211,19 @@ class DerivedWriter:
         return True
 
     async def make_durable_before(self, position: int) -> bool:
-        """Make queues and index durable for all records before a log position. False if that failed."""
-        if self._durable_until < position and not self.off_loop.ending:
-            if self.passes.attached:
-                await self.passes.begin_anew(_ROUND, partial(self.write_round, thorough=True))
+        """Make queues and index durable for all records before a log position.
+
+        Return whether it succeeded.
+        """
+        if self._durable_until < position and not self.executor.ending:
+            if self.tasks.attached:
+                await self.tasks.run_again(_CYCLE, partial(self.write_cycle, thorough=True))
             else:
                 self.make_durable(slots=False)
         return self._durable_until >= position
 
     def make_recovery_durable(self, found: Recovered) -> None:
-        """Make durable what recovery found, before anything is built on it. Raises OSError."""
+        """Make the result of recovery durable before new records depend on it. Raises OSError."""
         if not found.rebuilt:
             self._durable_until = found.visible
             return
@@ -221,27 +231,30 @@ class DerivedWriter:
         paths = [
             self.commit_log.path_of(base) for base in self.commit_log.segments if base + size > found.start
         ]
-        sync_paths(self.disk, paths, self.commit_log.places.all)
+        sync_paths(self.disk, paths, self.commit_log.directories.all)
         self.flusher.flushed_ms = found.last_store_ms
         if not self.make_durable(slots=False):
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """(files, directories) of queues and index to be synced; they stay so until a sync succeeds."""
+        """Return the files and directories of queues and index to sync, until a sync succeeds."""
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
-    def _synced(self, covered: Covered, mark: CheckpointPosition | None, full_ms: int) -> None:
-        """What `_to_sync` gave last is on the device: the checkpoint may move."""
+    def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
+        """Move the checkpoint: the last result of `_to_sync` is on the device."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
-        self.checkpointing.move(covered, mark, full_ms)
+        self.checkpointing.move(covered, saved, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
-        """Nobody knows what is on the device now: the next start computes it anew from the checkpoint."""
+        """Keep the checkpoint for good: the state of the device is unknown.
+
+        The next start recovers from there.
+        """
         if self._lost is None:
             log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
         self._lost = failure

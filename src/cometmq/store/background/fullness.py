@@ -1,4 +1,4 @@
-"""How full the disks of a store are, and what that leads to: warnings, early deletion, refused sends."""
+"""The fullness of the disks of a store and its consequences: warnings, early deletion, refused sends."""
 
 from __future__ import annotations
 
@@ -8,41 +8,43 @@ from dataclasses import dataclass
 from cometmq import logs
 from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
 from cometmq.store.base.disk import Disk
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.flags import Flag, RunningFlags
-from cometmq.store.base.off_loop import OffLoop
-from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.directories import LogDirectories
 
 log = logs.logger(__name__)
 
 
 @dataclass(eq=False, kw_only=True)
 class Fullness:
-    """The used shares of the partitions that hold log, queues and index, as last measured; -1 for one that
-    could not be read. Loop thread only. config: replaced when settings change."""
+    """The used shares of the partitions of log, queues and index, as last measured; -1 if unreadable.
+
+    Loop thread only. A change of settings replaces `config`.
+    """
 
     disk: Disk
     config: StoreConfig
     flags: RunningFlags
-    off_loop: OffLoop
-    places: LogPlaces
+    executor: StoreExecutor
+    directories: LogDirectories
 
     def __post_init__(self) -> None:
         self._stage = 0
         self.log_ratios: dict[str, float] = {}
-        """By directory of the log."""
+        """The used shares, by directory of the log."""
         self.log_ratio = 0.0
-        """Of several directories the emptiest counts, as in Apache's broker."""
+        """The lowest used share of the log's directories, as in Apache's broker."""
         self.queue_ratio = 0.0
         self.index_ratio = 0.0
 
     @property
     def deletes_at_any_hour(self) -> bool:
-        """Whether expired segments must not wait for their hour; also where nobody knows how full it is."""
+        """Whether expired segments are deleted at any hour. True if the fullness is unknown."""
         return any(ratio < 0 or ratio > self._due_above for ratio in (self.log_ratio, self.queue_ratio))
 
     @property
     def deletes_any_age(self) -> bool:
-        """Whether segments go before they expire."""
+        """Whether segments are deleted before they expire."""
         return self.config.clean_file_forcibly_enable and self._fullest > self._forced_above
 
     @property
@@ -58,7 +60,10 @@ class Fullness:
         return min(max(self.config.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
     def _used(self, path: str) -> float:
-        """Used share of a partition, its percentage rounded up; -1 if it cannot be read. Any thread."""
+        """Return the used share of a partition, rounded up to a percent; -1 if it cannot be read.
+
+        Any thread.
+        """
         try:
             usage = self.disk.usage(path)
         except OSError:
@@ -66,37 +71,37 @@ class Fullness:
         whole = usage.used + usage.usable
         return math.ceil(100 * usage.used / whole) / 100 if whole else -1.0
 
-    async def look(self) -> None:
-        """Read the used shares; log, queues and index may have disks of their own."""
-        run, index = self.off_loop.run, self.config.location(INDEX)
+    async def read_usage(self) -> None:
+        """Read the used shares. Log, queues and index may have separate disks."""
+        run, index = self.executor.run, self.config.location(INDEX)
         used = {path: await run(self._used, path) for path in self.config.commit_log_dirs}
         self.log_ratios = used
         self.log_ratio = min(used.values())
-        self.places.full = {path for path, ratio in used.items() if ratio > self._forced_above}
+        self.directories.full = {path for path, ratio in used.items() if ratio > self._forced_above}
         self.queue_ratio = await run(self._used, self.config.location(CONSUME_QUEUES))
         index = index if self.disk.is_dir(index) else self.config.parent_of(INDEX)
         self.index_ratio = await run(self._used, index)
 
     async def measure(self) -> None:
-        """Read the used shares, and stop or resume writing by them."""
-        await self.look()
+        """Read the used shares, and stop or resume accepting messages accordingly."""
+        await self.read_usage()
         fullest = self._fullest
         self._warn(fullest)
         limit = min(max(self.config.disk_space_warning_level_ratio, 35), 90) / 100
         was_full = Flag.DISK_FULL in self.flags.reasons
         if fullest > limit:
             if not was_full:
-                log.error("disk is %d %% full, the store takes no messages", round(fullest * 100))
+                log.error("disk is %d %% full, the store accepts no messages", round(fullest * 100))
             self.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.log_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
                 f"INDEX: {self.index_ratio:5.2f}, limit {limit:.2f} (diskSpaceWarningLevelRatio)",
             )  # fmt: skip
         elif was_full:
-            log.warning("disk is %d %% full, the store takes messages again", round(fullest * 100))
+            log.warning("disk is %d %% full, the store accepts messages again", round(fullest * 100))
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
-        """Say once what the fullness of the disk leads to, before sends are refused."""
+        """Warn once about the consequences of the fullness, before sends are refused."""
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(

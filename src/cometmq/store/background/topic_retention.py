@@ -1,10 +1,11 @@
-"""Retention of single topics: by age or by bytes, shorter than the store's.
+"""Retention of single topics by age or by bytes, and purges on request.
 
-The minimum offsets of the topic's queues move; the space comes back when the segment goes, by the store's
-own rules. Work per pass is bounded: queues take turns, and units are counted in slices; what is not in
-memory is read by a thread.
+The minimum offsets of the topic's queues are raised. The space is freed when retention deletes the segment.
+The work per cycle is bounded: it processes a part of the queues and counts units in slices. A thread reads
+uncached units.
 
-Hidden is hidden for good, so ages are told by `SteadyTime`, not by one look at the clock.
+Hidden messages stay hidden, so ages are measured by `SteadyTime`, which a wrong clock does not change at
+once.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from cometmq import logs
-from cometmq.store.background.passes import Passes
+from cometmq.store.background.tasks import BackgroundTasks
 from cometmq.store.base.clock import SteadyTime
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import Reads
-from cometmq.store.base.off_loop import OffLoop, in_place
 from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.reading.lookup import Lookup
@@ -31,21 +33,21 @@ log = logs.logger(__name__)
 
 Sizes = npt.NDArray[np.int64]
 
-_QUEUES_PER_PASS = 256
-_UNITS_PER_PASS = 200_000
-_UNITS_PER_READ = 32_768  # units read at once
-_QUEUES_PER_STEP = 16  # looked at in one turn of the loop
+_QUEUES_PER_CYCLE = 256
+_UNITS_PER_CYCLE = 200_000
+_UNITS_PER_READ = 32_768  # units per read
+_QUEUES_PER_STEP = 16  # queues processed per iteration of the loop
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
-    """What a topic keeps: age since the store time, record bytes in each queue; None is no limit."""
+    """The limits of a topic: age since the store time, and record bytes per queue. None is no limit."""
 
     age_ms: int | None = None
     bytes_per_queue: int | None = None
 
 
 class _Counted(msgspec.Struct):
-    """Bytes of the records of units [begin, end) of one queue."""
+    """The bytes of the records of the units [begin, end) of one queue."""
 
     begin: int
     end: int
@@ -54,11 +56,11 @@ class _Counted(msgspec.Struct):
 
 @dataclass(eq=False, kw_only=True)
 class TopicRetention:
-    """Moves the minimum offsets of topics with a limit of their own. Loop thread only."""
+    """Raises the minimum offsets of topics with limits of their own. Loop thread only."""
 
     steady: SteadyTime
-    off_loop: OffLoop
-    passes: Passes
+    executor: StoreExecutor
+    tasks: BackgroundTasks
     queues: QueueTable
     lookups: Lookup
     min_offsets: MinOffsets
@@ -70,7 +72,7 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """The topics that have limits, all of them; in force from the next pass on."""
+        """Set the limits of all topics that have any, effective from the next cycle on."""
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -79,34 +81,31 @@ class TopicRetention:
         }
 
     def begin(self) -> None:
-        """Every cleanResourceInterval: begin a pass in the background."""
-        self.passes.begin("retention (topics)", self.topic_pass)
+        """Start a cycle in the background, every cleanResourceInterval."""
+        self.tasks.begin("retention (topics)", self.topic_cycle)
 
-    def round(self) -> int:
-        """One pass, in place: for a store without a loop."""
-        return in_place(self.topic_pass())
+    async def topic_cycle(self) -> int:
+        """Run a cycle. Return the number of messages that it hides from readers.
 
-    async def topic_pass(self) -> int:
-        """One pass. Returns the number of messages that readers no longer see.
-
-        New minimum offsets are written first; when that fails they count until the next start."""
+        New minimum offsets are written first. If that fails, they apply until the next start.
+        """
         limits = self._limits
         now_ms = self.steady.now_ms()
         queues = [queue for queue in self.queues if queue.topic in limits]
         if not queues:
             return 0
-        self._units_left = _UNITS_PER_PASS
+        self._units_left = _UNITS_PER_CYCLE
         moved: dict[ConsumeQueue, int] = {}
         first = self._turn % len(queues)
-        due = (queues[first:] + queues[:first])[:_QUEUES_PER_PASS]
+        due = (queues[first:] + queues[:first])[:_QUEUES_PER_CYCLE]
         self._turn = first + len(due)
         for number, queue in enumerate(due):
             if number % _QUEUES_PER_STEP == _QUEUES_PER_STEP - 1:
-                await self.off_loop.pause(0)
+                await self.executor.pause(0)
             floor = await self._floor(queue, limits[queue.topic], now_ms)
             if floor > queue.min_offset:
                 moved[queue] = floor
-            if self.off_loop.ending:
+            if self.executor.ending:
                 break
         return await self._move(moved) if moved else 0
 
@@ -116,32 +115,32 @@ class TopicRetention:
             if not queue.deleted:
                 topics.setdefault(queue.topic, {})[queue.queue_id] = floor
         for topic, floors in topics.items():
-            self.min_offsets.note(topic, floors)
+            self.min_offsets.set_offsets(topic, floors)
         try:
-            await self.off_loop.run(self.min_offsets.save)
+            await self.executor.run(self.min_offsets.save)
         except OSError as failure:
-            log.error("minimum offsets could not be written, trying again with the next: %s", failure)
+            log.error("minimum offsets could not be written; the next cycle retries: %s", failure)
         for topic, floors in topics.items():
-            log.info("topic %s: its own retention moved the minimum offsets of %d queues", topic, len(floors))
+            log.info("topic %s: retention raised the minimum offsets of %d queues", topic, len(floors))
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
     async def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> int:
-        """The first offset within the limits."""
+        """Return the first offset within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
             young = await self.lookups.first_since(queue, now_ms - limit.age_ms)
             floor = max(floor, young)
         if limit.bytes_per_queue is not None:
             count = partial(self._by_bytes, queue, floor, limit.bytes_per_queue)
-            floor = max(floor, await self.off_loop.ask(count))
+            floor = max(floor, await self.executor.query(count))
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
-        """The first offset from which on at most `limit` bytes follow, as far as they are counted yet."""
+        """Return the first offset after which at most `limit` bytes follow, as far as they are counted."""
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # what the age limit has taken
+        while counted.begin < begin:  # hidden by the age limit
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -160,7 +159,7 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Record sizes of some units from `begin` on, at least one; fillers and lost units have none."""
+        """Return the record sizes of at least one unit from `begin` on; 0 for fillers and lost units."""
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)
         if data is None or len(data) < UNIT_DTYPE.itemsize:
@@ -168,3 +167,53 @@ class TopicRetention:
         sizes = np.frombuffer(bytes(data), UNIT_DTYPE)["size"].astype(np.int64)
         sizes[sizes == FILLER_SIZE] = 0
         return sizes
+
+
+class PurgePlan(NamedTuple):
+    """The effect of a purge on one queue; `target` is its new minimum offset."""
+
+    queue_id: int
+    min_offset: int
+    target: int
+    max_offset: int
+
+
+@dataclass(eq=False, kw_only=True)
+class Purge:
+    """Hides messages of one store on request, up to an offset or a time. Loop thread only."""
+
+    executor: StoreExecutor
+    queues: QueueTable
+    lookups: Lookup
+    min_offsets: MinOffsets
+
+    async def plan(
+        self, topic: str, queue_id: int | None = None, before_ms: int | None = None
+    ) -> list[PurgePlan]:
+        """Return the effect of a purge of one queue, or all.
+
+        `before_ms` is the store time up to which messages are hidden, None for all messages.
+        """
+        plan = []
+        for queue in self.queues.of_topic(topic):
+            if queue_id in (None, queue.queue_id):
+                end = target = queue.max_offset
+                if before_ms is not None:
+                    target = await self.lookups.first_since(queue, before_ms)
+                plan.append(PurgePlan(queue.queue_id, queue.min_offset, max(target, queue.min_offset), end))
+                await self.executor.pause(0)
+        return plan
+
+    async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
+        """Hide the messages below these offsets for good. Raises OSError without a change."""
+        found = {self.queues.find_queue(topic, queue_id): floor for queue_id, floor in floors.items()}
+        before = self.min_offsets.by_topic.get(topic, {})
+        self.min_offsets.set_offsets(topic, floors)
+        try:
+            await self.executor.run(self.min_offsets.save)
+        except OSError:
+            self.min_offsets.undo(topic, floors, before)
+            raise
+        for queue, floor in found.items():
+            if queue is not None:
+                queue.raise_min(floor)

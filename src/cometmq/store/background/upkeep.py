@@ -10,19 +10,18 @@ from dataclasses import dataclass
 from cometmq.periodic import Periodic
 from cometmq.store.background.derived_writer import DerivedWriter
 from cometmq.store.background.fullness import Fullness
-from cometmq.store.background.passes import Pass, Passes
 from cometmq.store.background.retention import Retention
-from cometmq.store.background.space_ahead import SpaceAhead
+from cometmq.store.background.space_ahead import SpaceAhead, ZeroAhead
+from cometmq.store.background.tasks import BackgroundTasks, Work
 from cometmq.store.background.topic_retention import TopicRetention
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
-from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
-from cometmq.store.log.zero_ahead import ZeroAhead
 
-_SAVE_LEDGER_MS = 3000  # as in DLedger
+_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # as in DLedger
 
 
 @dataclass(eq=False, kw_only=True)
@@ -34,8 +33,8 @@ class Upkeep:
 
     disk: Disk
     config: StoreConfig
-    off_loop: OffLoop
-    passes: Passes
+    executor: StoreExecutor
+    tasks: BackgroundTasks
     commit_log: CommitLog
     flusher: LogFlusher
     space: SpaceAhead
@@ -43,8 +42,8 @@ class Upkeep:
     fullness: Fullness
     retention: Retention
     topic_retention: TopicRetention
-    save_raft_log: Pass | None = None
-    """Saves the state of a raft member's log."""
+    save_raft_log: Work | None = None
+    """Saves the state of the raft log, in raft mode."""
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -55,22 +54,22 @@ class Upkeep:
         """The process that syncs the log under SYNC_FLUSH, where each send waits for a sync."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Move flushes, reservations and deletions to the background of a loop."""
+        """Move flushes, reservations and deletions to the background of `loop`."""
         self._loop = loop
         self._pools = [ThreadPoolExecutor(1, "cometmq-flush"), ThreadPoolExecutor(1, "cometmq-store")]
         sync_pool, pool = self._pools
         self._syncer = ThreadSyncer(self.disk, loop, sync_pool)
         self.configure(self.config)
-        self.passes.attach(loop)
+        self.tasks.attach(loop)
         self.space.attach(pool)
-        self.off_loop.attach(loop, pool)
+        self.executor.attach(loop, pool)
         self._every(lambda: self.config.flush_interval_commit_log, self.flusher.timed)
-        self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_round)
+        self._every(lambda: self.config.flush_interval_consume_queue, self.writer.begin_cycle)
         self._every(lambda: self.config.clean_resource_interval, self._begin_retention)
         if self.save_raft_log is not None:
             name, save = "noting how far the raft log is", self.save_raft_log
-            self._every(lambda: _SAVE_LEDGER_MS, lambda: self.passes.begin(name, save))
-        self.passes.begin("measuring the disks", self.fullness.look)
+            self._every(lambda: _SAVE_RAFT_LOG_INTERVAL_MS, lambda: self.tasks.begin(name, save))
+        self.tasks.begin("measuring the disks", self.fullness.read_usage)
 
     def _every(self, interval_ms: Callable[[], int], work: Callable[[], object]) -> None:
         assert self._loop is not None
@@ -83,7 +82,7 @@ class Upkeep:
         self.topic_retention.begin()
 
     def configure(self, config: StoreConfig) -> None:
-        """Adopt parameters, which may change while the store runs."""
+        """Apply settings, which may change while the store runs."""
         self.config = config
         if self._loop is None or self._syncer is None:
             return
@@ -93,19 +92,19 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """End the background work in order. Unwritten data is left to `make_durable`."""
+        """End the background work in order. `make_durable` writes the rest."""
         self._cancel_timers()
-        self.off_loop.end()
-        await self.passes.stop()
-        self.off_loop.detach()
+        self.executor.end()
+        await self.tasks.stop()
+        self.executor.detach()
         await self.flusher.detach()
         self._shut_pools()
 
     def abandon(self) -> None:
         """End the background work immediately."""
         self._cancel_timers()
-        self.passes.cancel()
-        self.off_loop.detach()
+        self.tasks.cancel()
+        self.executor.detach()
         self.flusher.abandon()
         self._shut_pools()
 

@@ -60,7 +60,7 @@ class Checkpoint:
     The values belong to the loop; `flush` may run in any thread.
     """
 
-    __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "mark", "physic_ms")
+    __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "physic_ms", "saved")
 
     def __init__(self, disk: Disk, path: str) -> None:
         """Read the file.
@@ -73,7 +73,7 @@ class Checkpoint:
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
-        self.mark: CheckpointPosition | None = None
+        self.saved: CheckpointPosition | None = None
         self._rest = bytes(FILE_SIZE - _FIELDS.size)
         facts = disk.facts(path)
         if facts is not None and facts.size >= _FIELDS.size:
@@ -82,7 +82,7 @@ class Checkpoint:
             if all(0 <= value < 1 << 53 for value in values):
                 self.physic_ms, self.logics_ms, self.index_ms = values
             self._rest = data[_FIELDS.size :].ljust(FILE_SIZE - _FIELDS.size, b"\0")
-            self.mark = checkpoint_position_of(data)
+            self.saved = checkpoint_position_of(data)
 
     @property
     def min_timestamp(self) -> int:
@@ -91,14 +91,14 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         times = (self.physic_ms, self.logics_ms, self.index_ms)
-        mark = b""
-        if self.mark is not None:
-            mark = _POSITION.pack(_MAGIC, *times, *self.mark)
-            mark += _CRC.pack(crc32(mark))
+        saved = b""
+        if self.saved is not None:
+            saved = _POSITION.pack(_MAGIC, *times, *self.saved)
+            saved += _CRC.pack(crc32(saved))
         elif self._rest.startswith(_MAGIC, _POSITION_AT):
-            mark = bytes(_POSITION.size + _CRC.size)
+            saved = bytes(_POSITION.size + _CRC.size)
         return (
-            _FIELDS.pack(*times) + self._rest[:_POSITION_AT] + mark + self._rest[_POSITION_AT + len(mark) :]
+            _FIELDS.pack(*times) + self._rest[:_POSITION_AT] + saved + self._rest[_POSITION_AT + len(saved) :]
         )
 
     def distrust(self) -> None:
@@ -107,9 +107,9 @@ class Checkpoint:
         A rebuild that starts before the checkpoint calls this first, so that after an interruption the next
         recovery starts there, too.
         """
-        if self.physic_ms or self.logics_ms or self.index_ms or self.mark is not None:
+        if self.physic_ms or self.logics_ms or self.index_ms or self.saved is not None:
             self.physic_ms = self.logics_ms = self.index_ms = 0
-            self.mark = None
+            self.saved = None
             self.flush()
 
     def distrust_index(self) -> None:
@@ -118,9 +118,9 @@ class Checkpoint:
         A recovery that overwrites index entries below the checkpoint calls this first: the new entries may
         differ, because the keys of topics that have been deleted since are left out.
         """
-        if self.index_ms or self.mark is not None:
+        if self.index_ms or self.saved is not None:
             self.index_ms = 0
-            self.mark = None
+            self.saved = None
             self.flush()
 
     def lower(self, stored_ms: int) -> None:
@@ -128,7 +128,7 @@ class Checkpoint:
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
         )
-        self.mark = None
+        self.saved = None
         self.flush()
 
     def flush(self) -> None:
@@ -156,5 +156,5 @@ def is_position_whole(data: bytes) -> bool:
 
     The position may be older than the times.
     """
-    mark = data[POSITION_LOCATION]
-    return mark.startswith(_MAGIC) and _CRC.unpack(mark[-_CRC.size :])[0] == crc32(mark[: -_CRC.size])
+    saved = data[POSITION_LOCATION]
+    return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

@@ -158,7 +158,7 @@ class StoreConfig:
         """The directories that hold segments of the log, including the read-only ones."""
         if self.enable_d_leger_commit_log:
             own = _paths(self.store_path_d_ledger_commit_log)
-            return own or (os.path.join(self.ledger_dir, "data"),)
+            return own or (os.path.join(self.raft_log_dir, "data"),)
         own = _paths(self.store_path_commit_log) or (os.path.join(self.root, "commitlog"),)
         return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
 
@@ -184,7 +184,7 @@ class StoreConfig:
         return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
 
     @property
-    def ledger_dir(self) -> str:
+    def raft_log_dir(self) -> str:
         """The directory of a raft member's own files."""
         return os.path.join(self.root, f"dledger-{self.d_leger_self_id}")
 

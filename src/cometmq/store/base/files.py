@@ -1,7 +1,7 @@
 """Reading of store files from the loop without waiting for a device, shared by every reader of the store.
 
 Every reader has a parameter `reads` and passes it on, down to the file. A `Reads` that may not wait raises
-`NotInMemory`; the query is repeated once a thread has read the missing range (see cold_reads.py).
+`NotInMemory`; the query is repeated once a thread has read the missing range (see uncached_reads.py).
 """
 
 from __future__ import annotations

@@ -305,7 +305,7 @@ class ConsumeQueue:
         self.unsynced_files.discard(base)
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
-    def let_go(self) -> None:
+    def mark_deleted(self) -> None:
         """Detach the queue from the files of its deleted topic: units that still arrive are dropped."""
         self.deleted = True
         for base in self.positions:

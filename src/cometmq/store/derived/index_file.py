@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cometmq.store.base.disk import Buffer, write_all
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import Reads, StoreFiles
-from cometmq.store.base.off_loop import OffLoop
 
 HEADER = struct.Struct(">qqqqii")
 ENTRY = struct.Struct(">iqii")
@@ -132,7 +132,7 @@ class IndexFile:
         self.count = self.written = max(1, count)
         return self.begin_ms <= self.end_ms or self.count == 1 or not self.entries(count - 1)[0]["seconds"]
 
-    def load_marked(self, count: int, slots_lack: int, end_position: int) -> bool:
+    def load_counted(self, count: int, slots_lack: int, end_position: int) -> bool:
         """Read the header of a file that a checkpoint position covers, and forget newer entries.
 
         Args:
@@ -334,7 +334,7 @@ class IndexFile:
 
     async def search(
         self,
-        off_loop: OffLoop,
+        executor: StoreExecutor,
         key_hash: int,
         limit: int,
         begin: int,
@@ -373,8 +373,8 @@ class IndexFile:
                 number = previous
             return True
 
-        while count > 1 and await off_loop.ask(step):
-            await off_loop.pause(0)
+        while count > 1 and await executor.query(step):
+            await executor.pause(0)
 
     def _newest_of(self, slot: int, reads: Reads) -> int:
         """Return the number of the newest entry of a chain, 0 if there is none."""

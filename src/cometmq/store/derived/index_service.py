@@ -24,8 +24,8 @@ from cometmq.store.base.checkpoint import CheckpointPosition
 from cometmq.store.base.clock import Clock
 from cometmq.store.base.config import INDEX, StoreConfig
 from cometmq.store.base.disk import is_numbered
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import StoreFiles
-from cometmq.store.base.off_loop import OffLoop
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
 _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key: no record has more
@@ -164,7 +164,7 @@ class IndexService:
                 yield
             self._unsynced.add(file.path)
 
-    def mark(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
+    def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
         """Return the checkpoint position that the next sync makes durable. Must follow `write`."""
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
@@ -185,7 +185,7 @@ class IndexService:
 
     async def search(
         self,
-        off_loop: OffLoop,
+        executor: StoreExecutor,
         topic: str,
         key: str,
         limit: int,
@@ -204,16 +204,16 @@ class IndexService:
         found: list[int] = []
         for file in self.files[::-1]:
             if file.overlaps(begin, end):
-                await file.search(off_loop, key_hash, limit, begin, end, found, before)
+                await file.search(executor, key_hash, limit, begin, end, found, before)
             if len(found) >= limit:
                 break
-            await off_loop.pause(0)
+            await executor.pause(0)
         return sorted(found)
 
     # -- opening, retention -----------------------------------------------------------------------
 
     def load(
-        self, *, clean: bool, checkpoint_ms: int, mark: CheckpointPosition | None = None
+        self, *, clean: bool, checkpoint_ms: int, saved: CheckpointPosition | None = None
     ) -> tuple[list[str], bool]:
         """Read the headers of the files on disk. `resume` must follow.
 
@@ -230,32 +230,32 @@ class IndexService:
                 dispatched again.
         """
         notes: list[str] = []
-        marked = self._trusted(mark)
+        counted = self._trusted(saved)
         for name in self._files.disk.listdir(self._directory):
             path = os.path.join(self._directory, name)
             if not is_numbered(name, 17):
                 notes.append(f"{path}: not an index file, left alone")
                 continue
             file = IndexFile(self._files, path, self.slots, self.capacity)
-            if marked is not None and mark is not None and path >= marked.path:
-                if path > marked.path:
+            if counted is not None and saved is not None and path >= counted.path:
+                if path > counted.path:
                     self._doomed.append(path)  # made after the checkpoint position
                     continue
-                file, good = marked, True
+                file, good = counted, True
                 if file.full and file.slots_lack < file.count:
                     self._unproven.append(file)
             else:
                 good = file.load()
-            if good and not clean and marked is None and file.end_ms > checkpoint_ms:
+            if good and not clean and counted is None and file.end_ms > checkpoint_ms:
                 good = file.check_entries() == file.count - 1
                 self._unproven.append(file)
             self.files.append(file)
             if not good:
                 # All newer files go, too: positions must ascend from file to file.
-                notes.append(f"{path}: damaged, deleted and built anew from the log")
+                notes.append(f"{path}: damaged, deleted and rebuilt from the log")
                 break
         else:
-            lost = mark is not None and self.end_position < mark.index_end
+            lost = saved is not None and self.end_position < saved.index_end
             return notes, self.enabled and (lost or not self.files)
         names = self._files.disk.listdir(self._directory)
         for name in names:
@@ -264,13 +264,13 @@ class IndexService:
         self.files.pop()
         return notes, self.enabled
 
-    def _trusted(self, mark: CheckpointPosition | None) -> IndexFile | None:
+    def _trusted(self, saved: CheckpointPosition | None) -> IndexFile | None:
         """Return the newest file at the checkpoint position, as it was then; None if there was none."""
-        if mark is None or mark.index_name <= 0:
+        if saved is None or saved.index_name <= 0:
             return None
-        path = os.path.join(self._directory, f"{mark.index_name:017d}")
+        path = os.path.join(self._directory, f"{saved.index_name:017d}")
         file = IndexFile(self._files, path, self.slots, self.capacity)
-        return file if file.load_marked(mark.index_count, mark.index_slots, mark.index_end) else None
+        return file if file.load_counted(saved.index_count, saved.index_slots, saved.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
         """Make the newest file writable. Entries of records at or after `cut_at` are forgotten first."""

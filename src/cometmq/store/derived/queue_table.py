@@ -58,10 +58,10 @@ class QueueTable:
     def __iter__(self) -> Iterator[ConsumeQueue]:
         return iter(self.by_key.values())
 
-    def find(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+    def find_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self.by_key.get((topic, queue_id))
 
-    def get(self, topic: str, queue_id: int) -> ConsumeQueue:
+    def get_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue, made (in memory only) if missing.
 
         Raises QueueRefused for an invalid topic or queue id.
@@ -234,7 +234,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).let_go()  # the dirty list skips it
+            queues.pop(queue_id).mark_deleted()  # the dirty list skips it
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)

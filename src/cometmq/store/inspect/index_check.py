@@ -1,8 +1,8 @@
-"""Index files held against the log: each key of each record has its entry, each entry is that of a key.
+"""The comparison of the index files with the log: each key of a record must have one entry.
 
-Entries stand in the order of the records, file after file, and within a record in the order of its keys. So
-the expected entries of a batch of records are compared with the next entries of the files as whole arrays;
-only where they differ are the two matched entry by entry.
+Entries have the order of the records, file after file, and within a record that of its keys. So the expected
+entries of a batch of records are compared with the next entries of the files as whole arrays. Only where they
+differ, the entries are matched one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cometmq.protocol.properties.key_hashes import hash_keys, key_prefix
 from cometmq.protocol.properties.values import index_hash, index_keys
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import INDEX
 from cometmq.store.base.read_only_files import ReadOnlyFiles
@@ -27,14 +27,14 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # entries looked ahead where the files and the log differ
-_BATCH = 1024  # records hashed at a time
+_MAX_ENTRIES_AHEAD = 4096  # entries searched where files and log differ
+_BATCH = 1024  # records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
 
 
 class Entries(NamedTuple):
-    """Columns of entries: file (its number), entry number, hash, position, seconds."""
+    """Entries by columns: number of the file, number of the entry, hash, position, seconds."""
 
     file: IntArray
     number: IntArray
@@ -55,7 +55,7 @@ _EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
 
 @dataclass
 class _Keys:
-    """Keys without an entry: how many, and the positions of the first and the last of their records."""
+    """Keys without an entry: their number, and the positions of the first and the last of their records."""
 
     count: int = 0
     first: int = -1
@@ -68,16 +68,16 @@ class _Keys:
 
 
 class IndexCheck:
-    """All index files of a store as they were when this was made: `check` its records, then `finish`."""
+    """All index files of a store at the time of creation. Call `check_records`, then `finish`."""
 
     def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
         self._log = LogReader(files, layout.config)
-        self.log_min = layout.log_min  # to be raised when the log loses segments meanwhile
-        self._of = IndexFiles(layout, files, findings)
-        self._of.check_files()
-        self._readable = self._of.readable
+        self.log_min = layout.log_min  # the caller raises it when the log loses segments
+        self._index = IndexFiles(layout, files, findings)
+        self._index.check_files()
+        self._readable = self._index.readable
         self.files = len(self._readable)
         self.entries = sum(header.next_number - 1 for _, header in self._readable)
         self._unread = self._all_entries()
@@ -85,33 +85,36 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # behind the last entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # file number -> count, number of the first
+        self._behind = _Keys()  # keys after the last entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # by file: their count, and the first entry
         self._twice = 0
         self._first_twice = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
 
     # -- entries and records ----------------------------------------------------------------------
 
-    def check(self, run: Run, deleted: DeletedTopics | None) -> None:
-        """Check the entries of the next records. Those of deleted topics may have entries and need not."""
+    def check_records(self, group: RecordGroup, deleted: DeletedTopics | None) -> None:
+        """Check the entries of the next records.
+
+        Records of deleted topics may, but need not, have entries.
+        """
         if not self.enabled:
             return
-        wanted = ~run.rolled_back
+        wanted = ~group.rolled_back
         if deleted:
-            hidden = deleted.hidden(run)
-            self._drop(run.position[hidden])
+            hidden = deleted.hidden(group)
+            self._drop(group.position[hidden])
             wanted &= ~hidden
         rows = np.flatnonzero(wanted)
         for at in range(0, len(rows), _BATCH):
             part = rows[at : at + _BATCH]
             if self._first:
                 self._first = False
-                self._skip_expired(int(run.position[part[0]]))
-            self._compare(*self._wanted(run, part))
+                self._skip_expired(int(group.position[part[0]]))
+            self._compare(*self._wanted(group, part))
 
     def _drop(self, positions: IntArray) -> None:
-        """Pass over the entries of these records."""
+        """Skip the entries of these records."""
         more = len(positions) > 0
         while more:
             known = len(self._ahead.position)
@@ -120,17 +123,17 @@ class IndexCheck:
             kept = ~np.isin(ahead, positions)
             self._ahead = self._ahead.at(kept)
 
-    def _wanted(self, run: Run, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Hash, position and store time of every entry that these records ask for."""
-        texts = run.properties
+    def _wanted(self, group: RecordGroup, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Return hash, position and store time of every entry that these records must have."""
+        texts = group.properties
         hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
-        prefixes = np.array([key_prefix(name) for name in run.names], np.uint32)
+        prefixes = np.array([key_prefix(name) for name in group.names], np.uint32)
         owners = rows[owners]
-        whole = absolute_hashes(prefixes[run.topic[owners]], hashes, lengths)
-        return whole, run.position[owners], run.store_ms[owners]
+        whole = absolute_hashes(prefixes[group.topic[owners]], hashes, lengths)
+        return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Entries of records that retention has taken lie in front of the first record."""
+        """Skip entries from before the first record, whose records retention has deleted."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -138,19 +141,19 @@ class IndexCheck:
                 return
 
     def _all_entries(self) -> Iterator[Entries]:
-        """Every entry of the files, file after file, many at a time."""
+        """Yield all entries of the files, many at a time."""
         for file_number, (file, header) in enumerate(self._readable):
             following = 1
-            for first, raw in self._of.chunks(file, header):
+            for first, raw in self._index.chunks(file, header):
                 following = first + len(raw)
                 columns = [raw[name].astype(np.int64) for name in ("hash", "position", "seconds")]
                 numbers = np.arange(first, following, dtype=np.int64)
                 yield Entries(np.full(len(raw), file_number, np.int64), numbers, *columns)
             if following < header.next_number and self._layout.live:
-                self._expired_to = header.end_position  # retention has taken the file
+                self._expired_to = header.end_position  # retention has deleted the file
 
     def _peek(self, count: int) -> IntArray:
-        """Have at least `count` entries in `_ahead`, or all that are left; returns their positions."""
+        """Read at least `count` entries into `_ahead`, or all that are left. Return their positions."""
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
         return self._ahead.position
@@ -170,7 +173,7 @@ class IndexCheck:
             self._match(hashes, positions, times)
 
     def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
-        """Entry by entry: those that are wanted, those that are not, and what is wanted and not there."""
+        """Match entries one by one, and report surplus and missing ones."""
         window = self._ahead.at(slice(len(hashes) + _MAX_ENTRIES_AHEAD))
         wanted: dict[tuple[int, int], list[int]] = {}
         for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
@@ -179,7 +182,7 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # What lies before the last hit belongs to these records, and so does what points at or before them.
+        # Entries before the last hit belong to these records, and so do entries that point at or before them.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -202,12 +205,12 @@ class IndexCheck:
                     (self._behind if exhausted and at >= last else self._missing).add(int(positions[at]))
 
     def _spot(self, entries: Entries, at: int) -> tuple[str, int]:
-        """File of an entry, and its place in it."""
-        return self._readable[int(entries.file[at])][0].path, self._of.place(int(entries.number[at]))
+        """Return the file of an entry, and its offset in the file."""
+        return self._readable[int(entries.file[at])][0].path, self._index.location(int(entries.number[at]))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
-            return  # retention has taken its record
+            return  # retention has deleted its record
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
@@ -218,7 +221,7 @@ class IndexCheck:
         self._findings.add(ERROR, "index-entry", *self._spot(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
-        """Whether an entry is right and has only been there before."""
+        """Return whether an entry is correct but has occurred before."""
         facts = self._log.facts(int(window.position[at]))
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False
@@ -230,7 +233,7 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The first entry of a file counts from the end of the file before; the very first is 0.
+        # The first entry of a file counts from the end of the file before. The very first one is 0.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
@@ -243,9 +246,9 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """The header's times are those of the first and the last record, the end to within a second."""
+        """Check a time in the header: that of the first or last record, the latter to within a second."""
         file, header = self._readable[file_number]
-        if not self._of.all_written(file_number):
+        if not self._index.all_written(file_number):
             return
         for which, name, place, value, slack in (
             (1, "begins", 0, header.begin_ms, 0), (header.next_number - 1, "ends", 8, header.end_ms, 999),
@@ -257,11 +260,11 @@ class IndexCheck:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """After the last record."""
+        """Report what remains after the last record."""
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
-            self._findings.add(ERROR, "index-time", path, self._of.place(number), problem, REBUILD)
+            self._findings.add(ERROR, "index-time", path, self._index.location(number), problem, REBUILD)
         while len(self._peek(1)):
             self._left_over()
         if self._twice:
@@ -282,24 +285,24 @@ class IndexCheck:
             self._at_the_end("index-short", path, -1, problem)
 
     def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
-        """What an unclean stop may leave at the end of the index."""
+        """Report what an unclean stop may leave at the end of the index."""
         severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)
 
     def _left_over(self) -> None:
-        """Entries behind the last record."""
+        """Report entries after the last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:
             return
         number = ahead.number[strange[0]]
-        problem = f"{len(strange)} entries from {number} on point behind the log's last record"
+        problem = f"{len(strange)} entries from {number} on point after the log's last record"
         self._at_the_end("index-ahead", *self._spot(ahead, strange[0]), problem)
 
 
 def _hashes(facts: Facts) -> set[int]:
-    """Of a record's keys, as the index has them."""
+    """Return the hashes of a record's keys in the index."""
     return {
         index_hash(f"{facts.topic}#{key.decode('utf-8', 'replace')}") for key in index_keys(facts.properties)
     }

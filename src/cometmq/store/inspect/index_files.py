@@ -1,4 +1,4 @@
-"""Index files, each held against itself: header, hash chains, slots, and what lies behind the last entry."""
+"""Checks of single index files: header, hash chains, slots, and the bytes after the last entry."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SI
 from cometmq.store.inspect.findings import ERROR, NOTE, REBUILD, Findings
 from cometmq.store.recovery.store_layout import StoreFile, StoreLayout
 
-CHUNK = 1 << 16  # entries read at a time
+CHUNK = 1 << 16  # entries per read
 
 IntArray = NDArray[np.int64]
 
 
 class Header(NamedTuple):
-    """The first bytes of an index file."""
+    """The header of an index file."""
 
     begin_ms: int
     end_ms: int
@@ -31,14 +31,14 @@ class Header(NamedTuple):
 
 
 def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
-    """The header of an index file, whatever it says; None if the file is too short or gone."""
+    """Return the header of an index file without checks; None if the file is too short or missing."""
     data = files.read(path, HEADER.size, 0)
     return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
 
 @dataclass(eq=False)
 class IndexFiles:
-    """The index files of a store as they were when this was made: those whose header can be believed."""
+    """The index files of a store at the time of creation; `readable` are those with a plausible header."""
 
     layout: StoreLayout
     files: ReadOnlyFiles
@@ -52,20 +52,20 @@ class IndexFiles:
             if header is not None:
                 self.readable.append((file, header))
 
-    def place(self, number: int) -> int:
-        """Byte in its file at which an entry begins."""
+    def location(self, number: int) -> int:
+        """Return the offset of an entry in its file."""
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Whether a readable file is all on the disk: slots and header of the newest may be written later."""
+        """Return whether a readable file is complete. Slots and header of the newest may be written later."""
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """(number of the first, entries), many at a time; ends early if the file does."""
+        """Yield the number of the first entry, and entries, many at a time, up to the end of the file."""
         first = 1
         while first < header.next_number:
             count = min(CHUNK, header.next_number - first)
-            data = self.files.read(file.path, count * ENTRY.size, self.place(first))
+            data = self.files.read(file.path, count * ENTRY.size, self.location(first))
             entries = np.frombuffer(data[: len(data) // ENTRY.size * ENTRY.size], ENTRY_DTYPE)
             if not len(entries):
                 return
@@ -99,13 +99,13 @@ class IndexFiles:
         if header.next_number == 1 and not (newest and not self.layout.clean):
             at = first_byte(self.files, file.path, HEADER.size, file.length)
             if at is not None or not newest:
-                problem = f"the header counts no entries, there are some: {tuple(header)}"
+                problem = f"the header counts no entries, but some exist: {tuple(header)}"
                 self._error("index-header", file, 0, problem)
                 return None
         return header
 
     def check_files(self) -> None:
-        """Chains, slots and headers of every file that is on the disk as a whole, each by itself."""
+        """Check chains, slots and header of every complete file."""
         for number, (file, header) in enumerate(self.readable):
             if self.all_written(number):
                 self._check_chains(file, header)
@@ -121,10 +121,10 @@ class IndexFiles:
             expected = chain(slots, entries["hash"].astype(np.int64), np.arange(first, following))
             for at in np.flatnonzero(entries["previous"] != expected).tolist():
                 problem = (
-                    f"entry {first + at}: the chain goes on with entry {entries['previous'][at]}, "
+                    f"entry {first + at}: the chain continues with entry {entries['previous'][at]}, "
                     "which is not in it"
                 )
-                self._error("index-chain", file, self.place(first + at), problem)
+                self._error("index-chain", file, self.location(first + at), problem)
             first_position = int(entries["position"][0]) if first == 1 else first_position
             last_position = int(entries["position"][-1])
         if following < header.next_number:
@@ -153,9 +153,9 @@ class IndexFiles:
             self._error("index-header", file, 32, problem)
 
     def _check_rest(self, file: StoreFile, number: int) -> None:
-        """Nothing uses entry 0, nor those from the next free one on."""
-        stop = file.length if number else self.place(1)
-        at = first_byte(self.files, file.path, self.place(number), stop)
+        """Report bytes in entry 0, or from the next free entry on, which nothing uses."""
+        stop = file.length if number else self.location(1)
+        at = first_byte(self.files, file.path, self.location(number), stop)
         if at is not None:
-            problem = "something stands where no entry is: left by an unclean stop, or changed since"
+            problem = "nonzero bytes where no entry is: left by an unclean stop, or changed since"
             self.findings.add(NOTE, "unused-bytes", file.path, at, problem)

@@ -1,41 +1,59 @@
-"""Every record of a commit log, oldest first, and what is wrong between them; the log may be growing. Of a
-raft member's log those that are known to be committed.
+"""The records of a commit log, oldest first, and the damage between them. The log may be growing.
 
-A walk over a log that a broker writes sees a moving tail: bytes that do not make a record yet. So what looks
-like damage there is looked at a second time before it is called damage, and the end is never called torn.
+Of a raft member's log, only entries known to be committed are returned. Three sources show that: the member's
+checkpoint by the index of an entry, the checkpoint of the store, and each queue by its last unit, because a
+queue never has units of uncommitted entries.
+
+While a broker writes the log, its tail may contain incomplete records. So apparent damage is read a second
+time before it is reported, and the end is never reported as torn.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from cometmq.errors import RecordError
-from cometmq.protocol.record.many import Run
-from cometmq.protocol.record.one import Facts, decode_record
-from cometmq.store.base.disk import Disk, opened
+from cometmq.protocol.record.many import RecordGroup
+from cometmq.protocol.record.one import decode_record
+from cometmq.store.base.checkpoint import FILE_SIZE, checkpoint_position_of
+from cometmq.store.base.config import CHECKPOINT
+from cometmq.store.base.disk import Disk, OsDisk, opened
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
-from cometmq.store.inspect.committed import committed_end
+from cometmq.store.derived.consume_queue import FILLER_SIZE, UNIT_DTYPE
 from cometmq.store.inspect.findings import ERROR, NEXT_START, NOTE, NOTHING, WARNING, Findings
+from cometmq.store.inspect.unit_files import UnitFiles
+from cometmq.store.log.log_reader import LogReader
 from cometmq.store.log.scan import Damage, SegmentScan
-from cometmq.store.recovery.store_layout import StoreFile, StoreLayout, log_files
+from cometmq.store.raft_log.entry_index import location_on_disk
+from cometmq.store.raft_log.member_files import read_checkpoint
+from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayout, log_files, read_layout
 
-RECHECK_DELAY_S = 0.05  # between two looks at a place that a broker may be writing
-_MAX_EXAMINED_BYTES = 64 << 20  # bytes of a doubtful record that are looked at for the reason
+RECHECK_DELAY_S = 0.05  # seconds between two reads of a place that a broker may be writing
+_UNITS = 4096  # units read at the end of a queue; if all are fillers, the queue counts as empty
+_MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record that are examined for the reason
 
 
 def no_pause(_seconds: float) -> None:
-    """Where nobody writes meanwhile, or it does not matter."""
+    """Do not wait: no broker is writing, or it does not matter."""
 
 
 @dataclass(eq=False)
 class LogWalk:
-    """One walk. Afterwards: `end` is the position behind the last record, `log_min` the first position that
-    was still there, `damage` what was skipped, `last_store_ms` the latest store time (a clock may step back).
+    """One walk over a log.
+
+    Attributes:
+        segments: The number of segments, after the walk.
+        log_min: The first position that still existed.
+        end: The position after the last record.
+        last_store_ms: The latest store time, since a clock may step back.
+        damage: The skipped parts.
     """
 
     disk: Disk
@@ -46,7 +64,7 @@ class LogWalk:
     def __post_init__(self) -> None:
         self._size = self.layout.config.mapped_file_size_commit_log
         self._seen_twice = -1
-        self._open: tuple[StoreFile, int, bool] | None = None  # last used segment, end in it, dirt behind
+        self._open: tuple[StoreFile, int, bool] | None = None  # the last used segment, the end in it, dirty
         self.segments = 0
         self.log_min = self.layout.log_min
         self.end = self.layout.log_min
@@ -58,22 +76,17 @@ class LogWalk:
             with ReadOnlyFiles(self.disk) as files:
                 self._committed = committed_end(self.layout, files)
 
-    def records(self, start: int = 0) -> Iterator[Facts]:
-        """Every valid record from the segment that holds `start` on. Raises OSError."""
-        for run in self.runs(start):
-            yield from run.facts()
+    def groups(self, start: int = 0) -> Generator[RecordGroup, None, None]:
+        """Yield every valid record, in groups, from the segment of position `start` on. Raises OSError."""
+        for group in self._whole(start):
+            if group.end <= self._committed:
+                yield group
+            elif count := int(np.count_nonzero(group.position < self._committed)):
+                yield group.first_ones(count)
 
-    def runs(self, start: int = 0) -> Generator[Run, None, None]:
-        """The same, many at a time."""
-        for run in self._whole(start):
-            if run.end <= self._committed:
-                yield run
-            elif count := int(np.count_nonzero(run.position < self._committed)):
-                yield run.first_ones(count)
-
-    def _whole(self, start: int) -> Generator[Run, None, None]:
+    def _whole(self, start: int) -> Generator[RecordGroup, None, None]:
         if self.layout.live and all(file.length != self._size for file in self.layout.segments):
-            return  # the broker was about to make its first segment: its length is not known yet
+            return  # the broker was about to create its first segment, whose length is unknown
         files = [
             file for file in log_files(self.disk, self.layout.config, []) if file.base + self._size > start
         ]
@@ -90,12 +103,12 @@ class LogWalk:
             try:
                 yield from self._segment(file)
             except FileNotFoundError:
-                # Retention of a running broker: the log begins later now.
+                # Retention of a running broker has moved the beginning of the log.
                 self.log_min = max(self.log_min, file.base + self._size)
         if self._open is not None and self._open[2]:
             self._torn(self._open[0], self._open[1])
 
-    def _segment(self, file: StoreFile) -> Iterator[Run]:
+    def _segment(self, file: StoreFile) -> Iterator[RecordGroup]:
         position, known = file.base, 0
         while True:
             scan = SegmentScan(
@@ -104,11 +117,11 @@ class LogWalk:
             )  # fmt: skip
             again = False
             known = 0
-            with closing(scan.runs(position)) as runs:
-                for run in runs:
+            with closing(scan.groups(position)) as groups:
+                for group in groups:
                     if len(scan.damage) > known:
                         damage = scan.damage[known]
-                        again = self._look_again(damage.start)
+                        again = self._should_recheck(damage.start)
                         if again:
                             position = damage.start
                             break
@@ -116,17 +129,17 @@ class LogWalk:
                         known += 1
                     if self._open is not None:
                         self._enter(file)
-                    self.end = run.end
-                    self.last_store_ms = max(self.last_store_ms, int(run.store_ms.max()))
-                    yield run
-            if not again and scan.dirt and self._look_again(scan.end):
+                    self.end = group.end
+                    self.last_store_ms = max(self.last_store_ms, int(group.store_ms.max()))
+                    yield group
+            if not again and scan.dirt and self._should_recheck(scan.end):
                 position, again = scan.end, True
             if not again:
                 break
-        for damage in scan.damage[known:]:  # what lies in front of the blank record
+        for damage in scan.damage[known:]:  # damage before the blank record
             self._damaged(file, damage)
         if scan.blank_end >= 0:
-            self._look_behind_blank(file, scan.blank_end)
+            self._check_after_blank(file, scan.blank_end)
         if scan.end > file.base or self._open is None:
             self._open = None if scan.closed else (file, scan.end, scan.dirt)
             self.end = scan.end
@@ -134,7 +147,7 @@ class LogWalk:
             self._torn(file, file.base)
 
     def _enter(self, file: StoreFile) -> None:
-        """A record in this segment: the one before must have been closed, or filled."""
+        """Handle the first record of a segment: the segment before must have been closed, or filled."""
         if self._open is None or self._open[0] == file:
             return
         before, end, _ = self._open
@@ -143,19 +156,19 @@ class LogWalk:
         if end < stop:
             self._damaged(before, Damage(before.path, end, stop))
 
-    def _look_again(self, position: int) -> bool:
-        """Whether to look once more at a place without a valid record: a broker may just be writing it."""
+    def _should_recheck(self, position: int) -> bool:
+        """Return whether to read an invalid place once more, because a broker may be writing it."""
         if position == self._seen_twice or not self.layout.live:
             return False
         self._seen_twice = position
         self.pause(RECHECK_DELAY_S)
         return True
 
-    def _look_behind_blank(self, file: StoreFile, position: int) -> None:
+    def _check_after_blank(self, file: StoreFile, position: int) -> None:
         with ReadOnlyFiles(self.disk) as files:
             at = first_byte(files, file.path, position - file.base, min(file.length, self._size))
         if at is not None:
-            problem = "something stands behind the blank record, which may hold anything and is never read"
+            problem = "nonzero bytes after the blank record, which nothing reads"
             self.findings.add(NOTE, "unused-bytes", file.path, at, problem)
 
     # -- findings ---------------------------------------------------------------------------------
@@ -178,7 +191,7 @@ class LogWalk:
     def _wrong_length(self, file: StoreFile) -> None:
         now = self.disk.facts(file.path)
         if self.layout.live and (now is None or now.size == self._size):
-            return  # it was being made or removed at this moment
+            return  # it was being created or deleted
         problem = f"{file.length} bytes instead of {self._size}"
         repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
@@ -187,7 +200,7 @@ class LogWalk:
         if self.layout.live:
             return
         problem = (
-            f"bytes behind log position {end} that are no record, and no valid record behind them; "
+            f"invalid bytes after log position {end}, and no valid record after them; "
             f"{why_no_record(self.disk, file, end + self._gap)}"
         )
         severity = ERROR if self.layout.clean else WARNING
@@ -196,7 +209,7 @@ class LogWalk:
 
 
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
-    """What is wrong with the record that should begin at `position` of the log, in this segment."""
+    """Return the defect of the record that should begin at log position `position` in this segment."""
     at = position - file.base
     with opened(disk, file.path, write=False) as fd:
         try:
@@ -211,7 +224,51 @@ def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
     except RecordError as problem:
         return f"{problem.field}: {problem.problem}"
     if found.physical_offset != position:
-        return f"physical offset: it says {found.physical_offset}"
+        return f"physical offset: it contains {found.physical_offset}"
     if "\ufffd" in found.topic:
-        return "topic: it is no UTF-8"
+        return "topic: not UTF-8"
     return "a sector of its topic or properties reads as zeros"
+
+
+class MemberLog(NamedTuple):
+    """The directories of a raft member's segments, and the log position after the committed entries."""
+
+    directories: tuple[str, ...]
+    committed: int
+
+
+def member_log(root: str) -> MemberLog | None:
+    """Return the log of the raft member in `root`; None for another store. Raises StoreError, OSError."""
+    layout = read_layout(OsDisk(), root)
+    if not layout.config.enable_d_leger_commit_log:
+        return None
+    with ReadOnlyFiles(OsDisk()) as files:
+        return MemberLog(layout.config.commit_log_dirs, committed_end(layout, files))
+
+
+def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
+    """Return the log position after the last entry known to be committed. Raises StoreError, OSError."""
+    directory = layout.config.raft_log_dir
+    place = location_on_disk(
+        files, os.path.join(directory, "index"), read_checkpoint(files.disk, directory).committed
+    )
+    saved = checkpoint_position_of(files.read(layout.config.location(CHECKPOINT), FILE_SIZE, 0))
+    ends = [_queue_end(layout, files, queue) for queue in layout.queues]
+    return max(
+        layout.log_min,
+        place.end if place is not None else 0,
+        saved.position if saved is not None else 0,
+        *ends,
+    )
+
+
+def _queue_end(layout: StoreLayout, files: ReadOnlyFiles, queue: QueueFiles) -> int:
+    """Return the end of the record of a queue's last unit; 0 if the record does not exist."""
+    units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
+    last = np.frombuffer(units.read(max(units.first, units.end - _UNITS), units.end), UNIT_DTYPE)
+    last = last[last["size"] != FILLER_SIZE][-1:]
+    if not len(last):
+        return 0
+    position, size = int(last["position"][0]), int(last["size"][0])
+    facts = LogReader(files, layout.config).facts(position)
+    return position + size if facts is not None and facts.size == size else 0

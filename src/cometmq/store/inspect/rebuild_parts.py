@@ -1,12 +1,12 @@
-"""A rebuild in parts, which several processes make for the log of one store at the same time.
+"""A rebuild in parts, which several processes execute for the log of one store at the same time.
 
-    look           what the old queues know better than the log does, if there are any
-    take_segment   the records of one segment, as the units and keys that they ask for
-    make_queues    some of the queues, from the units of all segments
-    make_index     the index, from the keys of all segments
+    collect_evidence  the evidence of the old queues, if there are any
+    read_segment      the units and keys of the records of one segment
+    make_queues       some of the queues, from the units of all segments
+    make_index        the index, from the keys of all segments
 
-Each part reads what those before it left in a scratch directory. A part that is done again leaves the same.
-The queues and the index equal those of `rebuild`, byte for byte.
+Each part reads the results of those before it from a scratch directory. A repeated part gives the same
+result. The queues and the index equal those of `rebuild`, byte for byte.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from cometmq.store.base.guards import lock_held
 from cometmq.store.derived.consume_queue import ConsumeQueue
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
-from cometmq.store.inspect.asked import KEYS, UNITS, Asked, QueueMaker, add_keys
+from cometmq.store.inspect.derived_data import KEYS, UNITS, DerivedData, QueueBuilder, add_keys
 from cometmq.store.inspect.findings import Finding, Findings
 from cometmq.store.inspect.log_walk import LogWalk
 from cometmq.store.inspect.queue_check import Evidence
@@ -38,22 +38,26 @@ from cometmq.store.inspect.rebuild import (
     PARTS,
     SCRATCH,
     check_queues,
+    collect_evidence,
     files_below,
-    look_at_old_queues,
     remove_tree,
 )
-from cometmq.store.recovery.store_layout import StoreLayout, read_layout
+from cometmq.store.recovery.store_layout import IN_USE, StoreLayout, read_layout
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import SPARE
 
-_CHUNK = 1 << 20  # units or keys in one file of the scratch directory
-_IN_USE = "a broker is using this store; stop it first"
+_CHUNK = 1 << 20  # units or keys per file in the scratch directory
 
 
-class Segment(msgspec.Struct):
-    """What was taken of a segment. queues: topic and id by the numbers in its units; chunks: for each file of
-    units, where those of each part begin, and where the last ones end."""
+class SegmentData(msgspec.Struct):
+    """The content of one segment.
+
+    Attributes:
+        queues: Topic and queue id by the number in the units.
+        chunks: For each file of units, the beginnings of the units of each part, and the end of the last
+            ones.
+    """
 
     base: int
     log_min: int
@@ -66,7 +70,10 @@ class Segment(msgspec.Struct):
 
 
 class QueuesMade(msgspec.Struct):
-    """Some of the queues. spare: units without room in the log that the order of these queues has used."""
+    """Some of the queues.
+
+    `spare` is the number of units without space in the log that QueueOrder has used.
+    """
 
     queues: int
     units: int
@@ -76,24 +83,28 @@ class QueuesMade(msgspec.Struct):
 
 
 class IndexMade(msgspec.Struct):
-    """The index."""
+    """The index of a rebuild."""
 
     files: int
     entries: int
 
 
-class _Known(msgspec.Struct):
-    """Evidence, as it is kept in the scratch directory."""
-
-    places: dict[int, tuple[str, int, int]] = {}
-    tags: dict[int, int] = {}
-    superseded: list[int] = []
+_EvidenceFile = tuple[dict[int, tuple[str, int, int]], dict[int, int], list[int]]
+"""Evidence (queue offsets, tags, superseded) in the scratch directory."""
 
 
 @dataclass(frozen=True)
 class RebuildParts:
-    """The parts of one rebuild, made by `plan_rebuild`. `segments`: where they begin in the log; `parts`:
-    into how many the queues are divided."""
+    """The parts of one rebuild, created by `plan_rebuild`.
+
+    Attributes:
+        output: The directory of the result.
+        config: The settings.
+        commit_log_dir: The directory of the log, or several separated by commas.
+        clean: Whether the last stop of the store was clean.
+        segments: The log positions at which the segments begin.
+        parts: The number of parts into which the queues are divided.
+    """
 
     root: str
     output: str
@@ -103,27 +114,31 @@ class RebuildParts:
     segments: tuple[int, ...]
     parts: int
 
-    def look(self) -> None:
-        """Keep what the old queues know better. The whole log is walked if there are any. What a killed
-        rebuild has left is removed first. Raises OSError."""
+    def collect_evidence(self) -> None:
+        """Write the evidence of the old queues, after removing the files of an interrupted rebuild.
+
+        The whole log is walked if there are queues. Raises OSError.
+        """
         disk, layout = OsDisk(), self._layout()
         remove_tree(disk, self._at(""))
         disk.makedirs(self._at(""))
-        found = look_at_old_queues(disk, layout, DeletedTopics(disk, self.root), lambda _done: None)
-        known = _Known(found.places, found.tags, found.superseded.tolist())
+        found = collect_evidence(disk, layout, DeletedTopics(disk, self.root), lambda _done: None)
+        known: _EvidenceFile = found.queue_offsets, found.tags, found.superseded.tolist()
         replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
 
-    def take_segment(self, base: int) -> Segment:
-        """Keep the units and keys of the segment that begins at `base`; its numbers and findings. After
-        `look`. Raises OSError."""
+    def read_segment(self, base: int) -> SegmentData:
+        """Write the units and keys of the segment at `base`, after `collect_evidence`. Return its numbers.
+
+        Raises OSError.
+        """
         disk, layout = OsDisk(), self._layout()
-        asked = Asked(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
+        data = DerivedData(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
         chunks: list[list[int]] = []
 
         def write() -> None:
-            units, keys = asked.take()
-            # In the order of their parts; in each part that of the log stays.
-            own = np.array([self.part_of(*each) for each in asked.queues], np.int64)
+            units, keys = data.take()
+            # The units are sorted by part; within a part they keep the order of the log.
+            own = np.array([self.part_of(*each) for each in data.queues], np.int64)
             part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
             order = np.argsort(part, kind="stable")
             begins = np.searchsorted(part[order], np.arange(self.parts + 1)).tolist()
@@ -134,22 +149,22 @@ class RebuildParts:
 
         findings = Findings()
         walk = LogWalk(disk, layout, findings)
-        # The first records of the next segment tell whether this one was closed.
-        with closing(walk.runs(base)) as runs:
-            for run in runs:
-                if run.position[0] >= base + layout.config.mapped_file_size_commit_log:
+        # The first records of the next segment show whether this one was closed.
+        with closing(walk.groups(base)) as groups:
+            for group in groups:
+                if group.position[0] >= base + layout.config.mapped_file_size_commit_log:
                     break
-                asked.add(run)
-                if asked.waiting >= _CHUNK:
+                data.add(group)
+                if data.waiting >= _CHUNK:
                     write()
         write()
-        segment = Segment(
+        segment = SegmentData(
             base,
             layout.log_min,
-            asked.records,
-            asked.hidden,
-            asked.indexed,
-            asked.queues,
+            data.records,
+            data.hidden,
+            data.indexed,
+            data.queues,
             chunks,
             findings.kept,
         )
@@ -157,11 +172,11 @@ class RebuildParts:
         return msgspec.structs.replace(segment, queues=[], chunks=[])
 
     def make_queues(self, part: int) -> QueuesMade:
-        """Make the queues of a part. After all segments. Raises OSError."""
+        """Create the queues of a part, after all segments. Raises OSError."""
         disk = OsDisk()
         files = StoreFiles(disk)
         queues, findings = QueueTable(files, self._new_config()), Findings()
-        maker = QueueMaker(queues, CleanEnds(disk, self.root).ends, findings, self.root)
+        builder = QueueBuilder(queues, CleanEnds(disk, self.root).ends, findings, self.root)
         own: dict[tuple[str, int], ConsumeQueue | None] = {}
         log_min = 0
         try:
@@ -169,29 +184,29 @@ class RebuildParts:
                 log_min = segment.log_min
                 for each in segment.queues:
                     if each not in own and self.part_of(*each) == part:
-                        queue = own[each] = maker.queue(*each)
+                        queue = own[each] = builder.queue(*each)
                         if queue is not None:
-                            remove_tree(disk, queue.path)  # of a process that was killed
+                            remove_tree(disk, queue.path)  # left by an interrupted process
                 table = [own.get(each) for each in segment.queues]
                 for number, begins in enumerate(segment.chunks):
                     begin, end = begins[part : part + 2]
                     with opened(disk, self._chunk("units", segment.base, number), write=False) as fd:
                         size = UNITS.itemsize
                         data = disk.pread(fd, (end - begin) * size, begin * size)
-                    maker.add(np.frombuffer(data, UNITS), segment.queues, table)
-            units = maker.finish(log_min)
+                    builder.add(np.frombuffer(data, UNITS), segment.queues, table)
+            units = builder.finish(log_min)
             for queue in queues:
                 _sync(disk, queue.path)
         finally:
             files.descriptors.close()
-        return QueuesMade(len(queues), units, maker.not_served, maker.order.spare_used, findings.kept)
+        return QueuesMade(len(queues), units, builder.not_served, builder.order.spare_used, findings.kept)
 
     def make_index(self, clock: Clock | None = None) -> IndexMade:
-        """Make the index. After all segments. Raises OSError."""
+        """Create the index, after all segments. Raises OSError."""
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
-        remove_tree(disk, directory)  # of a process that was killed
+        remove_tree(disk, directory)  # left by an interrupted process
         disk.makedirs(directory)
         index = IndexService(files, clock or SystemClock(), self._new_config())
         try:
@@ -206,24 +221,24 @@ class RebuildParts:
         return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
 
     def part_of(self, topic: str, queue_id: int) -> int:
-        """The part that makes this queue."""
+        """Return the number of the part that creates this queue."""
         return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
 
     def _chunk(self, kind: str, base: int, number: int) -> str:
-        """Path of a file with units or keys of a segment."""
+        """Return the path of a file with units or keys of a segment."""
         return self._at(f"{kind}-{base:020d}-{number:06d}")
 
     def _evidence(self, disk: Disk) -> Evidence:
-        known = msgspec.json.decode(_content(disk, self._at("evidence.json")), type=_Known)
         evidence = Evidence()
-        evidence.places, evidence.tags = known.places, known.tags
-        evidence.supersede(known.superseded)
+        known = msgspec.json.decode(_content(disk, self._at("evidence.json")), type=_EvidenceFile)
+        evidence.queue_offsets, evidence.tags, superseded = known
+        evidence.supersede(superseded)
         return evidence
 
-    def _segments(self, disk: Disk) -> Iterator[Segment]:
+    def _segments(self, disk: Disk) -> Iterator[SegmentData]:
         for name in disk.listdir(os.path.join(self.output, SCRATCH)):
             if name.startswith("segment-"):
-                yield msgspec.json.decode(_content(disk, self._at(name)), type=Segment)
+                yield msgspec.json.decode(_content(disk, self._at(name)), type=SegmentData)
 
     def _new_config(self) -> StoreConfig:
         return self.config.at_root().replace(store_path_root_dir=os.path.join(self.output, SCRATCH))
@@ -236,11 +251,14 @@ class RebuildParts:
         return os.path.join(self.output, SCRATCH, name)
 
     def put_in_place(self, made: Sequence[QueuesMade]) -> None:
-        """Give the output what was made, in place of what an earlier rebuild made, and copies of the store's
-        tables. After all parts. Raises StoreError if a broker uses the store now, OSError."""
+        """Move the result of all parts to the output, with copies of the store's tables.
+
+        It replaces the result of an earlier rebuild. Raises StoreError if a broker uses the store now,
+        OSError.
+        """
         disk = OsDisk()
         if lock_held(disk, self.root):
-            raise StoreError(_IN_USE, self.root)
+            raise StoreError(IN_USE, self.root)
         if sum(each.spare for each in made) > SPARE:
             problem = "a log with such gaps that the order of its queues matters; use `cometmq store rebuild`"
             raise StoreError(problem, self.root)
@@ -249,7 +267,7 @@ class RebuildParts:
             remove_tree(disk, place)
             disk.makedirs(self._at(part))
             disk.rename(self._at(part), place)
-        # The tables, and what `verify` and a broker look at.
+        # The tables, and the files that `verify` and a broker read.
         names = ["broker.conf", *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))]
         copied = {name: os.path.join(self.root, name) for name in names}
         copied |= {LOCATIONS[key]: self.config.location(key) for key in (CHECKPOINT, ABORT)}
@@ -268,15 +286,22 @@ class RebuildParts:
 def plan_rebuild(
     root: str, output: str, parts: int, *, config: StoreConfig | None = None, commit_log_dir: str = ""
 ) -> RebuildParts:
-    """The parts of a rebuild of the store in `root` into the directory `output`; nothing is written yet.
+    """Return the parts of a rebuild of the store in `root` into the directory `output`, without writing.
 
-    config, commit_log_dir: as for `rebuild`. Raises StoreError if a broker holds the store, if it has light
-    queues, or if the output is the store, OSError."""
+    Args:
+        output: The directory of the result.
+        parts: The number of parts into which the queues are divided.
+        config, commit_log_dir: See `read_layout`.
+
+    Raises:
+        StoreError: The store is in use, it has light queues, or the output is inside it.
+        OSError: A directory cannot be read.
+    """
     disk = OsDisk()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     output = os.path.realpath(output)
     if layout.live:
-        raise StoreError(_IN_USE, layout.root)
+        raise StoreError(IN_USE, layout.root)
     check_queues(layout)
     if f"{output}/".startswith(f"{layout.root}/"):
         raise StoreError("the new queues and index go to another directory, outside of the store", output)

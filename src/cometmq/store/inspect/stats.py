@@ -30,7 +30,7 @@ _DAY_MS = 86_400_000
 class QueueStats(msgspec.Struct):
     """The statistics of one queue.
 
-    Times are epoch ms, -1 without messages; bytes are those of the records.
+    Times are epoch ms, -1 without messages. `bytes` is the size of the records.
     """
 
     topic: str
@@ -111,7 +111,16 @@ def store_stats(
     commit_log_dir: str = "",
     progress: Callable[[int, int], None] | None = None,
 ) -> StoreStats:
-    """Count what is in the store. progress(queues counted, of how many). Raises StoreError, OSError."""
+    """Return the statistics of the store in `root`.
+
+    Args:
+        config, commit_log_dir: See `read_layout`.
+        progress: Receives the number of counted queues, and their total.
+
+    Raises:
+        StoreError: There is no store.
+        OSError: A file cannot be read.
+    """
     disk, clock = disk or OsDisk(), clock or SystemClock()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     progress = progress or (lambda _done, _all: None)
@@ -152,7 +161,7 @@ def store_stats(
 def _queue(
     layout: StoreLayout, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int
 ) -> QueueStats:
-    """floor: first offset that readers may see, if it was moved on purpose."""
+    """Return the statistics of a queue. `floor` is its minimum offset in the table of purges."""
     units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     messages = size = 0
     first = last = -1

@@ -1,4 +1,4 @@
-"""Units of consume queues, read from outside: of a store at rest, or of one that a broker is using."""
+"""Reads units of consume queues from outside, also while a broker uses them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-_CHUNK_UNITS = 4096  # units
+_CHUNK_UNITS = 4096  # units per read
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # units, as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # as in recovery
 
 
 class UnitFiles:
-    """Units of one queue. `first` and `end`: its offsets when this was made."""
+    """The units of one queue, from offset `first` to before `end` at the time of creation."""
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -39,7 +39,7 @@ class UnitFiles:
                 break
 
     def _used(self, base: int) -> int:
-        """Bytes up to the last one in the file that is not zero."""
+        """Return the number of bytes up to the last nonzero one in a file."""
         path, used = f"{self.path}/{file_name(base)}", 0
         at = self._files.next_data(path, 0)
         while at is not None and at < self._size:
@@ -52,28 +52,28 @@ class UnitFiles:
         return used
 
     def first_now(self) -> int:
-        """Offset at which the files begin by now: retention may have taken some since."""
+        """Return the offset at which the files begin now. Retention may have deleted some of them."""
         names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
         return int(names[0]) // UNIT if names else self.end
 
-    def place(self, offset: int) -> tuple[str, int]:
-        """File and byte in it of a unit."""
+    def location(self, offset: int) -> tuple[str, int]:
+        """Return the file of a unit, and its offset in the file."""
         position = offset * UNIT
         base = position - position % self._size
         return f"{self.path}/{file_name(base)}", position - base
 
     def read(self, start: int, stop: int) -> bytes:
-        """The units [start, stop); what is missing reads as zeros."""
+        """Return the units [start, stop), with zeros for missing ones."""
         parts = []
         while start < stop:
-            path, at = self.place(start)
+            path, at = self.location(start)
             count = min(stop - start, (self._size - at) // UNIT)
             parts.append(self._files.read(path, count * UNIT, at).ljust(count * UNIT, b"\0"))
             start += count
         return b"".join(parts)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """(offset of the first, units) of [start, stop), a few thousand at a time."""
+        """Yield the offset of the first unit, and units of [start, stop), a few thousand at a time."""
         while start < stop:
             start = self._behind_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
@@ -83,7 +83,7 @@ class UnitFiles:
             start += count
 
     def _behind_hole(self, offset: int) -> int:
-        """The next file's begin, where the hole before it is too wide for a loss (its name is made up)."""
+        """Return the start of the next file if the hole before it is too wide: its name is damaged."""
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset
@@ -91,7 +91,7 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Bytes up to the last one that is not zero; most of a queue's last file is zeros."""
+    """Return the number of bytes up to the last nonzero one. Most of a queue's last file is zeros."""
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
         stop = max(0, stop - _PAGE)

@@ -1,8 +1,8 @@
-"""`verify`: everything in a store directory held against everything else, without changing a byte.
+"""`verify` compares all parts of a store directory with each other, without changing them.
 
-The log is the truth; queues and index must follow from it record by record. On a store that a broker is
-using, queue ends and index counts are read first and the log afterwards, so that whatever is found in them
-must be in the log; what the broker adds meanwhile is not looked at.
+The log determines queues and index, record by record. If a broker uses the store, queue ends and index counts
+are read before the log, so that the log contains the records of all of them. Later additions of the broker
+are not checked.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _FUTURE_MS = 1 << 53
 _CHECKPOINT_USED = 24
 
 Progress = Callable[[int, int], None]
-"""(bytes of the log walked so far, bytes there are)"""
+"""Called with the bytes of the log processed so far, and their total."""
 
 
 class VerifyReport(msgspec.Struct):
-    """What was looked at and what was found."""
+    """The numbers of the checked parts, and the findings."""
 
     root: str
     live: bool
@@ -67,7 +67,7 @@ class VerifyReport(msgspec.Struct):
 
     @property
     def sound(self) -> bool:
-        """Nothing is damaged; warnings and notes do not count."""
+        """Whether nothing is damaged. Warnings and notes do not count."""
         return not self.errors
 
 
@@ -80,20 +80,26 @@ def verify(
     progress: Progress | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> VerifyReport:
-    """Check the store in `root`. Raises StoreError when there is none, or it is that of a raft member that
-    runs: nobody knows what is committed meanwhile. Raises OSError when it cannot be read.
+    """Check the store in `root`.
 
-    config, commit_log_dir: as for `read_layout`. pause: waits some seconds for a broker that may be writing.
+    Args:
+        config, commit_log_dir: See `read_layout`.
+        progress: Receives the bytes processed, and their total.
+        pause: Waits for some seconds while a broker may be writing.
+
+    Raises:
+        StoreError: There is no store, or it belongs to a running raft member, whose committed end is unknown.
+        OSError: A file cannot be read.
     """
     disk = disk or OsDisk()
     layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     if layout.live and layout.config.enable_d_leger_commit_log:
-        raise StoreError("a raft member that runs cannot be checked; stop it first", layout.root)
+        raise StoreError("a running raft member cannot be checked; stop it first", layout.root)
     findings = Findings()
     for path in layout.strays:
         _stray(disk, findings, path)
     tables = TableCheck(disk, layout, findings, pause)
-    tables.check()
+    tables.check_tables()
     with ReadOnlyFiles(disk) as files:
         queues = QueueCheck(layout, files, findings, pause, tables.topics, tables.deleted)
         index = IndexCheck(layout, files, findings)
@@ -125,15 +131,15 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
 def _walk(
     walk: LogWalk, queues: QueueCheck, index: IndexCheck, layout: StoreLayout, progress: Progress | None
 ) -> int:
-    """Take every record to the checks; returns how many there were."""
+    """Check all records. Return their number."""
     records = 0
     progress = progress or (lambda _done, _total: None)
     total = len(layout.segments) * layout.config.mapped_file_size_commit_log
-    for run in walk.runs():
-        records += len(run.properties)
+    for group in walk.groups():
+        records += len(group.properties)
         queues.log_min = index.log_min = walk.log_min
-        queues.check(run)
-        index.check(run, queues.deleted)
+        queues.check_records(group)
+        index.check_records(group, queues.deleted)
         progress(walk.end - walk.log_min, total)
     progress(total, total)
     return records
@@ -142,7 +148,7 @@ def _walk(
 def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk: LogWalk) -> None:
     path = layout.config.location(CHECKPOINT)
     facts = disk.facts(path)
-    anew = f"{NEXT_START} writes it anew; after an unclean stop it then walks the whole log"
+    anew = f"{NEXT_START} writes it again; after an unclean stop it then scans the whole log"
 
     def add(severity: str, place: int, problem: str, repair: str = anew) -> None:
         findings.add(severity, "checkpoint", path, place, problem, repair)
@@ -158,19 +164,19 @@ def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk:
     if len(data) != FILE_SIZE:
         add(ERROR, len(data), f"not {FILE_SIZE} bytes long")
         return
-    mark = checkpoint_position_of(data)
-    if mark is not None and mark.position > max(walk.end, walk.log_min):
-        vouched = f"it vouches for the log up to {mark.position}, which ends at {walk.end}"
+    saved = checkpoint_position_of(data)
+    if saved is not None and saved.position > max(walk.end, walk.log_min):
+        vouched = f"it covers the log up to {saved.position}, which ends at {walk.end}"
         add(WARNING, POSITION_LOCATION.start, f"{vouched}: the end of the log is gone", NEXT_START)
     unused = bytearray(data)
     unused[:_CHECKPOINT_USED] = bytes(_CHECKPOINT_USED)
     if unused[POSITION_LOCATION].strip(b"\0") and not is_position_whole(data):
-        problem = "what tells where the durable part of the log ends is damaged"
+        problem = "its position of the durable log is damaged"
         add(WARNING, POSITION_LOCATION.start, problem, NEXT_START)
     unused[POSITION_LOCATION] = bytes(len(unused[POSITION_LOCATION]))
     if unused.strip(b"\0"):
         at = FILE_SIZE - len(unused.lstrip(b"\0"))
-        problem = "something stands behind the times, where nothing is read"
+        problem = "nonzero bytes after the times, which nothing reads"
         findings.add(NOTE, "unused-bytes", path, at, problem)
     if layout.clean and walk.last_store_ms and not data.strip(b"\0"):
         add(WARNING, 0, "it holds no times")
@@ -178,14 +184,14 @@ def _check_checkpoint(disk: Disk, layout: StoreLayout, findings: Findings, walk:
         if not 0 <= value < _FUTURE_MS:
             add(ERROR, number * 8, f"{value} is no time")
         elif 0 < walk.last_store_ms < value and number < 2:
-            vouched = f"it vouches for {value} ms, the last record is of {walk.last_store_ms} ms"
+            vouched = f"it covers {value} ms, the last record is of {walk.last_store_ms} ms"
             problem = f"{vouched}: the end of the log is gone, or the file is damaged"
             add(WARNING, number * 8, problem, NEXT_START)
 
 
 @dataclass(eq=False)
 class TableCheck:
-    """The JSON tables of `config/`, and their `.bak` files."""
+    """The check of the JSON tables of `config/` and their `.bak` files."""
 
     disk: Disk
     layout: StoreLayout
@@ -197,7 +203,7 @@ class TableCheck:
         self.count = 0
         self.topics: set[str] | None = None
 
-    def check(self) -> None:
+    def check_tables(self) -> None:
         directory = os.path.join(self.layout.root, "config")
         names = self.disk.listdir(directory)
         tables = {name.removesuffix(".bak") for name in names if name.endswith((".json", ".json.bak"))}
@@ -207,14 +213,14 @@ class TableCheck:
             backup, backup_problem = self._read(path + ".bak", name)
             self.count += 1
             if table is None and problem:
-                repair = "write it anew by hand"
+                repair = "write it again by hand"
                 if backup is not None and name != ENDS:
-                    repair = f"{NEXT_START} goes on with the .bak"
+                    repair = f"{NEXT_START} uses the .bak"
                 elif name in SEALED:
-                    repair = f"{NEXT_START} goes on without it"
+                    repair = f"{NEXT_START} ignores it"
                 self.findings.add(ERROR, "table", path, -1, problem, repair)
             elif table is None and backup is not None:
-                repair = f"{NEXT_START} takes the .bak"
+                repair = f"{NEXT_START} uses the .bak"
                 self.findings.add(ERROR, "table", path, -1, "the file is missing", repair)
             if backup is None and backup_problem:
                 repair = "the next change of the table replaces it"
@@ -226,12 +232,12 @@ class TableCheck:
         try:
             self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
-            pass  # it is among the findings already
+            pass  # already reported as a finding
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
-        """(the table or None, what is wrong with it: nothing if it just is not there)."""
+        """Return the table or None, and the problem; "" if the file does not exist."""
         table, problem = self._parse(path, name)
-        if table is None and self.layout.live:  # it may have been replaced at this moment
+        if table is None and self.layout.live:  # it may just be replaced
             self.pause(RECHECK_DELAY_S)
             table, problem = self._parse(path, name)
         return table, problem

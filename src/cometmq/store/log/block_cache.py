@@ -17,21 +17,21 @@ _MAX_COUNTED_BLOCKS = 4096
 class BlockCache:
     """The blocks loaded last, by number (log position // BLOCK). The oldest one is dropped first."""
 
-    __slots__ = ("_asked", "_blocks", "get")
+    __slots__ = ("_blocks", "_requested", "get")
 
     def __init__(self) -> None:
         self._blocks: dict[int, memoryview] = {}
-        self._asked: dict[int, int] = {}  # records requested of blocks that are not cached
+        self._requested: dict[int, int] = {}  # records requested of blocks that are not cached
         self.get = self._blocks.get
 
-    def worth(self, number: int, asked: int) -> bool:
-        """Return whether to load a block that is not cached, for `asked` more requested records."""
-        asked += self._asked.pop(number, 0)
-        if asked >= DENSE:
+    def should_load(self, number: int, requested: int) -> bool:
+        """Return whether to load a block that is not cached, for `requested` more records."""
+        requested += self._requested.pop(number, 0)
+        if requested >= DENSE:
             return True
-        if len(self._asked) >= _MAX_COUNTED_BLOCKS:
-            self._asked.clear()
-        self._asked[number] = asked
+        if len(self._requested) >= _MAX_COUNTED_BLOCKS:
+            self._requested.clear()
+        self._requested[number] = requested
         return False
 
     def put(self, number: int, block: memoryview) -> None:
@@ -41,4 +41,4 @@ class BlockCache:
 
     def clear(self) -> None:
         self._blocks.clear()
-        self._asked.clear()
+        self._requested.clear()

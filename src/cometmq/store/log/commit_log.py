@@ -26,7 +26,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Buffer, write_all
 from cometmq.store.base.files import WAITING, Reads, StoreFiles
 from cometmq.store.log.block_cache import BLOCK, BlockCache
-from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.directories import LogDirectories
 from cometmq.store.log.recent import RecentBytes
 from cometmq.store.log.syncer import Unsynced
 
@@ -54,11 +54,11 @@ class Extent(msgspec.Struct, gc=False):
 class CommitLog:
     """The writer and reader of the segments."""
 
-    def __init__(self, files: StoreFiles, places: LogPlaces, config: StoreConfig) -> None:
+    def __init__(self, files: StoreFiles, directories: LogDirectories, config: StoreConfig) -> None:
         self.framing = config.framing
         self._files = files
         self._disk = files.disk
-        self.places = places
+        self.directories = directories
         self.segment_size = config.mapped_file_size_commit_log
         self.segments: list[int] = []  # first positions, ascending
         self.end = 0
@@ -86,7 +86,7 @@ class CommitLog:
     # -- segments ---------------------------------------------------------------------------------
 
     def path_of(self, base: int) -> str:
-        return self.places.path_of(base)
+        return self.directories.path_of(base)
 
     @property
     def min_position(self) -> int:
@@ -103,7 +103,7 @@ class CommitLog:
         Raises:
             OSError: The segment cannot be created (ENOSPC …). No file is left.
         """
-        path = self.places.path_of(base)
+        path = self.directories.path_of(base)
         if 0 <= self._room(path) <= self._room_at_failure:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         try:
@@ -259,7 +259,7 @@ class CommitLog:
             try:
                 self._heal()
             except OSError as failure:
-                log.error("what a failed write left cannot be cleared yet: %s", failure)
+                log.error("the rest of a failed write cannot be cleared yet: %s", failure)
             raise
         for extent in extents:
             self.unsynced[extent.base] = extent.fd
@@ -270,7 +270,7 @@ class CommitLog:
         self.end = self.next
         self._new_tick()
 
-    def take_back_tick(self) -> None:
+    def discard_tick(self) -> None:
         """Drop what was claimed since the last `write_tick`. None of it was written."""
         self._end_extent()
         self._undo_tick()
@@ -324,7 +324,7 @@ class CommitLog:
             fd = self._open_for_reading(base)
             if fd < 0:
                 return None
-        data = reads.read(self._disk, fd, self.places.path_of(base), length, position - base)
+        data = reads.read(self._disk, fd, self.directories.path_of(base), length, position - base)
         return data if len(data) == length else None
 
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
@@ -341,7 +341,9 @@ class CommitLog:
         if (
             start + BLOCK > min(self.end, self._recent.start)
             or self.segment_size % BLOCK
-            or not self.blocks.worth(number, bisect_left(wanted, start + BLOCK) - bisect_left(wanted, start))
+            or not self.blocks.should_load(
+                number, bisect_left(wanted, start + BLOCK) - bisect_left(wanted, start)
+            )
         ):
             return None
         try:
@@ -399,7 +401,7 @@ class CommitLog:
         """
         base = self.segments.pop(0)
         self.blocks.clear()
-        self.places.forget(base)
+        self.directories.forget(base)
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
@@ -427,11 +429,11 @@ class CommitLog:
         self.close()
         while self.segments:
             self._files.delete(self.path_of(self.segments[-1]))
-            self.places.forget(self.segments.pop())
+            self.directories.forget(self.segments.pop())
         self.limit = 0
         self.resume([], base)
 
-    def let_go(self) -> list[int]:
+    def close_segments(self) -> list[int]:
         """Close all files before a cut, and return the segments. `resume` must follow."""
         self.close()
         self.limit = 0

@@ -38,7 +38,7 @@ class EntryTail:
         self.terms.append(self.term)
         return head
 
-    def take_back(self, count: int) -> None:
+    def remove_last(self, count: int) -> None:
         """Remove the last `count` entries, which were not written."""
         for column in (self.positions, self.sizes, self.terms):
             del column[len(column) - count :]

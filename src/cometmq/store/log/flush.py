@@ -45,11 +45,11 @@ class LogFlusher:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
-        self._flying = False
+        self._syncing = False
         self._sync_began: float | None = None  # the start of the sync in progress
         self._wanted = False
-        self._landed: asyncio.Future[None] | None = None
-        self._resting: asyncio.Future[None] | None = None
+        self._sync_ended: asyncio.Future[None] | None = None
+        self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thorough_at = self.clock.monotonic()
         self.flushed = self.commit_log.end  # everything before this position is on the device
@@ -58,7 +58,8 @@ class LogFlusher:
         self.failure: OSError | None = None
         self.syncs = 0  # finished syncs since the start, and their total time
         self.synced_s = 0.0
-        self.on_flushed: Callable[[int], None] = lambda _position: None
+        self.on_flushed: list[Callable[[int], object]] = []
+        """Called in order, after a sync, with the log position up to which records are on the device."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
@@ -68,10 +69,10 @@ class LogFlusher:
 
     async def detach(self) -> None:
         """Wait for the sync in progress. Later syncs block."""
-        if self._flying and self._loop is not None:
-            if self._landed is None:
-                self._landed = self._loop.create_future()
-            await asyncio.shield(self._landed)  # others may wait for it, too
+        if self._syncing and self._loop is not None:
+            if self._sync_ended is None:
+                self._sync_ended = self._loop.create_future()
+            await asyncio.shield(self._sync_ended)  # others may wait for it, too
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -79,16 +80,16 @@ class LogFlusher:
 
     async def idle(self) -> None:
         """Wait until no sync is in progress or scheduled."""
-        while self._flying and self._loop is not None:
-            if self._resting is None:
-                self._resting = self._loop.create_future()
-            await asyncio.shield(self._resting)
+        while self._syncing and self._loop is not None:
+            if self._idle is None:
+                self._idle = self._loop.create_future()
+            await asyncio.shield(self._idle)
 
-    def _lands(self) -> None:
-        self._flying = False
-        if self._resting is not None:
-            self._resting.set_result(None)
-            self._resting = None
+    def _end_sync(self) -> None:
+        self._syncing = False
+        if self._idle is not None:
+            self._idle.set_result(None)
+            self._idle = None
 
     def abandon(self) -> None:
         """Drop all waiters: the store is abandoned as it is."""
@@ -119,7 +120,7 @@ class LogFlusher:
             return
         if self._syncer is None:
             self.flush_now()
-        elif self._flying:
+        elif self._syncing:
             self._wanted = True
         elif self.flushed < self.commit_log.end:
             self._start(self._syncer)
@@ -165,7 +166,7 @@ class LogFlusher:
         self._succeed(end, end_ms, segments)
 
     def _start(self, syncer: Syncer) -> None:
-        self._flying = True
+        self._syncing = True
         self._sync_began = self.clock.monotonic()
         self._wanted = False
         end, end_ms = self.commit_log.end, self.written_ms
@@ -173,13 +174,13 @@ class LogFlusher:
         syncer.sync(segments, lambda failure: self._finished(end, end_ms, segments, failure))
 
     def _finished(self, end: int, end_ms: int, segments: list[Unsynced], failure: OSError | None) -> None:
-        self._lands()
+        self._end_sync()
         self.syncs += 1
         self.synced_s += self.syncing_s
         self._sync_began = None
-        if self._landed is not None:
-            self._landed.set_result(None)
-            self._landed = self._loop = self._syncer = None
+        if self._sync_ended is not None:
+            self._sync_ended.set_result(None)
+            self._sync_ended = self._loop = self._syncer = None
         if failure is not None:
             self._fail(failure)
             return
@@ -192,12 +193,12 @@ class LogFlusher:
         if self._loop is None:
             self.flush_now()
         else:
-            self._flying = True
+            self._syncing = True
             self._loop.call_soon(self._wait_for_more, self.commit_log.end, _TURNS)
 
     def _wait_for_more(self, end: int, left: int) -> None:
-        if self._syncer is None or not (self._wanted or self._waiters or self._landed):
-            self._lands()
+        if self._syncer is None or not (self._wanted or self._waiters or self._sync_ended):
+            self._end_sync()
         elif left and (left == _TURNS or self.commit_log.end != end):
             assert self._loop is not None
             self._loop.call_soon(self._wait_for_more, self.commit_log.end, left - 1)
@@ -211,7 +212,8 @@ class LogFlusher:
         waiters = self._waiters
         while waiters and waiters[0][0] <= end:
             _answer(waiters.popleft()[1], True)
-        self.on_flushed(end)
+        for callback in self.on_flushed:
+            callback(end)
 
     def _fail(self, failure: OSError) -> None:
         self.failure = failure

@@ -8,7 +8,7 @@ from cometmq.protocol.record.layout import START
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.read_only_files import ReadOnlyFiles
-from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.directories import LogDirectories
 
 
 class LogReader:
@@ -18,7 +18,7 @@ class LogReader:
 
     def __init__(self, files: ReadOnlyFiles, config: StoreConfig) -> None:
         self._files = files
-        self._places = LogPlaces(files.disk, config)
+        self._places = LogDirectories(files.disk, config)
         self.framing = config.framing
         self._segment_size = config.mapped_file_size_commit_log
 

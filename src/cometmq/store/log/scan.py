@@ -17,7 +17,7 @@ import numpy as np
 
 from cometmq.protocol.record.framing import HEAD_KIND, PLAIN, Framing, follows
 from cometmq.protocol.record.layout import BLANK_MAGIC_BYTES, BLANK_SIZE, MAGIC_AT, MAGICS_BEGIN
-from cometmq.protocol.record.many import MAX_BATCH_RECORDS, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MAX_BATCH_RECORDS, MIN_GROUP_RECORDS, RecordGroup, valid_group
 from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_facts
 from cometmq.store.base.disk import Disk, is_zero
 
@@ -70,7 +70,7 @@ class SegmentScan:
         self.damage: list[Damage] = []
         self.unreadable: set[int] = set()
 
-    def runs(self, start: int) -> Generator[Run, None, None]:
+    def groups(self, start: int) -> Generator[RecordGroup, None, None]:
         """Yield groups of valid records from `start` on, where a record or the segment begins.
 
         Damage lies between groups.
@@ -81,14 +81,14 @@ class SegmentScan:
         finally:
             self.disk.close(self._fd)
 
-    def _walk(self, at: int) -> Iterator[Run]:
+    def _walk(self, at: int) -> Iterator[RecordGroup]:
         self.end = self.base + at
         while at < self.length:
-            run = self._run(at)
-            if run is not None:
-                self.end = run.end
+            group = self._group(at)
+            if group is not None:
+                self.end = group.end
                 at = self.end - self.base
-                yield run
+                yield group
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
@@ -111,24 +111,24 @@ class SegmentScan:
             self.dirt = False
             at = found
 
-    def _run(self, at: int) -> Run | None:
+    def _group(self, at: int) -> RecordGroup | None:
         """Return the valid records from `at` on that are checked together, or None if none begins there."""
         offset = at - self._data_at
         if 0 <= offset < len(self._data):  # the usual case: the current window contains whole records
-            run = valid_run(
+            group = valid_group(
                 self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
             )
-            if run is not None:
+            if group is not None:
                 self._most = min(2 * self._most, MAX_BATCH_RECORDS)
-                return run
+                return group
         few, heads = self._few(at)
         if not few:
-            self._most = SHORTEST_RUN
+            self._most = MIN_GROUP_RECORDS
             return None
-        run = Run.of(few)
-        return run._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else run
+        group = RecordGroup.of(few)
+        return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
-    def _few(self, at: int, most: int = SHORTEST_RUN) -> tuple[list[Facts], bytes]:
+    def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
         """Return up to `most` records, checked one by one, and the heads of their entries in a raft log.
 
         This is used where a window ends or holds few records, and before damage.

@@ -19,7 +19,7 @@ from cometmq.protocol.record.layout import BLANK_SIZE, MAGIC_V1, MAGIC_V2, START
 from cometmq.protocol.record.many import read_rows
 from cometmq.protocol.record.one import record_facts, record_starts
 from cometmq.store.base.disk import Disk, opened
-from cometmq.store.base.off_loop import OffLoop
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.scan import SegmentScan
 
@@ -36,7 +36,7 @@ def link_to(position: int) -> int:
 
 
 async def links(
-    commit_log: CommitLog, disk: Disk, off_loop: OffLoop, start: int, end: int | None = None
+    commit_log: CommitLog, disk: Disk, executor: StoreExecutor, start: int, end: int | None = None
 ) -> AsyncIterator[Ints]:
     """Yield the positions of replaced records, in pieces.
 
@@ -53,7 +53,7 @@ async def links(
             at = base + size
             continue
         length = min(_BLOCK, base + size - at, end - at)
-        found, at = await off_loop.run(_read, disk, commit_log.path_of(base), base, size, at, length, framing)
+        found, at = await executor.run(_read, disk, commit_log.path_of(base), base, size, at, length, framing)
         if len(found):
             yield found
 
@@ -92,8 +92,8 @@ def _read(
 
 def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
     """Return the position of the next valid record after damage, or of the next segment."""
-    for run in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).runs(at):
-        return max(int(run.position[0]) - framing.gap, at + 1)
+    for group in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).groups(at):
+        return max(int(group.position[0]) - framing.gap, at + 1)
     return base + size
 
 

@@ -5,21 +5,25 @@ Queries that may examine many records are coroutines, which yield to the loop's 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Iterable
+from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass, field
 from functools import partial
+
+import numpy as np
 
 from cometmq import logs
 from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.record.one import PLACE_BYTES, place_of, record_facts, topic_of
 from cometmq.store.base.config import StoreConfig
+from cometmq.store.base.disk import Disk
+from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import WAITING, Reads
-from cometmq.store.base.off_loop import OffLoop
-from cometmq.store.derived.consume_queue import FILLER_SIZE, ConsumeQueue
+from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, ConsumeQueue
 from cometmq.store.derived.index_service import NO_POSITION, IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.scan import SegmentScan
 
 log = logs.logger(__name__)
 
@@ -64,7 +68,7 @@ class Lookup:
     commit_log: CommitLog
     queues: QueueTable
     index: IndexService
-    off_loop: OffLoop
+    executor: StoreExecutor
     config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
@@ -108,10 +112,10 @@ class Lookup:
             while not found.full and left > 0:
                 count = min(max(limit - len(found.records), _POSITIONS_AT_ONCE), left)
                 positions = await self.index.search(
-                    self.off_loop, topic, key, count, begin_ms, end_ms, before=behind
+                    self.executor, topic, key, count, begin_ms, end_ms, before=behind
                 )
                 if positions and behind == NO_POSITION:
-                    await held.enter_async_context(self.off_loop.large_answers)
+                    await held.enter_async_context(self.executor.large_answers)
                 await self._take(found, positions)
                 if len(positions) < count or positions[0] <= self.commit_log.min_position:
                     break
@@ -123,7 +127,7 @@ class Lookup:
         """Add the records at these ascending positions, newest first, until `found` is full."""
         this_turn = 0
         for position in reversed(positions):
-            record = await self.off_loop.ask(partial(self.record_at, position))
+            record = await self.executor.query(partial(self.record_at, position))
             if record is not None:
                 found.add(record)
                 this_turn += len(record)
@@ -131,7 +135,7 @@ class Lookup:
                 break
             if this_turn >= _BYTES_A_TURN:
                 this_turn = 0
-                await self.off_loop.pause(0)
+                await self.executor.pause(0)
 
     def store_time_at(self, position: int, reads: Reads) -> int:
         """Return the store time of the record at a position, or -1 if none begins there."""
@@ -145,7 +149,7 @@ class Lookup:
         if first >= self.commit_log.end:
             return -1
         try:
-            return await self.off_loop.ask(partial(self.store_time_at, first))
+            return await self.executor.query(partial(self.store_time_at, first))
         except OSError:
             return -1  # its segment was deleted meanwhile
 
@@ -230,11 +234,11 @@ class Lookup:
         """Return offset and store time of the first message in a range of a queue, or None."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
-            real = await self.off_loop.ask(partial(self._first_real, queue, low, stop))
+            real = await self.executor.query(partial(self._first_real, queue, low, stop))
             if real is not None:
                 return real
             low = stop
-            await self.off_loop.pause(0)
+            await self.executor.pause(0)
         return None
 
     def _first_real(
@@ -251,11 +255,53 @@ class Lookup:
         step = 1
         while offset > queue.min_offset:
             begin = max(queue.min_offset, offset - step)
-            real = await self.off_loop.ask(partial(self._first_real, queue, begin, offset, backwards=True))
+            real = await self.executor.query(partial(self._first_real, queue, begin, offset, backwards=True))
             if real is not None:
                 return real
             offset = begin
             if step > 1:
-                await self.off_loop.pause(0)
+                await self.executor.pause(0)
             step = min(step * 8, _UNITS_A_TURN)
         return None
+
+
+async def lost_units(
+    commit_log: CommitLog,
+    disk: Disk,
+    executor: StoreExecutor,
+    queue: ConsumeQueue,
+    first: int,
+    count: int,
+    *,
+    start: int,
+    code_of: Callable[[bytes], int],
+) -> bytes:
+    """Return the units of `count` queue offsets from `first` on, with fillers for missing records.
+
+    `start` is the log position of an earlier record. `code_of` returns a tags code for a record's properties.
+    Raises OSError.
+    """
+    start -= commit_log.framing.gap
+    units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)
+    size = commit_log.segment_size
+    for base in list(commit_log.segments):
+        if base + size <= start:
+            continue
+        scan = SegmentScan(
+            disk, commit_log.path_of(base), base, size, check_crc=False, framing=commit_log.framing
+        )
+        try:
+            with closing(scan.groups(max(start, base))) as groups:
+                while (group := await executor.run(partial(next, groups, None))) is not None:
+                    offsets = group.queue_offset - first
+                    named = np.array([name == queue.topic for name in group.names])[group.topic]
+                    ours = named & (group.queue_id == queue.queue_id) & (offsets >= 0)
+                    for row in np.flatnonzero(ours & (offsets < count)).tolist():
+                        if units["size"][offsets[row]] == FILLER_SIZE:
+                            code = code_of(group.properties[row])
+                            units[offsets[row]] = group.position[row], group.size[row], code
+                    if np.any(ours & (offsets >= count - 1)):
+                        return units.tobytes()
+        except FileNotFoundError:
+            continue  # retention has deleted it meanwhile
+    return units.tobytes()

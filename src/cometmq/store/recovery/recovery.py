@@ -1,15 +1,16 @@
-"""Opening a store: what is on disk becomes a log, queues and an index that agree.
+"""Recovery: makes log, queues and index agree when a store is opened.
 
-After a clean stop everything that has a queue entry is trusted; the log is walked only from the last one on.
-After an unclean stop the walk begins as late as the checkpoint allows, to cost only what came after it: at
-the checkpoint's mark, or without one (Apache's broker wrote last, or the checkpoint is damaged) at the newest
-segment that begins with a record that its times cover. From there on only the log counts: queue and index
-entries of that part are computed anew and written over whatever is there. A queue that turns out to lack
-entries from before that point, or an index that is damaged or gone, moves the start of the walk back.
+After a clean stop, recovery trusts every queue entry and scans the log only from the last one on. After an
+unclean stop, the scan begins as late as the checkpoint allows, so that its cost depends only on what was
+written since. It begins at the checkpoint position. Without one (Apache's broker wrote last, or the
+checkpoint is damaged), it begins at the newest segment whose first record is covered by the checkpoint's
+times. From there on only the log counts: recovery computes queue and index entries again and overwrites the
+existing ones. If a queue lacks entries from before that position, or the index is damaged or missing, the
+scan begins earlier.
 
-A torn tail (nothing valid behind it) is cut and its space zeroed, so that no stale record can come back to
-life. Damage with valid records behind it is skipped and named; everything behind it is kept and served. Only
-a slave cuts there, too, if a power failure may be the cause: its master has what is missing.
+A torn tail (no valid record follows) is cut and its space zeroed, so that no old record can reappear. Damage
+before valid records is skipped and reported, and all later records are kept and served. Only a slave cuts its
+log at such damage, if a power failure may be the cause: its master has the missing records.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from cometmq.store.base.refusal import QueueRefused
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.log.commit_log import CommitLog
+from cometmq.store.log.directories import LogDirectories
 from cometmq.store.log.log_reader import LogReader
-from cometmq.store.log.places import LogPlaces
 from cometmq.store.recovery.recovery_scan import Recovered, RecoveryScan
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
@@ -39,7 +40,7 @@ from cometmq.store.writing.record_dispatch import MAX_REPORTED_REJECTIONS, Start
 
 log = logs.logger(__name__)
 
-_MIN_SEGMENT_BYTES = 16 << 20  # bytes of a segment
+_MIN_SEGMENT_BYTES = 16 << 20  # bytes; smaller segments are scanned as a whole
 _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
@@ -48,7 +49,7 @@ class EntriesLost(StoreCorrupt):
 
 
 class RaftLogEnds(Protocol):
-    """The ends of a raft log: the position that readers may see up to, and the end of all entries."""
+    """The ends of a raft log: the position up to which readers see it, and the end of all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -58,7 +59,7 @@ class RaftLogEnds(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
-    """One recovery over the parts of a store."""
+    """One recovery of the parts of a store."""
 
     disk: Disk
     config: StoreConfig
@@ -68,15 +69,15 @@ class Recovery:
     checkpoint: Checkpoint
     deleted: DeletedTopics
     ends: CleanEnds
-    ledger: RaftLogEnds | None = None
+    raft_log: RaftLogEnds | None = None
 
     def __post_init__(self) -> None:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
-        self._index_until = _NOWHERE  # records up to here are dispatched to the index
-        self._whole_from = _NOWHERE  # of RecoveryScan
-        self._visible = _NOWHERE if self.ledger is None else self.ledger.visible
+        self._index_until = _NOWHERE  # the position of the last record that is indexed
+        self._whole_from = _NOWHERE  # see RecoveryScan
+        self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:
         """Recover log, queues and index, which then accept appends. Raises StoreError, OSError."""
@@ -85,7 +86,9 @@ class Recovery:
 
     def _run(self, *, clean: bool) -> Recovered:
         stopped_cleanly = clean
-        self._segments, notes = list_segments(self.disk, self.commit_log.places, self.commit_log.segment_size)
+        self._segments, notes = list_segments(
+            self.disk, self.commit_log.directories, self.commit_log.segment_size
+        )
         result = Recovered(clean, notes=notes)
         if clean:
             self._load_queues(_NOWHERE, result)
@@ -94,11 +97,11 @@ class Recovery:
                 result.clean = clean = False
         if any(queue.damaged for queue in self.queues):
             result.clean = clean = False
-        mark = None if stopped_cleanly else self._mark()
+        saved = None if stopped_cleanly else self._saved_position()
         if not stopped_cleanly:
-            self._whole_from = self._gaps_end_from(mark)
+            self._whole_from = self._gaps_end_from(saved)
         index_notes, index_lost = self.index.load(
-            clean=clean, checkpoint_ms=self.checkpoint.index_ms, mark=mark
+            clean=clean, checkpoint_ms=self.checkpoint.index_ms, saved=saved
         )
         result.notes += index_notes
         if not self.index.enabled:
@@ -106,26 +109,26 @@ class Recovery:
         result.rebuilt = index_lost or not clean
         if index_lost and self._segments:
             self.checkpoint.distrust()
-            mark = None
-        start = max(self.queues.max_physical, self._first) if clean else self._checked_start(mark)
+            saved = None
+        start = max(self.queues.max_physical, self._first) if clean else self._checked_start(saved)
         start = min(start, max(self._visible, self._first))
         if not clean:
-            known = start if mark is None else mark.position
+            known = start if saved is None else saved.position
             self._reload(known, result)
-            loss = self._queue_loss(start, mark)
+            loss = self._queue_loss(start, saved)
             if loss:
-                result.notes.append(f"{loss}: all are built anew from the log")
+                result.notes.append(f"{loss}: all are rebuilt from the log")
             elif known != start:
                 self._reload(start, result)
             if loss or any(queue.damaged for queue in self.queues):
                 self.checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
-        # The last records may be such as get no unit in a queue: after a clean stop their keys are there.
+        # The last records may have no unit in a queue. After a clean stop the index contains their keys.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
-        if not clean and (mark is None or index_from < mark.position):
+        if not clean and (saved is None or index_from < saved.position):
             self.checkpoint.distrust_index()
         self.index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
         replay = self._scan_log(start, index_from, result)
@@ -136,7 +139,7 @@ class Recovery:
     def _first(self) -> int:
         return self._segments[0] if self._segments else 0
 
-    # -- where to begin ---------------------------------------------------------------------------
+    # -- the start of the scan --------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
         """Return whether the record that the queues name as the last one exists."""
@@ -148,26 +151,26 @@ class Recovery:
             return False
         position, size, _ = found
         if position < self._first:
-            return True  # retention took the segment since
+            return True  # retention has deleted the segment since
         facts = self._log_reader.facts(position)
         wanted = size, last.topic, last.queue_id, last.max_offset - 1
         return facts is not None and wanted == (
             facts.size, facts.topic, facts.queue_id, facts.queue_offset
         )  # fmt: skip
 
-    def _mark(self) -> CheckpointPosition | None:
+    def _saved_position(self) -> CheckpointPosition | None:
         """Return the checkpoint position if the log confirms it, else None."""
-        mark = self.checkpoint.mark
-        if mark is None or is_position_valid(
-            self._log_reader, self._segments, self.commit_log.segment_size, mark
+        saved = self.checkpoint.saved
+        if saved is None or is_position_valid(
+            self._log_reader, self._segments, self.commit_log.segment_size, saved
         ):
-            return mark
+            return saved
         return None
 
-    def _checked_start(self, mark: CheckpointPosition | None) -> int:
-        """Where the walk begins: at the mark, or at the newest segment that the checkpoint's times cover."""
-        if mark is not None:
-            return max(walk_from(mark, self.commit_log.segment_size), self._first)
+    def _checked_start(self, saved: CheckpointPosition | None) -> int:
+        """Return the start of the scan: the checkpoint position, or a segment that its times cover."""
+        if saved is not None:
+            return max(walk_from(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
         if self.config.message_index_safe and self.config.message_index_enable:
             trusted = min(trusted, self.checkpoint.index_ms)
@@ -176,20 +179,19 @@ class Recovery:
             return found
         return self._first
 
-    def _gaps_end_from(self, mark: CheckpointPosition | None) -> int:
-        """The position from which on a gap ends the log: what a power failure left out of a slave's, its
-        master sends again."""
+    def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
+        """Return the position from which on a gap ends a slave's log: its master sends the rest again."""
         if self.config.broker_role != SLAVE:
             return _NOWHERE
-        return self._checked_start(None) if mark is None else mark.position
+        return self._checked_start(None) if saved is None else saved.position
 
-    def _queue_loss(self, start: int, mark: CheckpointPosition | None) -> str:
-        """Why queues loaded up to the mark must have lost units; empty if nothing says so."""
+    def _queue_loss(self, start: int, saved: CheckpointPosition | None) -> str:
+        """Return the reason why queues have lost units from before the checkpoint position, or ""."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
-        if mark is not None and ends < mark.queue_ends and not self.deleted.any_since(mark.position):
-            return f"consume queues have lost {mark.queue_ends - ends} units"
+        if saved is not None and ends < saved.queue_ends and not self.deleted.any_since(saved.position):
+            return f"consume queues have lost {saved.queue_ends - ends} units"
         return ""
 
     def _reload(self, start: int, result: Recovered) -> None:
@@ -205,7 +207,7 @@ class Recovery:
                 result.notes.append(f"{topic}: its deletion is finished")
                 self.queues.delete_topic(topic, kept)
 
-    # -- the walk ---------------------------------------------------------------------------------
+    # -- the scan ---------------------------------------------------------------------------------
 
     def _scan_once(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
         replay = RecoveryScan(
@@ -218,15 +220,15 @@ class Recovery:
         return replay
 
     def _scan_log(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
-        """Walk the log; when a queue turns out to be short, once more from the beginning."""
+        """Scan the log. If a queue turns out to be too short, scan it again from its beginning."""
         try:
             replay = self._scan_once(start, index_from, result)
             shorter = self._shorter(result)
             if shorter and (result.clean or start > self._first):
                 raise StartEarlier("consume queue {}/{} does not reach its former end {}".format(*shorter[0]))
         except StartEarlier as reason:
-            log.warning("%s: all queues are built anew from the log", reason)
-            result.notes.append(f"{reason}: all queues were built anew from the log")
+            log.warning("%s: all queues are rebuilt from the log", reason)
+            result.notes.append(f"{reason}: all queues were rebuilt from the log")
             self.checkpoint.distrust()
             result.clean, result.rebuilt = False, True
             start = self._first
@@ -234,10 +236,11 @@ class Recovery:
             self.index.forget_waiting()
             self.index.resume(clean=False, cut_at=start)
             replay = self._scan_once(start, start, result)
-        if self.config.broker_role == SLAVE or self.ledger is not None:
-            return replay  # its queues go on where the records of its master, or group, say
+        if self.config.broker_role == SLAVE or self.raft_log is not None:
+            return replay  # the records of its master, or of its group, determine where its queues continue
         for topic, queue_id, end in self._shorter(result):
-            # Its last messages are lost, or have expired with its files: no offset is given out twice.
+            # The queue's last messages are lost, or have expired with its files. No offset may be assigned
+            # twice.
             try:
                 queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:
@@ -250,31 +253,34 @@ class Recovery:
         return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
-        """Queues that end before their last clean end, unless another broker has stopped cleanly since."""
+        """Return the queues that are shorter than at their last clean stop.
+
+        The result is empty if another broker has stopped cleanly since.
+        """
         if result.clean and result.end != self.ends.log_end:
             return []
         return self.ends.shorter(self.queues, self.deleted)
 
-    # -- afterwards -------------------------------------------------------------------------------
+    # -- the end ----------------------------------------------------------------------------------
 
     def _finish(self, replay: RecoveryScan, result: Recovered) -> None:
         size = self.commit_log.segment_size
         result.visible = result.end
-        if self.ledger is not None:
+        if self.raft_log is not None:
             if result.damage:
                 damage = result.damage[0]
                 problem = f"entries at positions {damage.start} to {damage.stop} are damaged"
                 raise EntriesLost(f"{problem}, though committed", damage.path)
-            result.end, replay.torn = self.ledger.end, False
+            result.end, replay.torn = self.raft_log.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
-        if self._segments and not keep:  # by one segment an empty log knows where it begins
+        if self._segments and not keep:  # an empty log keeps a segment: its name shows where it begins
             keep, replay.torn, replay.last_used = self._segments[:1], True, self._segments[0]
         for base in self._segments[len(keep) :]:
             self.disk.unlink(self.commit_log.path_of(base))
         if not self._segments:
             held = sum(queue.max_offset - queue.begin for queue in self.queues)
             if held:
-                text = "the commit log in %s is empty: the queues forget %d messages (is its disk mounted?)"
+                text = "the commit log in %s is empty: the queues lose %d messages (is its disk mounted?)"
                 log.error(text, ", ".join(self.config.commit_log_dirs), held)
             for topic in self.queues.topics():
                 self.queues.delete_topic(topic)
@@ -302,15 +308,15 @@ class Recovery:
             zero_out(self.disk, fd, result.end - base, self.commit_log.segment_size)
 
 
-def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[list[int], list[str]]:
-    """First positions of the segments, and notes; files of a wrong but possible length are set right.
+def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) -> tuple[list[int], list[str]]:
+    """Return the first positions of the segments, and notes. Segments that are too short are filled up.
 
-    Raises StoreError for files that belong to another segment size: going on would tear the log apart.
+    Raises StoreError for files of another segment size, because opening them would damage the log.
     """
     bases: list[int] = []
     notes: list[str] = []
     short: list[tuple[str, int]] = []
-    for directory, name in places.files():
+    for directory, name in directories.files():
         path = f"{directory}/{name}"
         if not is_numbered(name, 20):
             if not disk.is_dir(path):
@@ -322,7 +328,7 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
         if facts.size < segment_size:
             short.append((path, facts.size))
         bases.append(int(name))
-    places.check(bases)
+    directories.check_unique(bases)
     for path, size in short:
         notes.append(f"{path}: {size} bytes instead of {segment_size}, filled up with zeros")
         with opened(disk, path) as fd:
@@ -331,14 +337,16 @@ def list_segments(disk: Disk, places: LogPlaces, segment_size: int) -> tuple[lis
 
 
 def is_position_valid(
-    log: LogReader, segments: list[int], segment_size: int, mark: CheckpointPosition
+    log: LogReader, segments: list[int], segment_size: int, saved: CheckpointPosition
 ) -> bool:
-    """Whether the log is still the one that the mark was made for: its last record is there. If the mark
-    names none, there must be a record, or nothing, at its position."""
-    position = mark.position
-    if mark.last >= 0:
-        facts = log.facts(mark.last)
-        return facts is not None and mark.last + facts.size <= position
+    """Return whether the log still contains the last record of the checkpoint position.
+
+    If the position names no record, a record or zeros must begin there.
+    """
+    position = saved.position
+    if saved.last >= 0:
+        facts = log.facts(saved.last)
+        return facts is not None and saved.last + facts.size <= position
     base = position - position % segment_size
     if base not in segments:
         return position == (segments[-1] + segment_size if segments else 0)
@@ -350,16 +358,19 @@ def is_position_valid(
     )
 
 
-def walk_from(mark: CheckpointPosition, segment_size: int) -> int:
-    """The mark's position. Small segments are walked as a whole: it costs nothing, and repairs more."""
+def walk_from(saved: CheckpointPosition, segment_size: int) -> int:
+    """Return where a scan from the checkpoint position begins.
+
+    Small segments are scanned as a whole: this costs little and repairs more.
+    """
     if segment_size >= _MIN_SEGMENT_BYTES:
-        return mark.position
-    last = max(0, mark.position - 1)
+        return saved.position
+    last = max(0, saved.position - 1)
     return last - last % segment_size
 
 
 def trusted_segment(log: LogReader, segments: list[int], trusted_ms: int) -> int | None:
-    """First position of the newest segment whose first record was stored at or before `trusted_ms`."""
+    """Return the position of the newest segment whose first record was stored at or before `trusted_ms`."""
     for base in reversed(segments):
         facts = log.facts_behind(base)
         if facts is not None and 0 < facts.store_ms <= trusted_ms:

@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 from cometmq.store.derived.consume_queue import ConsumeQueue
@@ -90,19 +90,19 @@ class RecoveryScan:
         end = start
         queued, indexed = range(start, ALL.stop), range(index_from, self.index_until + 1)
         may_wait = not self.segments or start <= self.segments[0]
-        for whole in self._runs(min(start, index_from)):
-            run = whole
-            if run.end > self.until:
-                count = int(np.count_nonzero(run.position < self.until))
+        for whole in self._groups(min(start, index_from)):
+            group = whole
+            if group.end > self.until:
+                count = int(np.count_nonzero(group.position < self.until))
                 if not count:
                     break
-                run = run.first_ones(count)
-            end = run.end
-            result.last_store_ms = int(run.store_ms[-1])
-            result.newest_ms = max(result.newest_ms, int(run.store_ms.max()))
-            result.last_position = int(run.position[-1])
-            result.records += len(run.properties)
-            touched = self._dispatch.add(run, queued=queued, indexed=indexed, may_wait=may_wait)
+                group = group.first_ones(count)
+            end = group.end
+            result.last_store_ms = int(group.store_ms[-1])
+            result.newest_ms = max(result.newest_ms, int(group.store_ms.max()))
+            result.last_position = int(group.position[-1])
+            result.records += len(group.properties)
+            touched = self._dispatch.add(group, queued=queued, indexed=indexed, may_wait=may_wait)
             if self.index.has_batch_waiting():
                 self.index.index_waiting_keys()
             for queue in touched:
@@ -115,7 +115,7 @@ class RecoveryScan:
             queue.write()
         result.end = min(max(end, result.end), self.until)
 
-    def _runs(self, start: int) -> Iterator[Run]:
+    def _groups(self, start: int) -> Iterator[RecordGroup]:
         result, size = self.result, self.commit_log.segment_size
         result.end = reached = max([start, *self.segments[:1]])
         previous = None
@@ -129,13 +129,13 @@ class RecoveryScan:
             path, check_crc = self.commit_log.path_of(base), self.config.check_crc_on_recover
             framing = self.commit_log.framing
             scan = SegmentScan(self.disk, path, base, size, check_crc=check_crc, framing=framing)
-            with closing(scan.runs(max(start, base))) as runs:
-                for run in runs:
-                    if run.position[0] - framing.gap != reached >= self.whole_from:
+            with closing(scan.groups(max(start, base))) as groups:
+                for group in groups:
+                    if group.position[0] - framing.gap != reached >= self.whole_from:
                         self._end_at(reached)
                         return
-                    reached = run.end
-                    yield run
+                    reached = group.end
+                    yield group
             if scan.end > max(start, base) or base <= start:
                 result.damage += empty  # no valid record in them, but in this one
                 empty.clear()

@@ -1,16 +1,24 @@
-"""A store directory as somebody else left it: where its files are, how long they are, whether it is in use.
+"""The layout of a store directory that another program may have written: its files, their lengths, its state.
 
-Apache's broker and ours know the lengths of their files from a configuration. A tool that is pointed at a
-directory must find them out: from the broker.conf in it, else from the files themselves; so also whether it
-is that of a raft member. Nothing is written and nothing is locked.
+The brokers, Apache's and CometMQ's, know the lengths of their files from a configuration. A tool must
+determine them from the broker.conf in the directory, or else from the files themselves. It also determines
+whether the store belongs to a raft member. Reading a layout writes nothing and locks nothing.
+
+A broker checks the lengths before it changes a file, because a start fills up files that damage has
+shortened. With a wrong configuration it would lengthen whole files, and afterwards neither the wrong nor the
+right configuration could open the store. So a shorter length counts as damage only if the lengths at the last
+clean stop, or another file, confirm the configured one. Empty files confirm nothing: they were just being
+created.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -20,22 +28,28 @@ from cometmq.errors import ConfigError, StoreError
 from cometmq.settings import properties_of, settings_of
 from cometmq.store.base.config import ABORT, CONSUME_QUEUES, INDEX, LOCATIONS, SMALL_FILES, StoreConfig
 from cometmq.store.base.disk import Disk, is_numbered, read_file
-from cometmq.store.base.guards import AbortFile, lock_held
+from cometmq.store.base.guards import AbortFile, StoreLock, lock_held
+from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
+from cometmq.store.tables.clean_stop import CleanEnds, sizes_of
 
 CONF = "broker.conf"
+IN_USE = "a broker is using this store; stop it first"
 MAX_CONF_BYTES = 1 << 20
-"""Maximum size of a broker.conf in bytes. Parsing takes some 0.2 us for each."""
+"""Maximum size of a broker.conf in bytes. Parsing takes about 0.2 us per byte."""
 _PROBE_ENTRIES = 64
-_MAX_INDEX_READ_BYTES = 64 << 20  # bytes of an index file in which the number of its slots is looked for
+_MAX_INDEX_READ_BYTES = 64 << 20  # bytes; the number of slots of a larger index file is not determined
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
+# Queue files that are read first. Reading those of ten thousand queues took half a second of a start.
+_MAX_SAMPLED_QUEUES = 100
+_ANEW = "remove this directory: the next start makes it anew from the log"
 MAX_FILE_BYTES = (1 << 31) - 1
-"""Bytes. Apache's broker maps its files, and Java maps no more at once."""
+"""Bytes. Apache's broker maps its files, and Java cannot map more."""
 
 
 class StoreFile(NamedTuple):
-    """A file of equal length among others: position of its first byte, path, present length."""
+    """One of several files of equal length: the position of its first byte, its path, its present length."""
 
     base: int
     path: str
@@ -43,7 +57,7 @@ class StoreFile(NamedTuple):
 
 
 class QueueFiles(NamedTuple):
-    """The files of one consume queue, ascending."""
+    """The files of one consume queue, in ascending order."""
 
     topic: str
     queue_id: int
@@ -52,10 +66,13 @@ class QueueFiles(NamedTuple):
 
 
 class StoreLayout(NamedTuple):
-    """Layout of one store at one moment.
+    """The layout of a store at one moment.
 
-    `config`: lengths as found, everything else as configured. `live`: a broker holds the store. `clean`: the
-    last stop was clean (false as long as a broker runs). `strays`: paths that belong to no store.
+    Attributes:
+        config: The settings, with the lengths of the existing files.
+        live: Whether a broker holds the lock of the store.
+        clean: Whether the last stop was clean. False while a broker runs.
+        strays: Paths that belong to no store.
     """
 
     root: str
@@ -75,12 +92,17 @@ class StoreLayout(NamedTuple):
 def read_layout(
     disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
 ) -> StoreLayout:
-    """Look at the store in `root`.
+    """Return the layout of the store in `root`.
 
-    config: settings of its broker; without one, those of the broker.conf in the directory or the defaults.
-    Lengths that the files contradict are taken from the files either way. Settings of another store, of which
-    this one is a copy, name that store's directories and do not count. commit_log_dir: where the log lies
-    if not in `root`/commitlog. Raises StoreError when there is no store, OSError.
+    Args:
+        config: The settings of its broker; by default those of the broker.conf in `root`, or the defaults.
+            Lengths that the files contradict are taken from the files. Paths of another store, of which
+            this one is a copy, are ignored.
+        commit_log_dir: The directory of the log, or several separated by commas; by default as configured.
+
+    Raises:
+        StoreError: There is no store.
+        OSError: A directory or file cannot be read.
     """
     root = os.path.realpath(os.path.expanduser(root))
     if not disk.is_dir(root):
@@ -97,13 +119,13 @@ def read_layout(
     elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
         if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
             raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
-        # The store was moved here.
+        # The store was moved to this directory.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     if moved := misplaced(disk, config):
         config = config.at_root(*moved)
     check_paths(config)
     strays: list[str] = []
-    # Who holds the store is asked first: a broker that starts later only adds to what is seen here.
+    # The lock is read first: a broker that starts later only adds to the files listed here.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
@@ -132,8 +154,33 @@ def same_directory(one: str, other: str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
+@contextmanager
+def locked_layout(
+    disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
+) -> Iterator[StoreLayout]:
+    """Lock the store in `root` while the context lasts, and return its layout.
+
+    The arguments are those of `read_layout`. Raises StoreError if there is no store or it is in use, OSError.
+    """
+    found = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+    try:
+        lock = StoreLock(disk, found.config)
+    except StoreError as held:
+        raise StoreError(IN_USE, held.path or found.root) from None
+    try:
+        layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
+        # The layout is live because of this lock.
+        clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
+        yield layout._replace(live=False, clean=clean)
+    finally:
+        lock.release()
+
+
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
-    """Settings of the broker.conf in `root`; where its log lies counts only if nobody says otherwise."""
+    """Return the settings of the broker.conf in `root`.
+
+    `commit_log_dir` replaces its directory of the log.
+    """
     path = os.path.join(root, CONF)
     try:
         data = read_file(disk, path, MAX_CONF_BYTES + 1)
@@ -149,29 +196,31 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 
 
 def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
-    """The settings, as those of a raft member if its log lies here and no other. Raises StoreError where it
-    is not clear which log is meant."""
+    """Return the settings: those of a raft member if `root` contains only the log of one member.
+
+    Raises StoreError if `root` contains several logs.
+    """
     root, plain = config.root, config.replace(enable_d_leger_commit_log=False)
     found = [match[1] for name in disk.listdir(root) if (match := _MEMBER(name))]
     found = [each for each in found if any(disk.listdir(os.path.join(root, f"dledger-{each}", "data")))]
     if config.enable_d_leger_commit_log or not found:
         return config
     if any(is_numbered(name, 20) for path in plain.commit_log_dirs for name in disk.listdir(path)):
-        problem = f"the logs of a broker without raft and of the raft member {found[0]} lie here"
+        problem = f"the logs of a broker without raft and of the raft member {found[0]} are here"
         raise StoreError(f"{problem}; move one of them to a directory of its own", root)
     if len(found) > 1:
-        problem = f"the logs of several raft members lie here, {', '.join(sorted(found))}"
-        raise StoreError(f"{problem}; a broker.conf with dLegerSelfId says which is meant", root)
+        problem = f"the logs of several raft members are here, {', '.join(sorted(found))}"
+        raise StoreError(f"{problem}; a broker.conf with dLegerSelfId selects one", root)
     return config.replace(
         enable_d_leger_commit_log=True, d_leger_self_id=found[0], d_leger_group=config.d_leger_group or "?"
     )
 
 
 def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:
-    """The segments of the log, out of all its directories, ascending."""
+    """Return the segments of the log from all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    if len(directories) > 1:  # as within one: a segment may be made behind one that was made later
+    if len(directories) > 1:  # the lists may lack a segment older than one they contain
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
         found = [file for file in found if made is None or file.base < made]
@@ -179,10 +228,10 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
 
 
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
-    """Files whose names are numbers of so many digits, in their order. Others are strays.
+    """Return the files whose names are numbers of `digits` digits, in ascending order. Others are strays.
 
-    The list of a directory in which files are being made can hold a young one and lack an older one. So it is
-    read twice, and what lies behind the first file that only the second list has is left out.
+    While files are being created, the list of a directory may contain a new file and lack an older one. So
+    the directory is listed twice. Files after the first one that only the second list contains are omitted.
     """
     found = []
     names = disk.listdir(directory)
@@ -203,14 +252,14 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Those that a broker may have made; what is longer is a sparse file of somebody's."""
+    """Return the files that a broker may have created. Longer files are foreign: they are strays."""
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
 
 
 def misplaced(disk: Disk, config: StoreConfig) -> list[str]:
-    """Return the keys of `LOCATIONS` that name nothing, while the usual place holds something."""
+    """Return the keys of `LOCATIONS` whose paths hold nothing while the default path holds something."""
     found = []
     for key, name in LOCATIONS.items():
         path, usual = config.location(key), os.path.join(config.root, name)
@@ -239,7 +288,7 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
         cure = "move it to the new path, or remove the setting, which Apache's broker ignores"
-        raise ConfigError(key, config.location(key), f"the path of what lies at {usual} now ({cure})")
+        raise ConfigError(key, config.location(key), f"the path of what is at {usual} now ({cure})")
 
 
 def check_paths(config: StoreConfig) -> None:
@@ -253,8 +302,8 @@ def check_paths(config: StoreConfig) -> None:
     usual = dict.fromkeys((CONF, "lock", "config", "consumequeue_ext"), "") | {"commitlog": _LOG_KEYS[0]}
     usual |= {name: key for key, name in LOCATIONS.items()}
     if member:
-        ledger = os.path.basename(config.ledger_dir)
-        usual |= {ledger: _LOG_KEYS[0], f"{ledger}/index": ""}
+        raft_log = os.path.basename(config.raft_log_dir)
+        usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
     # Each path with the setting that may name it or a path inside it.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
@@ -298,7 +347,7 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
     directory = config.location(CONSUME_QUEUES)
     for topic in disk.listdir(directory):
         if topic == TRASH:
-            continue  # a deletion that is under way, or that the next start will finish
+            continue  # a deletion is in progress, or the next start will complete it
         topic_dir = os.path.join(directory, topic)
         if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
             strays.append(topic_dir)
@@ -313,8 +362,11 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
 
 
 def _common_length(files: list[StoreFile], configured: int) -> int:
-    """The length that the files ought to have: the configured one if one has it or it fits them, else the
-    most frequent one that fits: every file begins at a multiple of it and none is longer."""
+    """Return the intended length of the files.
+
+    It is the configured length if a file has it, or if it fits all files; else the most frequent length that
+    fits: every file begins at a multiple of it, and none is longer.
+    """
     lengths = Counter(file.length for file in files)
     longest: int = max(lengths)
     starts = [file.base for file in files]
@@ -323,7 +375,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
-        return configured  # borne out; a file that is longer is damaged
+        return configured  # a file confirms it; longer files are damaged
     seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
     if seen or fits(configured):
         return seen or configured
@@ -331,7 +383,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
-    """(slots, capacity) of the index files: configured, one of the usual pairs, or read off a file."""
+    """Return slots and capacity of the index files: as configured, a usual pair, or read from a file."""
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (
         configured,
@@ -354,10 +406,10 @@ def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tup
 
 
 def _slots_by_content(disk: Disk, file: StoreFile) -> int:
-    """Number of slots of an index file, found by looking for its entries; 0 if they cannot be found.
+    """Return the number of slots of an index file, determined from its entries; 0 if that is impossible.
 
-    Entry 0 is unused and all zeros, the entry before the next free one has the header's end position; all
-    entries in between obey the order of positions and point backwards.
+    Entry 0 is unused and all zeros. The last entry has the end position of the header. All entries between
+    them are ordered by position and point backwards.
     """
     data = read_file(disk, file.path) if file.length <= _MAX_INDEX_READ_BYTES else b""
     if len(data) < HEADER.size:
@@ -368,7 +420,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # where entry 0 would be
+        first = at - 4 - (count - 1) * ENTRY.size  # the location of entry 0, if this is the last entry
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -385,3 +437,61 @@ def _entries_fit(data: bytes, first: int, count: int, begin: int, end: int) -> b
     good = (entries["hash"] >= 0) & (entries["previous"] >= 0)
     good &= (position >= begin) & (position <= end) & (entries["previous"] < np.arange(1, shown + 1))
     return bool(good.all()) and bool((np.diff(position) >= 0).all())
+
+
+def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
+    """Check that the files of a store have the configured lengths.
+
+    Raises:
+        StoreError: The files were written with other lengths. It names both lengths.
+        OSError: A file cannot be read.
+    """
+    of_segments, of_queues, of_index = sizes_of(config)
+    last_of_segments, last_of_queues, last_of_index = ends.sizes
+
+    segments = log_files(disk, config, [])
+    where, key = ", ".join(config.commit_log_dirs), f"mappedFileSizeCommitLog={of_segments}"
+    cure = f"truncate -s {of_segments} gives it its length back"
+    _check(disk, segments, of_segments, last_of_segments, where, key, cure)
+
+    where = config.location(INDEX)
+    files = [file._replace(base=0) for file in numbered_files(disk, where, 17, [])]
+    key = f"maxHashSlotNum={config.max_hash_slot_num}, maxIndexNum={config.max_index_num} ({of_index} bytes)"
+    _check(disk, files, of_index, last_of_index, where, key, _ANEW)
+
+    if of_queues == last_of_queues:
+        return  # saves reading thousands of directories
+    found = (file for queue in queue_files(disk, config, []) for file in queue.files)
+    files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
+    if all(file.length != of_queues for file in files):
+        files += found  # the sample does not confirm the configured length: read all
+    where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"
+    _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
+
+
+def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, cure: str) -> None:
+    """Check the files of one kind.
+
+    Args:
+        size: The configured length.
+        last: The length at the last clean stop, 0 if unknown.
+        where: The directories, for the error.
+        key: The setting, for the error.
+        cure: The remedy, for the error.
+    """
+    for file in files:
+        if file.length > size or file.base % size:
+            raise StoreError(f"{file.length} bytes in {file.path} do not fit {key}", where)
+    lengths = Counter(file.length for file in files if file.length)
+    if size in lengths or size == last:
+        return
+    for length, count in lengths.most_common():
+        if count > 1 or length == last:
+            raise StoreError(f"files of {length} bytes do not fit {key}", where)
+    with ReadOnlyFiles(disk) as contents:
+        for file in files:
+            if first_byte(contents, file.path, 0, file.length) is not None:
+                misfit = f"{file.length} bytes in {file.path} do not fit {key}"
+                raise StoreError(
+                    f"{misfit}, and it is unknown which is wrong; if the file was cut short, {cure}", where
+                )

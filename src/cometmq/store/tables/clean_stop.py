@@ -69,7 +69,7 @@ class CleanEnds:
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():
-                queue = queues.find(topic, queue_id)
+                queue = queues.find_queue(topic, queue_id)
                 if topic not in deleted.ends and (queue is None or queue.max_offset < end):
                     found.append((topic, queue_id, end))
         return found

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.store.base.disk import Disk
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
@@ -88,10 +88,10 @@ class DeletedTopics:
         """Return whether the record at `position` belongs to a deleted topic."""
         return position < self.ends.get(topic, 0)
 
-    def hidden(self, run: Run) -> NDArray[np.bool_]:
+    def hidden(self, group: RecordGroup) -> NDArray[np.bool_]:
         """Return for each record of a group whether it belongs to a deleted topic."""
-        ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in run.names]
-        return run.position < np.array(ends, np.int64)[run.topic]
+        ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in group.names]
+        return group.position < np.array(ends, np.int64)[group.topic]
 
     def any_since(self, position: int) -> bool:
         """Return whether a topic was deleted when the log ended at `position`, or later."""

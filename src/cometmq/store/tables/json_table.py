@@ -63,7 +63,7 @@ class JsonTable:
                 problems.append(f"{path}: {problem}")
                 continue
             if problems:
-                log.error("%s; going on with %s", "; ".join(problems), path)
+                log.error("%s; using %s", "; ".join(problems), path)
             return table
         if any("is empty" not in problem for problem in problems):
             raise StoreCorrupt("; ".join(problems), self.path)
@@ -74,7 +74,7 @@ class JsonTable:
         try:
             return self.load(backup=backup)
         except StoreCorrupt as problem:
-            log.error("going on without %s: %s", self.path, problem)
+            log.error("continuing without %s: %s", self.path, problem)
             return {}
 
     def save(self, table: Table) -> None:

@@ -46,7 +46,7 @@ class MinOffsets:
         kept: dict[str, Mapping[int, int]] = {}
         for topic, floors in self.by_topic.items():
             for queue_id, floor in floors.items():
-                queue = queues.find(topic, queue_id)
+                queue = queues.find_queue(topic, queue_id)
                 if queue is None:
                     continue
                 floor = min(floor, queue.max_offset)
@@ -56,14 +56,14 @@ class MinOffsets:
         self.by_topic = kept
         self.save()
 
-    def note(self, topic: str, moved: Mapping[int, int]) -> None:
+    def set_offsets(self, topic: str, moved: Mapping[int, int]) -> None:
         """Set minimum offsets of a topic in memory."""
         present = self.by_topic.get(topic, {})
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `note` for queues whose minimum was not raised further since."""
+        """Undo `set_offsets` for queues whose minimum was not raised further since."""
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:

@@ -94,20 +94,20 @@ def read_table(text: bytes, rule: TableRule | None = None) -> Table:
     try:
         plain = text.decode()
     except UnicodeDecodeError as error:
-        raise BodyError("table", f"byte {error.start} is no UTF-8") from None
+        raise BodyError("table", f"byte {error.start} is not UTF-8") from None
     try:
         value = json.loads(plain, object_pairs_hook=_unique)
     except (ValueError, RecursionError):
         value = read_lenient(plain, unique=True)
     if not isinstance(value, dict):
-        raise BodyError("table", "it holds no JSON object")
+        raise BodyError("table", "it is not a JSON object")
     return rule(value) if rule is not None else value
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> Table:
     found = dict(pairs)
     if len(found) != len(pairs):
-        raise BodyError("table", "a key stands twice in one object")
+        raise BodyError("table", "a key occurs twice in one object")
     return found
 
 
@@ -172,10 +172,10 @@ def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
             if not isinstance(entry, dict):
                 raise BodyError(kind.__name__, "it is not an object", name)
             if entry.get(name_field, name) != name:
-                raise BodyError(kind.__name__, f"it is called {entry[name_field]!r} inside", name)
+                raise BodyError(kind.__name__, f"its name inside is {entry[name_field]!r}", name)
             filter_type = entry.get("topicFilterType")
             if isinstance(filter_type, str) and filter_type not in _FILTER_TYPES:
-                raise BodyError(kind.__name__, f"{filter_type!r} is no filter type", name)
+                raise BodyError(kind.__name__, f"{filter_type!r} is not a filter type", name)
 
     return check
 
@@ -183,7 +183,7 @@ def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
 def _topic_and_group(entries: Table) -> None:
     for key in entries:
         if "@" not in key:
-            raise BodyError("ConsumerOffsetTable", "it is no topic@group", key)
+            raise BodyError("ConsumerOffsetTable", "it is not topic@group", key)
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
@@ -195,7 +195,7 @@ def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
             continue
         for name in known:
             if _bits_apart(str(key), name) == 1:
-                raise BodyError("table", f"{key!r} is {name!r} but for a bit", place)
+                raise BodyError("table", f"{key!r} differs from {name!r} in one bit", place)
 
 
 def _bits_apart(one: str, other: str) -> int:
@@ -212,7 +212,7 @@ def _own(kind: type[Body]) -> TableRule:
     def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}
         if _CRC in table and table[_CRC] != _crc_of(content):
-            raise BodyError(kind.__name__, "the content does not fit its CRC")
+            raise BodyError(kind.__name__, "the content does not match its CRC")
         kind.from_plain(content)
         return content
 

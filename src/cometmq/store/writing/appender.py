@@ -127,14 +127,21 @@ class BatchRecords(NamedTuple):
         )
 
 
-EncodedRun = list[TickMessage] | BatchRecords
+EncodedGroup = list[TickMessage] | BatchRecords
 """Consecutive records in the tick's buffer."""
+
+
+class SizeLimits(NamedTuple):
+    """The maximum sizes in bytes that a message may have."""
+
+    body: int
+    record: int
 
 
 class EncodedTick(NamedTuple):
     """The result of a tick: its records in order, and the outcome of the messages with a sender."""
 
-    runs: list[EncodedRun]
+    groups: list[EncodedGroup]
     placed: list[TickMessage]
     refused: list[Refused]
 
@@ -143,8 +150,20 @@ class Appender:
     """Encodes into the commit log's tick buffer. All methods belong to the loop."""
 
     __slots__ = (
-        "_encoded", "_flags", "_gap", "_log", "_making_room", "_queues", "_refused", "_runs", "_time_ms",
-        "_unput", "entries", "largest_body", "largest_record", "pending", "shut", "store_host",
+        "_encoded",
+        "_flags",
+        "_gap",
+        "_groups",
+        "_log",
+        "_queues",
+        "_refused",
+        "_time_ms",
+        "_unput",
+        "entries",
+        "limits",
+        "pending",
+        "shut",
+        "store_host",
     )  # fmt: skip
 
     def __init__(
@@ -161,20 +180,23 @@ class Appender:
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
-        self.shut = "messages are put to the master, this is a slave" if config.broker_role == SLAVE else ""
+        self.shut = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
         self.pending: list[TickMessage] = []  # not encoded yet; always the same list object
-        self._making_room = False  # whether the current message may be stored on a full disk
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
         self._unput = 0  # index in `_encoded` from which on records are not in the tick's buffer
-        self._runs: list[EncodedRun] = [self._encoded]  # records of this tick; the last group grows
+        self._groups: list[EncodedGroup] = [self._encoded]  # records of this tick; the last group grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
-        self.set_largest(config.max_message_size)
+        self.set_max_message_size(config.max_message_size)
 
-    def set_largest(self, body: int) -> None:
-        """Apply maxMessageSize, which may change while the store runs."""
-        self.largest_body = body
-        self.largest_record = min(body + 65_536, self._log.segment_size - BLANK_SIZE - self._gap)
+    def set_max_message_size(self, size: int) -> None:
+        """Apply maxMessageSize, in bytes, which may change while the store runs."""
+        self.limits = SizeLimits(size, min(size + 65_536, self._max_record_bytes))
+
+    @property
+    def _max_record_bytes(self) -> int:
+        """The size of the largest record that fits into a segment."""
+        return self._log.segment_size - BLANK_SIZE - self._gap
 
     def end_tick(self) -> EncodedTick:
         """Encode pending messages and return all records of this tick.
@@ -182,26 +204,32 @@ class Appender:
         Later messages belong to the next one.
         """
         self.encode_pending()
-        runs, refused = self._runs, self._refused
-        if not runs[-1]:
-            runs.pop()
+        groups, refused = self._groups, self._refused
+        if not groups[-1]:
+            groups.pop()
         placed = [
-            message for run in runs if type(run) is list for message in run if message.sender is not None
+            message
+            for group in groups
+            if type(group) is list
+            for message in group
+            if message.sender is not None
         ]
         self._encoded = []
-        self._runs = [self._encoded]
+        self._groups = [self._encoded]
         self._refused = []
-        return EncodedTick(runs, placed, refused)
+        return EncodedTick(groups, placed, refused)
 
-    def roll_back(self, runs: list[EncodedRun]) -> None:
+    def roll_back(self, groups: list[EncodedGroup]) -> None:
         """Release the queue offsets and entry indexes of records that could not be written."""
         if self._gap:
-            self.entries.take_back(sum(len(run.sizes if type(run) is BatchRecords else run) for run in runs))
-        for run in reversed(runs):
-            if type(run) is BatchRecords:
-                run.queue.next_offset = run.queue_offset
+            self.entries.remove_last(
+                sum(len(group.sizes if type(group) is BatchRecords else group) for group in groups)
+            )
+        for group in reversed(groups):
+            if type(group) is BatchRecords:
+                group.queue.next_offset = group.queue_offset
                 continue
-            for message in reversed(run):
+            for message in reversed(group):
                 if message.in_queue:
                     message.queue.next_offset = message.queue_offset
 
@@ -246,16 +274,8 @@ class Appender:
             flag, sys_flag, reconsume_times, prepared_transaction_offset, tags_code, store_host, delay_ms
         )
         message = TickMessage(None, queue, body, properties, born_timestamp_ms, born_host, index_keys, traits)
-        self.pending.append(message)
-        largest = self.largest_body, self.largest_record
-        if stored_before:
-            self.largest_body = self.largest_record = self._log.segment_size - BLANK_SIZE - self._gap
-        self._making_room = makes_room
-        try:
-            self.encode_pending()
-        finally:
-            self._making_room = False
-            self.largest_body, self.largest_record = largest
+        limits = SizeLimits(self._max_record_bytes, self._max_record_bytes) if stored_before else self.limits
+        self._encode_or_refuse([message], limits, makes_room=makes_room)
         if len(self._refused) > refused:
             raise self._refused.pop().refusal
         return message
@@ -279,24 +299,24 @@ class Appender:
         """
         self.encode_pending()
         self._refuse_if_shut()
-        if len(body) > self.largest_body:
-            self._refuse_size(len(body), 0, 0)
+        if len(body) > self.limits.body:
+            _refuse_size(self.limits, len(body), 0, 0)
         items = batch_items(body, properties)
         if items.stray_separator:
             raise StoreRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
                 "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
             )
-        queue = self._queues.get(topic, queue_id)
+        queue = self._queues.get_or_make(topic, queue_id)
         topic_bytes = queue.record_topic or self._record_topic(queue)
         host = self.store_host if store_host is None else store_host
         head, sys_flag = head_of(born_host, host, sys_flag)
         sizes = items.sizes(head.size + len(topic_bytes) + 2)
         total = sum(sizes) + self._gap * len(sizes)
-        if max(sizes) > self.largest_record or items.longest_properties > _MAX_PROPERTIES_BYTES:
+        if max(sizes) > self.limits.record or items.longest_properties > _MAX_PROPERTIES_BYTES:
             self._refuse_member(items, sizes)
         if total + BLANK_SIZE > self._log.segment_size:
-            self._refuse_size(len(body), 0, total)
+            _refuse_size(self.limits, len(body), 0, total)
         self._claim(total)
         now = self._time_ms()
         offset = queue.next_offset
@@ -314,9 +334,9 @@ class Appender:
             queue, queue.key_prefix, offset, positions, sizes, codes, now, items.properties(), keys
         )
         if not self._encoded:
-            self._runs.pop()
+            self._groups.pop()
         self._encoded = []
-        self._runs += (appended, self._encoded)
+        self._groups += (appended, self._encoded)
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
@@ -337,15 +357,15 @@ class Appender:
     def _refuse_member(self, items: Items, records: list[int]) -> None:
         """Raise the error for the first message that is too large."""
         for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
-            if len(text) > _MAX_PROPERTIES_BYTES or record > self.largest_record:
-                self._refuse_size(len(body), len(text), record)
+            if len(text) > _MAX_PROPERTIES_BYTES or record > self.limits.record:
+                _refuse_size(self.limits, len(body), len(text), record)
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue, created if necessary. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
             self._refuse_if_shut()
-            queue = self._queues.get(topic, queue_id)
+            queue = self._queues.get_or_make(topic, queue_id)
         return queue
 
     def enqueue(self, message: TickMessage) -> None:
@@ -364,18 +384,22 @@ class Appender:
 
     def waiting(self) -> bool:
         """Whether there is anything for `end_tick`."""
-        return bool(self.pending or self._runs[0] or self._refused)
+        return bool(self.pending or self._groups[0] or self._refused)
 
     def encode_pending(self) -> None:
         """Encode pending messages. Code that needs the next position of queues or the log calls it first."""
-        if not self.pending:
-            return
-        messages = self.pending.copy()
-        self.pending.clear()
+        if self.pending:
+            messages = self.pending.copy()
+            self.pending.clear()
+            self._encode_or_refuse(messages, self.limits)
+
+    def _encode_or_refuse(
+        self, messages: list[TickMessage], limits: SizeLimits, *, makes_room: bool = False
+    ) -> None:
         self._unput = len(self._encoded)
         try:
-            self._refuse_if_shut()
-            self._encode(messages)
+            self._refuse_if_shut(makes_room=makes_room)
+            self._encode(messages, limits)
         except BaseException as error:
             self._refuse_rest(messages, error)
             if not isinstance(error, Exception):
@@ -395,10 +419,10 @@ class Appender:
         del self._encoded[self._unput :]
         self._refused += [Refused(message.sender, refusal) for message in messages if message.size == 0]
 
-    def _encode(self, messages: list[TickMessage]) -> None:
+    def _encode(self, messages: list[TickMessage], limits: SizeLimits) -> None:
         log, gap = self._log, self._gap
         now = self._time_ms()
-        largest_body, largest_record = self.largest_body, self.largest_record
+        max_body, max_record = limits
         encoded = self._encoded.append
         pieces: list[Body] = []
         position, room = log.next + gap, log.room()
@@ -423,12 +447,8 @@ class Appender:
                 body_length = len(body)
                 properties_length = len(properties)
                 size = head_size + body_length + len(topic) + 2 + properties_length
-                if (
-                    body_length > largest_body
-                    or properties_length > _MAX_PROPERTIES_BYTES
-                    or size > largest_record
-                ):
-                    self._refuse_size(body_length, properties_length, size)
+                if body_length > max_body or properties_length > _MAX_PROPERTIES_BYTES or size > max_record:
+                    _refuse_size(limits, body_length, properties_length, size)
                 if position + size > room:
                     self._put(pieces)
                     self._claim(size + gap)
@@ -486,13 +506,13 @@ class Appender:
         pieces.clear()
         self._unput = len(self._encoded)
 
-    def _refuse_if_shut(self) -> None:
+    def _refuse_if_shut(self, *, makes_room: bool = False) -> None:
         if self.shut:
-            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are taken: {self.shut}")
+            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are accepted: {self.shut}")
         reasons = self._flags.reasons
-        if reasons and not (self._making_room and reasons.keys() == {Flag.DISK_FULL}):
+        if reasons and not (makes_room and reasons.keys() == {Flag.DISK_FULL}):
             raise StoreRefused(
-                ResponseCode.SERVICE_NOT_AVAILABLE, f"the store takes no messages: {self._flags.why()}"
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"the store accepts no messages: {self._flags.why()}"
             )
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
@@ -512,13 +532,14 @@ class Appender:
         queue.record_topic, queue.magic, queue.key_prefix = text, magic, prefix
         return text
 
-    def _refuse_size(self, body: int, properties: int, record: int) -> None:
-        raise StoreRefused(
-            ResponseCode.MESSAGE_ILLEGAL,
-            "the message is illegal, maybe msg body or properties length not matched. "
-            f"msg body length limit {self.largest_body}B, msg properties length limit 32KB; "
-            f"this one has {body}B, {properties}B and {record}B as a record",
-        )
+
+def _refuse_size(limits: SizeLimits, body: int, properties: int, record: int) -> None:
+    raise StoreRefused(
+        ResponseCode.MESSAGE_ILLEGAL,
+        "the message is illegal, maybe msg body or properties length not matched. "
+        f"msg body length limit {limits.body}B, msg properties length limit 32KB; "
+        f"this one has {body}B, {properties}B and {record}B as a record",
+    )
 
 
 def _illegal_number(problem: struct.error) -> StoreRefused:

@@ -10,13 +10,13 @@ from itertools import repeat
 import numpy as np
 
 from cometmq import logs
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.derived.consume_queue import UNIT_STRUCT
 from cometmq.store.derived.index_service import IndexService
 from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.tables.deleted_topics import DeletedTopics
-from cometmq.store.writing.appender import BatchRecords, EncodedRun, TickMessage
+from cometmq.store.writing.appender import BatchRecords, EncodedGroup, TickMessage
 from cometmq.store.writing.record_dispatch import (
     ALL,
     MAX_REPORTED_REJECTIONS,
@@ -28,45 +28,45 @@ from cometmq.store.writing.record_dispatch import (
 
 log = logs.logger(__name__)
 
-WrittenRun = EncodedRun | Run
+WrittenGroup = EncodedGroup | RecordGroup
 """Consecutive records in the log: encoded here, or received from a master."""
 
 _pack = UNIT_STRUCT.pack
 
 
-def count_of(run: EncodedRun) -> int:
+def count_of(group: EncodedGroup) -> int:
     """Return the number of records."""
-    return len(run.sizes if type(run) is BatchRecords else run)
+    return len(group.sizes if type(group) is BatchRecords else group)
 
 
-def last_of(runs: Sequence[WrittenRun]) -> tuple[int, int, int]:
+def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
     """Return log position, end and store time (ms) of the last record."""
-    run = runs[-1]
-    if type(run) is Run:
-        return int(run.position[-1]), run.end, int(run.store_ms[-1])
-    if type(run) is BatchRecords:
-        position = run.physical_offsets[-1]
-        return position, position + run.sizes[-1], run.store_timestamp_ms
-    last = run[-1]
+    group = groups[-1]
+    if type(group) is RecordGroup:
+        return int(group.position[-1]), group.end, int(group.store_ms[-1])
+    if type(group) is BatchRecords:
+        position = group.physical_offsets[-1]
+        return position, position + group.sizes[-1], group.store_timestamp_ms
+    last = group[-1]
     return last.physical_offset, last.physical_offset + last.size, last.store_timestamp_ms
 
 
-def split_at(runs: Sequence[WrittenRun], end: int) -> tuple[list[WrittenRun], list[WrittenRun]]:
+def split_at(groups: Sequence[WrittenGroup], end: int) -> tuple[list[WrittenGroup], list[WrittenGroup]]:
     """Divide records at log position `end`, where a record ends."""
-    front: list[WrittenRun] = []
-    rest: list[WrittenRun] = []
-    for run in runs:
-        if type(run) is Run:
-            count = int(np.count_nonzero(run.position < end))
-            parts: tuple[WrittenRun, WrittenRun]
-            total = len(run.properties)
-            parts = run.first_ones(count), run.last_ones(total - count)
-        elif type(run) is BatchRecords:
-            count, total = bisect_left(run.physical_offsets, end), len(run.sizes)
-            parts = run.part(0, count), run.part(count, total)
+    front: list[WrittenGroup] = []
+    rest: list[WrittenGroup] = []
+    for group in groups:
+        if type(group) is RecordGroup:
+            count = int(np.count_nonzero(group.position < end))
+            parts: tuple[WrittenGroup, WrittenGroup]
+            total = len(group.properties)
+            parts = group.first_ones(count), group.last_ones(total - count)
+        elif type(group) is BatchRecords:
+            count, total = bisect_left(group.physical_offsets, end), len(group.sizes)
+            parts = group.part(0, count), group.part(count, total)
         else:
-            count, total = bisect_left(run, end, key=lambda message: message.physical_offset), len(run)
-            parts = run[:count], run[count:]
+            count, total = bisect_left(group, end, key=lambda message: message.physical_offset), len(group)
+            parts = group[:count], group[count:]
         if count:
             front.append(parts[0])
         if count < total:
@@ -94,7 +94,7 @@ class Dispatcher:
         self.received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
         self._not_served = 0
         self._dispatched = dispatched
-        self._unflushed: deque[tuple[int, Sequence[WrittenRun]]] = deque()
+        self._unflushed: deque[tuple[int, Sequence[WrittenGroup]]] = deque()
         self.watched: Watched = None
         """The queues whose arrivals are reported."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
@@ -108,23 +108,23 @@ class Dispatcher:
     @property
     def own_wait(self) -> bool:
         """Whether records that were encoded here wait. They have references to their queues."""
-        return any(type(run) is not Run for _, runs in self._unflushed for run in runs)
+        return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
-    def dispatch(self, runs: Sequence[WrittenRun]) -> tuple[int, Arrivals]:
+    def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
         """Make records visible. Return their number, and the arrivals in watched queues."""
         arrivals: Arrivals = []
         count = 0
-        for run in runs:
-            if type(run) is BatchRecords:
-                self._dispatch_batch(run, arrivals)
-                count += len(run.sizes)
-            elif type(run) is Run:
-                self._dispatch_received(run, arrivals)
-                count += len(run.properties)
+        for group in groups:
+            if type(group) is BatchRecords:
+                self._dispatch_batch(group, arrivals)
+                count += len(group.sizes)
+            elif type(group) is RecordGroup:
+                self._dispatch_received(group, arrivals)
+                count += len(group.properties)
             else:
-                self._dispatch_messages(run, arrivals)
-                count += len(run)
-        self._dispatched(count, *last_of(runs))
+                self._dispatch_messages(group, arrivals)
+                count += len(group)
+        self._dispatched(count, *last_of(groups))
         return count, arrivals
 
     def _dispatch_messages(self, messages: list[TickMessage], arrivals: Arrivals) -> None:
@@ -177,10 +177,10 @@ class Dispatcher:
             else:
                 index.add(prefixes, positions, times, repeat(b"", count), keys)
 
-    def _dispatch_received(self, run: Run, arrivals: Arrivals) -> None:
+    def _dispatch_received(self, group: RecordGroup, arrivals: Arrivals) -> None:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
-        touched = received.add(run, indexed=ALL if self._index.enabled else NONE)
+        touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
         for queue in touched | received.finish():  # the time of the next record is unknown
             queue.next_offset = queue.max_offset
             if not queue.dirty:
@@ -191,26 +191,26 @@ class Dispatcher:
         if self._not_served <= MAX_REPORTED_REJECTIONS:
             log.warning("%s, not served", note)
 
-    def dispatch_flushed(self, end: int, runs: Sequence[WrittenRun]) -> None:
+    def dispatch_flushed(self, end: int, groups: Sequence[WrittenGroup]) -> None:
         """Make records visible once the log has been flushed up to `end`."""
-        self._unflushed.append((end, runs))
+        self._unflushed.append((end, groups))
 
     def flushed(self, end: int) -> None:
         """Dispatch the records before `end`, which are on the device."""
         waiting = self._unflushed
-        runs: list[WrittenRun] = []
+        groups: list[WrittenGroup] = []
         while waiting and waiting[0][0] <= end:
-            runs += waiting.popleft()[1]
-        if runs:
-            self.on_visible(*self.dispatch(runs))
+            groups += waiting.popleft()[1]
+        if groups:
+            self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
         """Dispatch the entries before `end`, which a raft group has committed. An entry ends there."""
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:
-            tick_end, runs = waiting[behind]
-            front, rest = split_at(runs, end)
+            tick_end, groups = waiting[behind]
+            front, rest = split_at(groups, end)
             if front:
                 waiting[behind] = (tick_end, rest)
                 waiting.insert(behind, (end, front))

@@ -13,7 +13,7 @@ from cometmq import logs
 from cometmq.store.base.checkpoint import Checkpoint
 from cometmq.store.base.disk import Disk, is_numbered, opened, unlink_any, zero_out
 from cometmq.store.base.guards import AbortFile
-from cometmq.store.log.places import LogPlaces
+from cometmq.store.log.directories import LogDirectories
 from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.json_table import JsonTable
@@ -66,7 +66,7 @@ class CutNote:
 def finish_cut(
     disk: Disk,
     note: CutNote,
-    places: LogPlaces,
+    directories: LogDirectories,
     segment_size: int,
     abort: AbortFile,
     checkpoint: Checkpoint,
@@ -77,30 +77,30 @@ def finish_cut(
     cut = note.read()
     if cut is None:
         return
-    log.warning("the log is cut at %d, as was asked for", cut.log_end)
+    log.warning("the log is cut at %d, as requested", cut.log_end)
     abort.set()
     checkpoint.lower(cut.stored_ms)
     ends.forget()
     deleted.lower(cut.log_end)
     note.forget_timers()
-    cut_segments(disk, places, segment_size, cut.log_end)
+    cut_segments(disk, directories, segment_size, cut.log_end)
     note.remove()
 
 
-def cut_segments(disk: Disk, places: LogPlaces, segment_size: int, log_end: int) -> None:
+def cut_segments(disk: Disk, directories: LogDirectories, segment_size: int, log_end: int) -> None:
     """Zero the log from `log_end` on, on the device, and delete the later segments.
 
     The first segment of the log stays: an empty log begins where it begins. Raises OSError.
     """
-    bases = sorted(int(name) for _, name in places.files() if is_numbered(name, 20))
+    bases = sorted(int(name) for _, name in directories.files() if is_numbered(name, 20))
     for base in reversed(bases[1:]):
         if base >= log_end:
-            disk.unlink(places.path_of(base))
-            places.forget(base)
-    for directory in places.all:
+            disk.unlink(directories.path_of(base))
+            directories.forget(base)
+    for directory in directories.all:
         disk.fsync_dir(directory)
     for base in bases:
         if base <= log_end < base + segment_size and (base < log_end or base == bases[0]):
-            with opened(disk, places.path_of(base)) as fd:
+            with opened(disk, directories.path_of(base)) as fd:
                 zero_out(disk, fd, log_end - base, segment_size)
                 disk.fdatasync(fd)

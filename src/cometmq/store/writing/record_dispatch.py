@@ -10,13 +10,14 @@ from itertools import compress
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC
 from cometmq.protocol.properties.key_hashes import Keys, key_prefix
 from cometmq.protocol.properties.template import codes_and_keys
 from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.record.layout import TRANSACTION_MASK
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import Facts
 from cometmq.protocol.timers import timer_tags_code
 from cometmq.store.base.config import StoreConfig
@@ -60,6 +61,15 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
     return stored_tags_code(facts.properties)
 
 
+def set_delivery_times(
+    codes: NDArray[np.int64], group: RecordGroup, rows: NDArray[np.int64], delays_ms: dict[int, int]
+) -> None:
+    """Replace the tags codes of the records `rows` of a group by delivery times where the messages wait."""
+    for topic in WAITING_TOPICS.intersection(group.names):
+        waiting = np.flatnonzero(group.topic[rows] == group.names.index(topic))
+        codes[waiting] = [tags_code_of(each, delays_ms) for each in group.facts(rows[waiting])]
+
+
 class RecordDispatch:
     """Computes queue units and index keys from records. All methods belong to the loop.
 
@@ -87,19 +97,19 @@ class RecordDispatch:
         self.watched: Watched = frozenset()
         """The queues whose `arrivals` are reported."""
         self.arrivals: Arrivals = []
-        self.begun_anew: Callable[[ConsumeQueue, int], None] | None = None
+        self.on_restart: Callable[[ConsumeQueue, int], None] | None = None
         """Called when the record at this position restarts a queue that is longer here.
 
         Its topic was deleted and created again at the master. The queue may be another object afterwards.
         """
 
     def add(
-        self, run: Run, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
+        self, group: RecordGroup, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
     ) -> set[ConsumeQueue]:
         """Dispatch records to their queues and to the index. Return the queues with new units.
 
         Args:
-            run: The records.
+            group: The records.
             queued: The log positions of records for the queues.
             indexed: The log positions of records for the index.
             may_wait: Whether a record ahead of its queue may wait for the next one, or for `finish`.
@@ -107,10 +117,10 @@ class RecordDispatch:
         Raises:
             StartEarlier: A record would have to wait and may not.
         """
-        codes, keys = codes_and_keys(run.properties)
+        codes, keys = codes_and_keys(group.properties)
         if indexed:
-            self._index_run(run, keys, indexed)
-        self._queue_run(run, codes, queued.start, may_wait)
+            self._index_group(group, keys, indexed)
+        self._queue_group(group, codes, queued.start, may_wait)
         return self._take_touched()
 
     def finish(self) -> set[ConsumeQueue]:
@@ -122,19 +132,19 @@ class RecordDispatch:
         touched, self._touched = self._touched, set()
         return touched
 
-    def _index_run(self, run: Run, keys: list[bytes] | None, indexed: range) -> None:
+    def _index_group(self, group: RecordGroup, keys: list[bytes] | None, indexed: range) -> None:
         """Dispatch records to the index; `keys` is as in `codes_and_keys`."""
-        positions = run.position
+        positions = group.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
         if self._deleted:
-            wanted &= ~self._deleted.hidden(run)
+            wanted &= ~self._deleted.hidden(group)
         given: list[Keys] = [None] * len(positions) if keys is None else [*keys]
-        for row in np.flatnonzero(run.rolled_back).tolist():
+        for row in np.flatnonzero(group.rolled_back).tolist():
             given[row] = ()
-        prefixes = [key_prefix(name) for name in run.names]
+        prefixes = [key_prefix(name) for name in group.names]
         columns: list[Sequence[Any]] = [
-            [prefixes[number] for number in run.topic.tolist()], positions.tolist(), run.store_ms.tolist(),
-            run.properties, given,
+            [prefixes[number] for number in group.topic.tolist()], positions.tolist(),
+            group.store_ms.tolist(), group.properties, given,
         ]  # fmt: skip
         if not wanted.all():
             columns = [list(compress(column, wanted.tolist())) for column in columns]
@@ -151,13 +161,13 @@ class RecordDispatch:
         place = f"queue offset {facts.queue_offset} of {facts.topic}/{facts.queue_id}"
         self._not_served(f"record at {facts.position}: {place} where {end} was expected")
 
-    def _queue_run(self, run: Run, codes: list[int], start: int, may_wait: bool) -> None:
+    def _queue_group(self, group: RecordGroup, codes: list[int], start: int, may_wait: bool) -> None:
         """Dispatch records to their queues."""
         by_key, waiting = self._queues.by_key, self._order.waiting
-        names, properties = run.names, run.properties
+        names, properties = group.names, group.properties
         touched, watched = self._touched, self.watched
         careful = bool(self._deleted)
-        columns = [column.tolist() for column in run[:7]]
+        columns = [column.tolist() for column in group[:7]]
         for row, (position, size, queue_id, offset, sys_flag, store_ms, number) in enumerate(
             zip(*columns, strict=True)
         ):
@@ -196,8 +206,8 @@ class RecordDispatch:
         except QueueRefused as refusal:
             self._not_served(f"record at {facts.position}: {refusal.remark}")
             return
-        if facts.queue_offset == 0 < queue.max_offset and self.begun_anew is not None:
-            self.begun_anew(queue, facts.position)
+        if facts.queue_offset == 0 < queue.max_offset and self.on_restart is not None:
+            self.on_restart(queue, facts.position)
             queue = self._queues.of_record(topic, queue_id)
         if not self._order.add(queue, facts, may_wait=may_wait):
             raise StartEarlier(

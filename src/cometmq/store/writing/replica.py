@@ -22,7 +22,7 @@ from cometmq.protocol.record.layout import (
     MIN_SIZE,
     START,
 )
-from cometmq.protocol.record.many import MAX_BATCH_RECORDS, SHORTEST_RUN, Run, valid_run
+from cometmq.protocol.record.many import MAX_BATCH_RECORDS, MIN_GROUP_RECORDS, RecordGroup, valid_group
 from cometmq.protocol.record.one import Facts, record_facts
 from cometmq.store.base.disk import Buffer
 from cometmq.store.base.flags import Flag, RunningFlags
@@ -83,7 +83,7 @@ class ReplicaLog:
         commit_log: CommitLog,
         flusher: LogFlusher,
         flags: RunningFlags,
-        written: Callable[[Sequence[Run]], tuple[int, Arrivals]],
+        written: Callable[[Sequence[RecordGroup]], tuple[int, Arrivals]],
     ) -> None:
         """Create a replica.
 
@@ -155,7 +155,7 @@ class ReplicaLog:
         if self._waiting < max(self._wanted, 1):
             return done
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk is reported elsewhere
-            why = f"the store takes no messages: {self._flags.why()}"
+            why = f"the store accepts no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         data = b"".join(self._chunks)
         at = 0
@@ -183,7 +183,7 @@ class ReplicaLog:
         part = data if at == 0 and len(data) <= stop - start else data[at : at + stop - start]
         self._damage = None
         self._wanted = 0
-        runs = list(self._runs(part, start, stop))
+        groups = list(self._groups(part, start, stop))
         done.error = self._damage
         length = self._whole
         if not length:
@@ -195,16 +195,16 @@ class ReplicaLog:
                     self._log.put(piece)
             self._log.write_tick()
         except OSError as failure:
-            log.error("what the master sent could not be written: %s", failure)
+            log.error("the master's data could not be written: %s", failure)
             why = f"the commit log could not be written: {failure.strerror}"
             done.error = StoreRefused(ResponseCode.SYSTEM_ERROR, why)
             return 0
-        visible, arrivals = self._written(runs)
+        visible, arrivals = self._written(groups)
         done.visible += visible
         done.arrivals += arrivals
         return length
 
-    def _runs(self, data: bytes, start: int, stop: int) -> Iterator[Run]:
+    def _groups(self, data: bytes, start: int, stop: int) -> Iterator[RecordGroup]:
         """Yield the complete records in `data`, which begins at log position `start`, up to `stop`.
 
         Afterwards `_whole` is their length, including a complete blank record; `_wanted` the number of bytes
@@ -213,10 +213,10 @@ class ReplicaLog:
         at = self._whole = 0
         few: list[Facts] = []
         while at < len(data):
-            run = valid_run(data, at, start + at, MAX_BATCH_RECORDS) if not few else None
-            if run is not None:
-                yield run
-                at = self._whole = run.end - start
+            group = valid_group(data, at, start + at, MAX_BATCH_RECORDS) if not few else None
+            if group is not None:
+                yield group
+                at = self._whole = group.end - start
                 continue
             self._wanted, problem = _item(data, at, stop - start - at)
             if problem or self._wanted > len(data) - at:
@@ -229,13 +229,13 @@ class ReplicaLog:
                 few.append(facts)
             at += self._wanted
             self._whole, self._wanted = at, 0
-            if len(few) == SHORTEST_RUN:
-                yield Run.of(few)
+            if len(few) == MIN_GROUP_RECORDS:
+                yield RecordGroup.of(few)
                 few = []
         else:
             problem = ""
         if few:
-            yield Run.of(few)
+            yield RecordGroup.of(few)
         if problem:
             self._damage = ReplicaDamaged(start + at, problem)
 

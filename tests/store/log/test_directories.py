@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.kit.faulty_disk import FaultyDisk
-from tests.store.kit import everything, open_store, send, small
+from tests.store.kit import everything, in_place, open_store, send, small
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock, MessageStore
 from cometmq.store.base.disk import DiskUsage
-from cometmq.store.base.off_loop import in_place
-from cometmq.store.inspect.find import RecordFinder
 from cometmq.store.inspect.rebuild import rebuild
+from cometmq.store.inspect.record_finder import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.inspect.verify import verify
 
@@ -115,7 +114,7 @@ def test_read_only_directories_are_served_and_emptied_but_get_nothing_new(tmp_pa
     assert numbers(store) == list(range(count))
     clock.advance(1 << 35)  # every segment is old now
     store.retention.delete_now()
-    in_place(store.retention.log_pass())
+    in_place(store.retention.log_cycle())
     assert segments_in(tmp_path / "a") == []
     assert len(store.log.segments) == 1
 

@@ -9,7 +9,7 @@ from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import bodies, committed, open_store, put
 
 from cometmq.store import Disk, MessageStore
-from cometmq.store.ledger.ledger import RaftLog
+from cometmq.store.raft_log.raft_log import RaftLog
 
 ALL = 1 << 62
 
@@ -29,14 +29,14 @@ def again(store: MessageStore, *, clean: bool = True, **changes: Any) -> Message
     return member(config.root, name=name, **kept)
 
 
-def ledger(store: MessageStore) -> RaftLog:
-    assert store.ledger is not None
-    return store.ledger
+def raft_log(store: MessageStore) -> RaftLog:
+    assert store.raft_log is not None
+    return store.raft_log
 
 
 def elect(store: MessageStore, term: int) -> int:
     """Let the member lead, as its group would have it. Returns the index of its first entry."""
-    log = ledger(store)
+    log = raft_log(store)
     log.lead(term)
     index = log.append_own(b"{}")
     committed(store.commit())
@@ -60,12 +60,12 @@ def add(store: MessageStore, *given: bytes, topic: str = "T", **more: Any) -> No
 
 def agree(store: MessageStore) -> None:
     """All of the member's entries are committed."""
-    ledger(store).commit_to(ledger(store).last)
+    raft_log(store).commit_to(raft_log(store).last)
 
 
 def hand_over(source: MessageStore, target: MessageStore, most: int = 1 << 20, stop: int = ALL) -> None:
     """The target gets what it lacks of the source's entries in front of `stop`, in pieces of `most` bytes."""
-    give, take = ledger(source), ledger(target)
+    give, take = raft_log(source), raft_log(target)
     while take.last < min(give.last, stop - 1):
         entries = give.range(take.last + 1, min(stop, give.last + 1), most)
         take.append(bytes(give.read(entries)))

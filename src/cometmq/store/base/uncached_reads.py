@@ -24,7 +24,7 @@ READ_AHEAD = 128 << 10
 _MAX_PARALLEL_READS = 2
 
 
-class ColdReads:
+class UncachedReads:
     """The uncached reads of one store that are in progress. Loop thread only."""
 
     __slots__ = ("_disk", "_handing_over", "_places", "_under_way")

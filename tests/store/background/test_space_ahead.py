@@ -13,8 +13,8 @@ import pytest
 from tests.store.kit import everything, flushed, open_store, put_all, started
 
 from cometmq.store import MessageStore, SystemClock
+from cometmq.store.background import space_ahead
 from cometmq.store.base.disk import Buffer, OsDisk, is_zero
-from cometmq.store.log import zero_ahead
 
 PART = 16 << 10
 SEGMENT = 256 << 10
@@ -52,9 +52,9 @@ class WatchedDisk(OsDisk):
 
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(zero_ahead, "PART", PART)
-    monkeypatch.setattr(zero_ahead, "MARGIN", 2 * PART)
-    monkeypatch.setattr(zero_ahead, "AHEAD", 4 * PART)
+    monkeypatch.setattr(space_ahead, "PART", PART)
+    monkeypatch.setattr(space_ahead, "MARGIN", 2 * PART)
+    monkeypatch.setattr(space_ahead, "AHEAD", 4 * PART)
 
 
 def start(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:

@@ -24,7 +24,7 @@ _KIND = np.dtype([("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("inde
 UNIT = _KIND.itemsize
 
 
-class EntryPlace(NamedTuple):
+class EntryLocation(NamedTuple):
     """The log position, size in bytes and term of an entry."""
 
     position: int
@@ -45,7 +45,7 @@ class EntryIndex:
         self._disk = files.disk
         self._directory = directory
         self._bases: list[int] = []
-        self._unsynced: set[str] = set()  # paths; that of the directory if it has new names
+        self._unsynced: set[str] = set()  # paths of files, and of the directory if it has new names
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
                 facts = part_facts(
@@ -66,12 +66,12 @@ class EntryIndex:
         begin, end = first * UNIT // FILE_SIZE, last * UNIT // FILE_SIZE
         return first <= last and all(number * FILE_SIZE in self._bases for number in range(begin, end + 1))
 
-    def place(self, index: int, reads: Reads = WAITING) -> EntryPlace | None:
+    def location(self, index: int, reads: Reads = WAITING) -> EntryLocation | None:
         """Return the location of an entry; None if it has no unit. Raises NotInMemory, OSError."""
-        found = self.places(index, 1, reads)
+        found = self.locations(index, 1, reads)
         return found[0] if found else None
 
-    def places(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryPlace]:
+    def locations(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryLocation]:
         """Return the locations of up to `count` entries from `index` on, as far as one file has units."""
         at = index * UNIT
         base = at - at % FILE_SIZE
@@ -81,7 +81,7 @@ class EntryIndex:
         data = self._files.read(self._path(base), length, at - base, reads)
         if data is None:
             return []
-        return _places_of(data, index)
+        return _locations_of(data, index)
 
     def write(self, first: int, positions: Sequence[int], sizes: Sequence[int], terms: Sequence[int]) -> None:
         """Write the units of the entries from index `first` on. Raises OSError."""
@@ -109,7 +109,7 @@ class EntryIndex:
         return path
 
     def cut(self, index: int) -> None:
-        """Forget the entries from `index` on, and sync that. Raises OSError."""
+        """Remove the entries from `index` on, durably. Raises OSError."""
         at = index * UNIT
         for base in sorted(self._bases, reverse=True):
             path = self._path(base)
@@ -136,33 +136,33 @@ class EntryIndex:
         sync_all(self._disk, self.take_unsynced())
 
     def take_unsynced(self) -> list[str]:
-        """Return the paths that the caller must pass to `sync_all`, and to `give_back` if that fails."""
+        """Return the paths that the caller must sync by `sync_all`, or restore by `restore_unsynced`."""
         paths, self._unsynced = sorted(self._unsynced, reverse=True), set()
         return paths
 
-    def give_back(self, paths: Iterable[str]) -> None:
+    def restore_unsynced(self, paths: Iterable[str]) -> None:
         """Register paths again whose sync failed."""
         self._unsynced.update(paths)
 
 
-def place_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryPlace | None:
+def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryLocation | None:
     """Return an entry's location from an index directory, without changing its files. Raises OSError."""
     at = index * UNIT
     if at < 0:
         return None
     base = at - at % FILE_SIZE
     data = files.read(os.path.join(directory, f"{base:020d}"), UNIT, at - base)
-    return next(iter(_places_of(data, index)), None) if len(data) == UNIT else None
+    return next(iter(_locations_of(data, index)), None) if len(data) == UNIT else None
 
 
-def _places_of(data: Buffer, index: int) -> list[EntryPlace]:
+def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
     """Return the locations in units, the first of which has this index, up to the first invalid one."""
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)
     units = units[: int(wrong[0]) if len(wrong) else len(units)]
     columns = [units[name].tolist() for name in ("position", "size", "term")]
-    return [EntryPlace(*each) for each in zip(*columns, strict=True)]
+    return [EntryLocation(*each) for each in zip(*columns, strict=True)]
 
 
 def sync_all(disk: Disk, paths: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk
 
 
-class LogPlaces:
+class LogDirectories:
     """The directories of one log. Those in `full` get no new segments while another one can."""
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
@@ -57,7 +57,7 @@ class LogPlaces:
         choice = [each for each in self.writable if each not in self.full] or self.writable
         return choice[base // self._segment_size % len(choice)]
 
-    def check(self, bases: Collection[int]) -> None:
+    def check_unique(self, bases: Collection[int]) -> None:
         """Raise StoreError for a segment that exists in two of the directories."""
         for base, count in Counter(bases).items():
             if count > 1:

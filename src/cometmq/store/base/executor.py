@@ -1,21 +1,20 @@
 """Work that must not block the event loop: uncached reads, deletions, syncs.
 
 A store without a loop does all of it in place, so the same code serves both: work that may wait is a
-coroutine that passes its waits to an `OffLoop`, and `in_place` runs such a coroutine to its end without a
-loop.
+coroutine that passes its waits to a `StoreExecutor`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Executor
 from functools import partial
-from typing import Any, TypeVar, TypeVarTuple
+from typing import TypeVar, TypeVarTuple
 
-from cometmq.store.base.cold_reads import ColdReads
 from cometmq.store.base.disk import Disk
 from cometmq.store.base.files import CACHED, WAITING, NotInMemory, Reads
+from cometmq.store.base.uncached_reads import UncachedReads
 
 T = TypeVar("T")
 Given = TypeVarTuple("Given")
@@ -23,18 +22,7 @@ Given = TypeVarTuple("Given")
 _LARGE_ANSWERS = 2
 
 
-def in_place(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never suspends, as in a store without a loop, and return its result."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        outcome: T = end.value
-        return outcome
-    work.close()
-    raise RuntimeError("the store has a loop: await this")
-
-
-class OffLoop:
+class StoreExecutor:
     """The executor and the loop in which one store does work that may wait. Loop thread only.
 
     Attributes:
@@ -42,7 +30,7 @@ class OffLoop:
     """
 
     def __init__(self, disk: Disk) -> None:
-        self._cold_reads = ColdReads(disk)
+        self._uncached_reads = UncachedReads(disk)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
@@ -92,7 +80,7 @@ class OffLoop:
         except TimeoutError:
             pass
 
-    async def ask(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
+    async def query(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
         """Return the result of a query, without waiting on the loop for ranges that are not in memory.
 
         A thread reads a missing range, then the query is repeated from its beginning. So before its last
@@ -112,4 +100,4 @@ class OffLoop:
                 return question(CACHED)
             except NotInMemory as first:
                 miss = first
-        return await self._cold_reads.answer(question, miss.missing)
+        return await self._uncached_reads.answer(question, miss.missing)

@@ -1,4 +1,4 @@
-"""Background work of one store that is begun on demand, each kind at most once at a time."""
+"""Background tasks of one store that are started on demand, at most one of each kind at a time."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from cometmq.periodic import FailureLog
 
-Pass = Callable[[], Coroutine[Any, Any, object]]
+Work = Callable[[], Coroutine[Any, Any, object]]
 
 
-class Passes:
-    """Runs passes by name on a loop; none begins without one. Loop thread only."""
+class BackgroundTasks:
+    """Runs tasks by name on a loop, if there is one. Loop thread only."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -27,8 +27,8 @@ class Passes:
     def attached(self) -> bool:
         return self._loop is not None
 
-    def begin(self, name: str, work: Pass) -> None:
-        """Start a pass, unless one of this name is at work. A failure is logged (`FailureLog`)."""
+    def begin(self, name: str, work: Work) -> None:
+        """Start a task, unless one of this name runs. A failure is logged (`FailureLog`)."""
         if self._loop is not None and name not in self._running:
             task = self._running[name] = self._loop.create_task(work())
             task.add_done_callback(partial(self._done, name))
@@ -43,25 +43,25 @@ class Passes:
         else:
             self._failures.failed(name, error)
 
-    async def begin_anew(self, name: str, work: Pass) -> None:
-        """Wait for the pass of this name that is at work, then begin one and wait for it."""
+    async def run_again(self, name: str, work: Work) -> None:
+        """Wait for the running task of this name, then start one and wait for it."""
         await self.idle(name)
         self.begin(name, work)
         await self.idle(name)
 
     async def idle(self, *names: str) -> None:
-        """Wait for the passes of these names that are at work; without a name for all."""
+        """Wait for the running tasks of these names, or for all of them without a name."""
         tasks = [task for name, task in self._running.items() if not names or name in names]
         if tasks:
             await asyncio.wait(tasks)
 
     async def stop(self) -> None:
-        """Begin no more passes, and wait for those at work."""
+        """Start no more tasks, and wait for the running ones."""
         self._loop = None
         await self.idle()
 
     def cancel(self) -> None:
-        """Begin no more passes, and cancel those at work."""
+        """Start no more tasks, and cancel the running ones."""
         self._loop = None
         for task in self._running.values():
             task.cancel()

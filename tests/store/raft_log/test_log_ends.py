@@ -10,12 +10,12 @@ import pytest
 from tests.kit.crash_images import CrashPoint
 from tests.kit.recording_disk import RecordingDisk
 from tests.store.kit import START_MS, committed, put, small
-from tests.store.ledger.members import add, again, agree, elect, hand_over, leader, ledger, member, seen
+from tests.store.raft_log.members import add, again, agree, elect, hand_over, leader, member, raft_log, seen
 
 from cometmq.errors import StoreCorrupt, StoreError
 from cometmq.store import ManualClock, MessageStore, forget_suspect, is_suspect, truncate_log
-from cometmq.store.ledger import entry_index
-from cometmq.store.ledger.member_files import RaftLogCheckpoint, read_mark
+from cometmq.store.raft_log import entry_index
+from cometmq.store.raft_log.member_files import RaftLogCheckpoint, read_checkpoint
 
 
 def filled(root: Path, count: int = 60) -> MessageStore:
@@ -26,13 +26,13 @@ def filled(root: Path, count: int = 60) -> MessageStore:
         if number + 1 == count // 2:
             store.flusher.flush_now()
             agree(store)
-            ledger(store).save()
+            raft_log(store).save()
     return store
 
 
 def spoil(store: MessageStore, index: int, *, zeros: bool = False) -> None:
     """Damage an entry in the files of a store that is not running; `zeros`: it and all behind it are gone."""
-    place = ledger(store).place_of(index)
+    place = raft_log(store).location_of(index)
     base = place.position - place.position % store.log.segment_size
     path = Path(store.log.path_of(base))
     data = bytearray(path.read_bytes())
@@ -53,7 +53,7 @@ def test_what_was_never_synced_may_be_torn(tmp_path: Path, index: int, zeros: bo
     store = filled(tmp_path)
     spoil(store, index, zeros=zeros)
     store = again(store, clean=False)
-    log = ledger(store)
+    log = raft_log(store)
     assert (log.last, log.committed, log.synced) == (index - 1, 30, index - 1)
     assert len(seen(store)) == 30
     log.commit_to(index - 1)
@@ -71,12 +71,12 @@ def test_what_was_synced_is_never_cut_off(tmp_path: Path, index: int, zeros: boo
     store = leader(tmp_path)
     if not noted:
         store.flusher.request()
-        ledger(store).save()
+        raft_log(store).save()
     store.close()
     store = filled_again(store)
     store.flusher.request()
     if noted:
-        ledger(store).save()
+        raft_log(store).save()
     spoil(store, index, zeros=zeros)
     with pytest.raises(StoreCorrupt, match=f"entry {index} .* is lost"):
         again(store, clean=False)
@@ -98,11 +98,11 @@ def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
     for each in (peer, store):
         each.flusher.flush_now()
         agree(each)
-        ledger(each).save()
+        raft_log(each).save()
     spoil(store, index, zeros=zeros)
     for _ in range(2):  # as often as it starts
         store = again(store, clean=False)
-        log, directory = ledger(store), store.config.ledger_dir
+        log, directory = raft_log(store), store.config.raft_log_dir
         assert is_suspect(store.disk, directory)
         assert (log.last, log.committed, log.synced) == (index - 1, index - 1, index - 1)
         assert sum(len(seen(store, queue_id=queue)) for queue in range(2)) == index - 1
@@ -140,18 +140,18 @@ def test_a_log_from_before_is_refused(tmp_path: Path) -> None:
 def test_a_members_log_is_not_cut_by_hand(tmp_path: Path) -> None:
     store = filled(tmp_path, 10)
     store.close()
-    with pytest.raises(StoreError, match="its group alone"):
-        truncate_log(str(tmp_path), ledger(store).place_of(5).position, config=store.config)
+    with pytest.raises(StoreError, match="only the group of a raft member"):
+        truncate_log(str(tmp_path), raft_log(store).location_of(5).position, config=store.config)
 
 
 def test_the_mark_says_how_far_the_log_is(tmp_path: Path) -> None:
     store = filled(tmp_path, 10)
     store.flusher.request()
     add(store, b"x")
-    ledger(store).save()
-    assert read_mark(store.disk, store.config.ledger_dir) == RaftLogCheckpoint(11, 5, 10)
+    raft_log(store).save()
+    assert read_checkpoint(store.disk, store.config.raft_log_dir) == RaftLogCheckpoint(11, 5, 10)
     store.close()
-    assert read_mark(store.disk, store.config.ledger_dir) == RaftLogCheckpoint(11, 5, 11)
+    assert read_checkpoint(store.disk, store.config.raft_log_dir) == RaftLogCheckpoint(11, 5, 11)
 
 
 # -- power failures --------------------------------------------------------------------------------
@@ -183,13 +183,13 @@ class Run:
 
     @property
     def log(self):  # type: ignore[no-untyped-def]
-        return ledger(self.store)
+        return raft_log(self.store)
 
     def wrote(self) -> None:
         committed(self.store.commit())
         for index in range(self.log.last + 1):
             if index not in self.now:
-                place = self.log.place_of(index)
+                place = self.log.location_of(index)
                 self.now[index] = bytes(self.store.log.read(place.position, place.size) or b"")
                 self.ever.add((index, self.now[index]))
         self.note()
@@ -248,10 +248,10 @@ def check_image(run: Run, at: int, image: dict[str, bytes | None]) -> None:
 
 
 def check_recovered(run: Run, at: int, store: MessageStore) -> None:
-    log = ledger(store)
+    log = raft_log(store)
     entries = {}
     for index in range(log.last + 1):
-        place = log.place_of(index)
+        place = log.location_of(index)
         entries[index] = bytes(store.log.read(place.position, place.size) or b"")
     for index, data in promised(run, at).items():
         assert entries.get(index) == data, f"entry {index} of {log.last} is lost or another one"

@@ -1,9 +1,10 @@
-"""The small files of a raft member: `currterm`, its term and vote, `checkpoint`, how far its log is,
-`suspect`, there while its log lacks entries that it once had, and `forgot` beside it where term and vote are
-lost, too.
+"""The small files of a raft member.
 
-The first two are properties as DLedger 0.3.1 writes them (docs/reference/storage.md, DLedger files). Ours are
-replaced in one step and are on the device when a call returns.
+`currterm` holds its term and vote, and `checkpoint` the state of its log. `suspect` exists while its log
+lacks entries that it once had, and `forgot` beside it if term and vote are lost, too.
+
+The first two are properties in the form of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). A file
+is replaced in one step and is on the device when the call returns.
 """
 
 from __future__ import annotations
@@ -18,21 +19,23 @@ from cometmq.store.base.disk import Disk, read_file, replace_file, unlink_any
 _TERM, _VOTE = "currTerm", "voteLeader"
 _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
-"""Ours alone; Apache's broker ignores it, and drops it with its next checkpoint."""
+"""A key of CometMQ. Apache's broker ignores it and drops it with its next checkpoint."""
 _SUSPECT, _FORGOT = "suspect", "forgot"
 _LIMIT = 1 << 16  # bytes
 
 
 class TermAndVote(NamedTuple):
-    """A member's term (-1: none yet), and whom it has voted for in it ("": nobody)."""
+    """A member's term (-1: none yet), and the member for which it has voted in that term ("": none)."""
 
     term: int = -1
     vote: str = ""
 
 
 class RaftLogCheckpoint(NamedTuple):
-    """Indexes of the last entry (end), of the last that was known to be committed, and of the last that was
-    on the device; -1 for none, or where nobody says."""
+    """The indexes of the last entry (end), the last committed entry, and the last synced entry.
+
+    -1 means none, or unknown.
+    """
 
     end: int = -1
     committed: int = -1
@@ -40,8 +43,10 @@ class RaftLogCheckpoint(NamedTuple):
 
 
 def read_term(disk: Disk, directory: str) -> TermAndVote | None:
-    """What `currterm` says; None without the file. Raises StoreError when it cannot be read: a member that
-    has forgotten its vote might vote again."""
+    """Return the content of `currterm`, or None if the file is missing.
+
+    Raises StoreError if it cannot be read: a member that has lost its vote might vote again.
+    """
     path = os.path.join(directory, "currterm")
     found = _read(disk, path)
     if found is None:
@@ -50,47 +55,47 @@ def read_term(disk: Disk, directory: str) -> TermAndVote | None:
 
 
 def write_term(disk: Disk, directory: str, state: TermAndVote) -> None:
-    """Raises OSError. In any thread, one call at a time."""
+    """Write `currterm`. Raises OSError. Any thread may call it, one at a time."""
     text = f"{_VOTE}={state.vote}\n{_TERM}={state.term}\n"
     replace_file(disk, os.path.join(directory, "currterm"), text.encode())
 
 
-def read_mark(disk: Disk, directory: str) -> RaftLogCheckpoint:
-    """What `checkpoint` says. Raises StoreError when it cannot be read."""
+def read_checkpoint(disk: Disk, directory: str) -> RaftLogCheckpoint:
+    """Return the content of `checkpoint`. Raises StoreError if it cannot be read."""
     path = os.path.join(directory, "checkpoint")
     found = _read(disk, path) or {}
     return RaftLogCheckpoint(*(_number(found, key, path, -1) for key in (_END, _COMMITTED, _SYNCED)))
 
 
-def write_mark(disk: Disk, directory: str, mark: RaftLogCheckpoint) -> None:
-    """Raises OSError. In any thread, one call at a time."""
-    text = f"{_END}={mark.end}\n{_COMMITTED}={mark.committed}\n{_SYNCED}={mark.synced}\n"
+def write_checkpoint(disk: Disk, directory: str, checkpoint: RaftLogCheckpoint) -> None:
+    """Write `checkpoint`. Raises OSError. Any thread may call it, one at a time."""
+    text = f"{_END}={checkpoint.end}\n{_COMMITTED}={checkpoint.committed}\n{_SYNCED}={checkpoint.synced}\n"
     replace_file(disk, os.path.join(directory, "checkpoint"), text.encode())
 
 
 def is_suspect(disk: Disk, directory: str) -> bool:
-    """Whether the log may lack entries that others of the group count on."""
+    """Return whether the log may lack entries that other members rely on."""
     return disk.facts(os.path.join(directory, _SUSPECT)) is not None
 
 
 def write_suspect(disk: Disk, directory: str, why: str) -> None:
-    """From now on it may. Raises OSError."""
+    """Record that the log may lack such entries. Raises OSError."""
     replace_file(disk, os.path.join(directory, _SUSPECT), why.encode())
 
 
 def has_forgotten(disk: Disk, directory: str) -> bool:
-    """Whether such a member has lost its term and vote, too."""
+    """Return whether a suspect member has lost its term and vote, too."""
     return is_suspect(disk, directory) and disk.facts(os.path.join(directory, _FORGOT)) is not None
 
 
 def write_forgotten(disk: Disk, directory: str, why: str) -> None:
-    """From now on it has, and is suspect. Raises OSError."""
+    """Record that the member is suspect and has lost its term and vote. Raises OSError."""
     replace_file(disk, os.path.join(directory, _FORGOT), why.encode())
     write_suspect(disk, directory, why)
 
 
 def forget_suspect(disk: Disk, directory: str) -> None:
-    """It is whole again. Raises OSError. In any thread."""
+    """Record that the log is complete again. Raises OSError. Any thread."""
     unlink_any(disk, os.path.join(directory, _FORGOT))
     unlink_any(disk, os.path.join(directory, _SUSPECT))
     disk.fsync_dir(directory)

@@ -12,12 +12,12 @@ from tests.golden.record_ledger import TARGET
 from tests.interop.store_input import TINY_SLOTS
 from tests.kit.faulty_disk import FaultyDisk
 from tests.store.kit import open_configured
-from tests.store.ledger.members import add, agree, elect, ledger, seen
+from tests.store.raft_log.members import add, agree, elect, raft_log, seen
 
 from cometmq.errors import StoreCorrupt
 from cometmq.store import MessageStore, StoreConfig
-from cometmq.store.ledger.entry_index import FILE_SIZE
-from cometmq.store.ledger.member_files import RaftLogCheckpoint, TermAndVote, read_mark, read_term
+from cometmq.store.raft_log.entry_index import FILE_SIZE
+from cometmq.store.raft_log.member_files import RaftLogCheckpoint, TermAndVote, read_checkpoint, read_term
 
 LAST = 141
 BODIES = [b"%d:" % number + b"x" * (number * 37 % 1500) for number in range(120)]
@@ -54,7 +54,7 @@ def alpha(store: MessageStore) -> list[bytes]:
 def test_everything_is_served(root: Path) -> None:
     before = {path.name: path.read_bytes() for path in (root / "dledger-n0" / "data").iterdir()}
     store = opened(root)
-    log = ledger(store)
+    log = raft_log(store)
     assert (log.first, log.last, log.committed, log.synced) == (0, LAST, LAST, LAST)
     assert store.recovered.notes == []
     assert alpha(store) == BODIES
@@ -74,7 +74,7 @@ def test_it_goes_on(root: Path) -> None:
     agree(store)
     store.close()
     store = opened(root)
-    assert (ledger(store).last, ledger(store).committed) == (LAST + 41, LAST + 41)
+    assert (raft_log(store).last, raft_log(store).committed) == (LAST + 41, LAST + 41)
     assert alpha(store) == BODIES
     assert len(seen(store, "Beta")) == 40
 
@@ -88,8 +88,8 @@ def test_what_follows_from_the_log_is_made_anew(root: Path, lost: str) -> None:
         path.unlink()
     store = opened(root)
     if lost == "checkpoint":
-        assert (ledger(store).committed, alpha(store)) == (-1, [])
-        ledger(store).commit_to(LAST)
+        assert (raft_log(store).committed, alpha(store)) == (-1, [])
+        raft_log(store).commit_to(LAST)
     assert alpha(store) == BODIES
     store.close()
     if lost != "checkpoint":
@@ -101,7 +101,7 @@ def test_its_term_and_vote_are_read(root: Path) -> None:
     directory = str(root / "dledger-n0")
     disk = FaultyDisk()
     assert read_term(disk, directory) == TermAndVote(0, "n0")
-    assert read_mark(disk, directory) == RaftLogCheckpoint(LAST, LAST, -1)
+    assert read_checkpoint(disk, directory) == RaftLogCheckpoint(LAST, LAST, -1)
 
 
 def position_of(root: Path, index: int) -> tuple[Path, int]:
@@ -126,4 +126,4 @@ def test_a_damaged_entry_is_not_cut_off_when_others_follow(root: Path, index: in
             opened(root)
         return
     store = opened(root)
-    assert ledger(store).last == index - 1
+    assert raft_log(store).last == index - 1

@@ -1,7 +1,7 @@
-"""Records of a store without a broker: by position, id, key, or a range of a queue or of the log.
+"""Searches for records of a store without a broker: by position, id, key, or a range of a queue or the log.
 
-Works on a directory that a broker may be using. Keys are looked up in the entries of the index files, not in
-their slots, which are written late. Records that are not indexed yet are searched for in the log.
+A broker may be using the directory. Keys are searched for in the entries of the index files, because the
+slots are written late. Records that are not indexed yet are searched for in the log.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import FILLER_SIZE
-from cometmq.store.inspect.committed import committed_end
 from cometmq.store.inspect.findings import Findings
 from cometmq.store.inspect.index_files import IndexFiles
-from cometmq.store.inspect.log_walk import LogWalk, why_no_record
+from cometmq.store.inspect.log_walk import LogWalk, committed_end, why_no_record
 from cometmq.store.inspect.unit_files import UnitFiles
 from cometmq.store.inspect.verify import Progress
 from cometmq.store.log.log_reader import LogReader
@@ -80,12 +79,12 @@ class RecordFinder:
         if position >= self._committed:
             return f"the log of this raft member is known to be committed up to {self._committed} only"
         walk = LogWalk(self._disk, self.layout, Findings())
-        for run in walk.runs(position):
-            if run.end > position:
-                row = int(np.searchsorted(run.position, position, side="right")) - 1
-                if row < 0 or run.position[row] + run.size[row] <= position:
+        for group in walk.groups(position):
+            if group.end > position:
+                row = int(np.searchsorted(group.position, position, side="right")) - 1
+                if row < 0 or group.position[row] + group.size[row] <= position:
                     break
-                return f"it is inside the record that begins at {run.position[row]}"
+                return f"it is inside the record that begins at {group.position[row]}"
         for file in segments:
             if file.base <= position < file.base + size:
                 return why_no_record(self._disk, file, position)
@@ -184,7 +183,7 @@ class RecordFinder:
         size = self.layout.config.mapped_file_size_commit_log
         total = len(self.layout.segments) * size
         at = 0
-        for facts in walk.records(start):
+        for facts in chain.from_iterable(group.facts() for group in walk.groups(start)):
             if self._progress is not None and facts.position - at > size // 64:
                 at = facts.position
                 self._progress(at - self.layout.log_min, total)

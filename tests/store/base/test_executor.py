@@ -42,7 +42,7 @@ async def cold(tmp_path: Path) -> Cold:
 
 
 def queue_of(store: MessageStore) -> ConsumeQueue:
-    queue = store.queues.find("T", 0)
+    queue = store.queues.find_queue("T", 0)
     assert queue is not None
     return queue
 
@@ -63,12 +63,14 @@ QUESTIONS: dict[str, tuple[Callable[[MessageStore], Awaitable[object]], object]]
         124,
     ),
     "store time": (
-        lambda store: store.off_loop.ask(partial(store.lookups.store_time_of, store.queues.find("T", 0), 77)),
+        lambda store: store.executor.query(
+            partial(store.lookups.store_time_of, store.queues.find_queue("T", 0), 77)
+        ),
         START_MS + 77_000,
     ),
     "by key": (lambda store: offsets(by_key(store)), [7]),
     "by position": (
-        lambda store: store.off_loop.ask(lambda reads: len(store.lookups.record_at(0, reads) or b"")),
+        lambda store: store.executor.query(lambda reads: len(store.lookups.record_at(0, reads) or b"")),
         91 + 800 + 1 + 7,
     ),
     "purge plan": (lambda store: store.purge.plan("T", before_ms=START_MS + 250_000), [(0, 0, 250, 500)]),
@@ -94,7 +96,9 @@ async def test_what_is_in_memory_is_answered_without_a_thread(cold: Cold) -> Non
     store, disk = cold
     disk.cold = False
     before = disk.calls["pread"]
-    coroutine = store.off_loop.ask(partial(store.lookups.store_time_of, store.queues.find("T", 0), 77))
+    coroutine = store.executor.query(
+        partial(store.lookups.store_time_of, store.queues.find_queue("T", 0), 77)
+    )
     with pytest.raises(StopIteration) as done:
         coroutine.send(None)
     assert done.value.value == START_MS + 77_000
@@ -117,8 +121,8 @@ async def test_a_read_that_fails_fails_its_question_only(cold: Cold) -> None:
     store, disk = cold
     disk.fail("pread", times=2)
     with pytest.raises(OSError, match="Input/output error"):
-        await store.off_loop.ask(partial(store.lookups.record_at, 0))
-    assert await store.off_loop.ask(partial(store.lookups.record_at, 0))
+        await store.executor.query(partial(store.lookups.record_at, 0))
+    assert await store.executor.query(partial(store.lookups.record_at, 0))
     disk.cold = False
     assert len(everything(store)) == 500
 
@@ -215,7 +219,7 @@ async def test_a_query_that_is_given_up_leaves_its_place_to_others(
     store, _ = keyed
     monkeypatch.setattr(lookup_module, "_BYTES_A_TURN", 1)
     asked = [asyncio.ensure_future(by_key(store, "k")) for _ in range(6)]
-    while not store.off_loop.large_answers.locked():
+    while not store.executor.large_answers.locked():
         await asyncio.sleep(0)
     for query in asked[:4]:
         assert query.cancel()

@@ -13,7 +13,7 @@ from tests.store.planted import alter, build, extract_golden, filler, flip, inde
 from cometmq.errors import StoreError
 from cometmq.protocol.record.one import decode_record
 from cometmq.store import ManualClock, OsDisk
-from cometmq.store.inspect.find import RecordFinder
+from cometmq.store.inspect.record_finder import RecordFinder
 from cometmq.store.inspect.stats import store_stats
 from cometmq.store.tables.min_offsets import MinOffsets
 
@@ -157,7 +157,7 @@ class TestStats:
 
     def test_purged_messages_do_not_count(self, root: Path) -> None:
         floors = MinOffsets(OsDisk(), str(root))
-        floors.note("T", {1: 100})
+        floors.set_offsets("T", {1: 100})
         floors.save()
         stats = store_stats(str(root), config=small(root))
         assert [(queue.min_offset, queue.messages) for queue in stats.queues] == [

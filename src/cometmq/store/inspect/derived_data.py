@@ -1,6 +1,6 @@
-"""What the records of a log ask for, and the queues that are made of it: the two halves of a rebuild.
+"""The units and keys of the records of a log, and the queues made from them: the two halves of a rebuild.
 
-The rules are those of recovery, and what the old queues know better (see Evidence).
+The rules are those of recovery, corrected by the evidence of the old queues (see Evidence).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from cometmq.protocol.properties.key_hashes import Keys, key_prefix
 from cometmq.protocol.properties.template import codes_and_keys
 from cometmq.protocol.record.layout import TRANSACTION_MASK
-from cometmq.protocol.record.many import Run
+from cometmq.protocol.record.many import RecordGroup
 from cometmq.protocol.record.one import Facts
 from cometmq.store.base.config import StoreConfig
 from cometmq.store.base.refusal import QueueRefused
@@ -24,18 +24,24 @@ from cometmq.store.inspect.findings import NOTHING, WARNING, Findings
 from cometmq.store.inspect.queue_check import Evidence
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import QueueOrder
-from cometmq.store.writing.record_dispatch import WAITING_TOPICS, tags_code_of
+from cometmq.store.writing.record_dispatch import set_delivery_times
 
 UNITS = np.dtype([("queue", "i4"), ("size", "i4"), ("position", "i8"), ("tags", "i8"), ("offset", "i8")])
-"""A unit before its queue is made. queue: a number in `Asked.queues`."""
+"""A unit before its queue exists. `queue` is a number in `DerivedData.queues`."""
 KEYS = np.dtype([("hash", "i8"), ("position", "i8"), ("ms", "i8")])
 
 Array = NDArray[np.void]
 
 
-class Asked:
-    """The units and keys that records ask for, in the order of the log. queues: (topic, id) by number;
-    indexed: how many records have gone to the index, also without keys."""
+class DerivedData:
+    """The units and keys of records, in the order of the log.
+
+    Attributes:
+        queues: Topic and queue id by number.
+        records: The number of records.
+        hidden: The number of records of deleted topics.
+        indexed: The number of records passed to the index, including those without keys.
+    """
 
     def __init__(self, config: StoreConfig, evidence: Evidence, deleted: DeletedTopics) -> None:
         self.queues: list[tuple[str, int]] = []
@@ -49,77 +55,74 @@ class Asked:
         self._units: list[Array] = []
         self._keys: list[Array] = []
 
-    def add(self, run: Run) -> None:
-        """Take the next records."""
-        self.records += len(run.properties)
-        served = ~np.isin(run.position, self._superseded)
+    def add(self, group: RecordGroup) -> None:
+        """Add the next records."""
+        self.records += len(group.properties)
+        served = ~np.isin(group.position, self._superseded)
         if self._deleted:
-            hidden = self._deleted.hidden(run)
+            hidden = self._deleted.hidden(group)
             self.hidden += int(hidden.sum())
             rows = np.flatnonzero(~hidden)
             if not len(rows):
                 return
-            run, served = Run.of(list(run.facts(rows))), served[rows]
-        if self._evidence.places:
-            moved = [position in self._evidence.places for position in run.position.tolist()]
+            group, served = RecordGroup.of(list(group.facts(rows))), served[rows]
+        if self._evidence.queue_offsets:
+            moved = [position in self._evidence.queue_offsets for position in group.position.tolist()]
             if any(moved):
-                run, served = Run.of(list(map(self._in_place, run.facts()))), served | moved
-        codes, keys = codes_and_keys(run.properties)
+                group, served = RecordGroup.of(list(map(self._in_place, group.facts()))), served | moved
+        codes, keys = codes_and_keys(group.properties)
         if self._indexes:
-            self._add_keys(run, keys)
-        self._add_units(run, codes, np.flatnonzero(served & run.queued))
+            self._add_keys(group, keys)
+        self._add_units(group, codes, np.flatnonzero(served & group.queued))
 
     @property
     def waiting(self) -> int:
-        """Units or keys that were not taken yet, whichever are more."""
+        """The number of units or keys, whichever is larger, since the last `take`."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
-        """The units and the keys since the last call, as UNITS and KEYS."""
+        """Return the units and the keys since the last call, as UNITS and KEYS."""
         units = np.concatenate([*self._units, np.empty(0, UNITS)])
         keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
         self._units, self._keys = [], []
         return units, keys
 
     def _in_place(self, facts: Facts) -> Facts:
-        place = self._evidence.places.get(facts.position)
+        place = self._evidence.queue_offsets.get(facts.position)
         if place is None:
             return facts
         topic, queue_id, offset = place
         flag = facts.sys_flag & ~TRANSACTION_MASK
         return facts._replace(topic=topic, queue_id=queue_id, queue_offset=offset, sys_flag=flag)
 
-    def _add_keys(self, run: Run, keys: list[bytes] | None) -> None:
-        self.indexed += len(run.properties)
-        given: list[Keys] = [None] * len(run.properties) if keys is None else [*keys]
-        for row in np.flatnonzero(run.rolled_back).tolist():
+    def _add_keys(self, group: RecordGroup, keys: list[bytes] | None) -> None:
+        self.indexed += len(group.properties)
+        given: list[Keys] = [None] * len(group.properties) if keys is None else [*keys]
+        for row in np.flatnonzero(group.rolled_back).tolist():
             given[row] = ()
-        prefixes = [key_prefix(name) for name in run.names]
-        numbers = [prefixes[number] for number in run.topic.tolist()]
-        columns = numbers, run.position.tolist(), run.store_ms.tolist(), run.properties, given
+        prefixes = [key_prefix(name) for name in group.names]
+        numbers = [prefixes[number] for number in group.topic.tolist()]
+        columns = numbers, group.position.tolist(), group.store_ms.tolist(), group.properties, given
         for hashes, positions, times in hashed_keys(*columns):
             made = np.empty(len(hashes), KEYS)
             made["hash"], made["position"], made["ms"] = hashes, positions, times
             self._keys.append(made)
 
-    def _add_units(self, run: Run, codes: list[int], rows: NDArray[np.int64]) -> None:
+    def _add_units(self, group: RecordGroup, codes: list[int], rows: NDArray[np.int64]) -> None:
         units = np.empty(len(rows), UNITS)
-        units["position"], units["size"] = run.position[rows], run.size[rows]
-        units["offset"] = run.queue_offset[rows]
-        tags = np.array(codes, np.int64)
-        for topic in WAITING_TOPICS.intersection(run.names):
-            waiting = np.flatnonzero(run.topic == run.names.index(topic))
-            tags[waiting] = [tags_code_of(each, self._delays) for each in run.facts(waiting)]
-        units["tags"] = tags[rows]
+        units["position"], units["size"] = group.position[rows], group.size[rows]
+        units["offset"] = group.queue_offset[rows]
+        units["tags"] = np.array(codes, np.int64)[rows]
+        set_delivery_times(units["tags"], group, rows, self._delays)
         if self._evidence.tags:
             known = self._evidence.tags
             pairs = zip(units["position"].tolist(), units["tags"].tolist(), strict=True)
             units["tags"] = [known.get(position, code) for position, code in pairs]
-        queue = run.topic[rows] << 32 | run.queue_id[rows] & 0xFFFFFFFF
+        queue = group.topic[rows] << 32 | group.queue_id[rows] & 0xFFFFFFFF
         _, firsts, which = np.unique(queue, return_index=True, return_inverse=True)
         found = rows[firsts]
-        topics = [run.names[number] for number in run.topic[found].tolist()]
-        numbers = list(map(self._number, topics, run.queue_id[found].tolist()))
+        topics = [group.names[number] for number in group.topic[found].tolist()]
+        numbers = list(map(self._number, topics, group.queue_id[found].tolist()))
         units["queue"] = np.array(numbers, np.int32)[which]
         self._units.append(units)
 
@@ -130,8 +133,11 @@ class Asked:
         return number
 
 
-class QueueMaker:
-    """Queues in the making. former_ends: of QueueOrder; findings: takes what is not served."""
+class QueueBuilder:
+    """Builds queues from units.
+
+    `former_ends` is that of QueueOrder; `findings` receives what is not served.
+    """
 
     def __init__(
         self, queues: QueueTable, former_ends: Mapping[str, Mapping[int, int]], findings: Findings, root: str
@@ -141,23 +147,28 @@ class QueueMaker:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # of records that may wait, by log position
+        self._codes: dict[int, int] = {}  # tags codes of records that may wait, by log position
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """The queue of these records; None if there can be none."""
+        """Return the queue of records with this topic and queue id; None if there can be none."""
         try:
             return self._queues.of_record(topic, queue_id)
         except QueueRefused:
             return None
 
     def add(self, units: Array, numbered: list[tuple[str, int]], table: list[ConsumeQueue | None]) -> None:
-        """Add the next units. numbered: topics and ids by the numbers in them; table: their queues."""
+        """Add the next units.
+
+        Args:
+            numbered: Topic and queue id by the number in a unit.
+            table: The queue by the number in a unit.
+        """
         waiting = self.order.waiting
         columns = [units[name].tolist() for name in ("queue", "position", "size", "tags", "offset")]
         for number, position, size, code, offset in zip(*columns, strict=True):
             queue = table[number]
             if queue is None:
-                what = "a topic that can name no directory, or a queue that can be none"
+                what = "an invalid topic or queue id"
                 topic, queue_id = numbered[number]
                 self._leave_out(position, topic, queue_id, what)
             elif offset == queue.max_offset and queue not in waiting:
@@ -171,7 +182,10 @@ class QueueMaker:
         self._queues.write_dirty()
 
     def finish(self, log_min: int) -> int:
-        """After the last unit: write what waits; how many units readers find behind `log_min`."""
+        """Write waiting units after the last one.
+
+        Return the number of units that readers find from `log_min` on.
+        """
         self.order.finish()
         self._queues.write_dirty()
         for queue in self._queues:
@@ -198,6 +212,6 @@ class QueueMaker:
 
 
 def add_keys(index: IndexService, keys: Array) -> None:
-    """Put keys into the index and write them. Raises OSError."""
+    """Add keys to the index and write them. Raises OSError."""
     index.add_hashed(keys["hash"].copy(), keys["position"].copy(), keys["ms"].copy())
     index.write()

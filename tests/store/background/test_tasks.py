@@ -1,4 +1,4 @@
-"""Passes of the background: each kind at most once at a time (store/background/passes.py)."""
+"""BackgroundTasks of the background: each kind at most once at a time (store/background/tasks.py)."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
-from cometmq.store.background.passes import Passes
+from cometmq.store.background.tasks import BackgroundTasks
 
 
 class Work:
-    """Passes that are under way until `gate` opens."""
+    """BackgroundTasks that are under way until `gate` opens."""
 
     def __init__(self) -> None:
         self.begun = self.ended = 0
@@ -24,35 +24,35 @@ class Work:
 
 
 @pytest.fixture
-async def passes() -> Passes:
-    made = Passes()
+async def tasks() -> BackgroundTasks:
+    made = BackgroundTasks()
     made.attach(asyncio.get_running_loop())
     return made
 
 
-async def test_a_pass_does_not_begin_while_one_of_its_name_is_at_work(passes: Passes) -> None:
+async def test_a_pass_does_not_begin_while_one_of_its_name_is_at_work(tasks: BackgroundTasks) -> None:
     work, other = Work(), Work()
     for _ in range(3):
-        passes.begin("work", work)
-        passes.begin("other", other)
+        tasks.begin("work", work)
+        tasks.begin("other", other)
         await asyncio.sleep(0)
 
     assert (work.begun, other.begun) == (1, 1)
 
     work.gate.set()
-    await passes.idle("work")
-    passes.begin("work", work)
-    await passes.idle("work")
+    await tasks.idle("work")
+    tasks.begin("work", work)
+    await tasks.idle("work")
 
     assert (work.begun, other.ended) == (2, 0)
-    passes.cancel()
+    tasks.cancel()
 
 
-async def test_a_pass_begun_anew_follows_the_one_at_work(passes: Passes) -> None:
+async def test_a_pass_begun_anew_follows_the_one_at_work(tasks: BackgroundTasks) -> None:
     work = Work()
-    passes.begin("work", work)
+    tasks.begin("work", work)
     await asyncio.sleep(0)
-    anew = asyncio.create_task(passes.begin_anew("work", work))
+    anew = asyncio.create_task(tasks.run_again("work", work))
     await asyncio.sleep(0)
 
     assert work.begun == 1
@@ -64,20 +64,20 @@ async def test_a_pass_begun_anew_follows_the_one_at_work(passes: Passes) -> None
 
 
 async def test_a_failure_is_logged_and_the_next_pass_begins(
-    passes: Passes, caplog: pytest.LogCaptureFixture
+    tasks: BackgroundTasks, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def fail() -> None:
         raise ValueError("bad luck")
 
     with caplog.at_level(logging.ERROR, "cometmq"):
-        await passes.begin_anew("sweeping", fail)
-        await passes.begin_anew("sweeping", fail)
+        await tasks.run_again("sweeping", fail)
+        await tasks.run_again("sweeping", fail)
 
     assert caplog.text.count("sweeping failed, trying again") == 2
 
 
 async def test_a_full_disk_is_one_line_until_a_pass_succeeds(
-    passes: Passes, caplog: pytest.LogCaptureFixture
+    tasks: BackgroundTasks, caplog: pytest.LogCaptureFixture
 ) -> None:
     problems: list[OSError | None] = [OSError(28, "no space")] * 5
 
@@ -87,7 +87,7 @@ async def test_a_full_disk_is_one_line_until_a_pass_succeeds(
 
     async def save_all() -> None:
         while problems:
-            await passes.begin_anew("saving", save)
+            await tasks.run_again("saving", save)
 
     await save_all()
     assert caplog.text.count("saving failed, trying again: [Errno 28] no space") == 1
@@ -99,25 +99,25 @@ async def test_a_full_disk_is_one_line_until_a_pass_succeeds(
 
 @pytest.mark.parametrize(("cancel", "ended"), [(False, 1), (True, 0)])
 async def test_stop_waits_for_passes_at_work_and_cancel_does_not(
-    passes: Passes, cancel: bool, ended: int
+    tasks: BackgroundTasks, cancel: bool, ended: int
 ) -> None:
     work = Work()
-    passes.begin("work", work)
+    tasks.begin("work", work)
     await asyncio.sleep(0)
     if cancel:
-        passes.cancel()
+        tasks.cancel()
     asyncio.get_running_loop().call_soon(work.gate.set)
-    await passes.stop()
-    passes.begin("work", work)
+    await tasks.stop()
+    tasks.begin("work", work)
     await asyncio.sleep(0)
 
     assert (work.begun, work.ended) == (1, ended)
-    assert not passes.attached
+    assert not tasks.attached
 
 
 async def test_without_a_loop_no_pass_begins() -> None:
-    passes, work = Passes(), Work()
-    passes.begin("work", work)
-    await passes.begin_anew("work", work)
+    tasks, work = BackgroundTasks(), Work()
+    tasks.begin("work", work)
+    await tasks.run_again("work", work)
 
     assert work.begun == 0

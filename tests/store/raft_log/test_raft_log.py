@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from tests.store.kit import committed, delete_topic, numbered, put, put_batch
-from tests.store.ledger.members import add, again, agree, elect, hand_over, leader, ledger, member, seen
+from tests.store.raft_log.members import add, again, agree, elect, hand_over, leader, member, raft_log, seen
 
 from cometmq.errors import StoreError
 from cometmq.protocol.batch import encode_batch
 from cometmq.store import MessageStore
-from cometmq.store.ledger.ledger import RaftLogMismatch
-from cometmq.store.ledger.member_files import read_mark
+from cometmq.store.raft_log.member_files import read_checkpoint
+from cometmq.store.raft_log.raft_log import RaftLogMismatch
 from cometmq.store.writing import queue_order
 
 
@@ -56,7 +56,7 @@ def test_each_record_is_an_entry(tmp_path: Path) -> None:
     found = heads(store)
     assert [(index, term) for _, _, index, term, _, _ in found] == [(0, 3), (1, 3), (2, 3), (3, 3), (4, 3)]
     assert all(size == length + 48 for _, size, _, _, _, length in found)
-    assert [ledger(store).place_of(each[2]) for each in found] == [
+    assert [raft_log(store).location_of(each[2]) for each in found] == [
         (position, size, term) for _, size, _, term, position, _ in found
     ]
 
@@ -71,7 +71,7 @@ def test_readers_see_what_is_committed_and_nothing_else(tmp_path: Path) -> None:
     store.dispatcher.on_visible = lambda count, _arrivals: told.append(count)
     for index in range(1, 8):
         assert seen(store) == numbered(index - 1)
-        ledger(store).commit_to(index)
+        raft_log(store).commit_to(index)
     assert seen(store) == numbered(7)
     assert sum(told) == 7
 
@@ -104,8 +104,8 @@ def test_a_follower_becomes_leader_and_its_queues_go_on(tmp_path: Path) -> None:
     add(two, b"5")
     agree(two)
     assert seen(two) == numbered(6)
-    assert ledger(two).term_of(5) == 1
-    assert ledger(two).term_of(ledger(two).last) == 2
+    assert raft_log(two).term_of(5) == 1
+    assert raft_log(two).term_of(raft_log(two).last) == 2
 
 
 @pytest.mark.parametrize("clean", [True, False])
@@ -113,10 +113,10 @@ def test_after_a_restart_the_rest_is_still_to_be_committed(tmp_path: Path, clean
     store = leader(tmp_path)
     add(store, *numbered(4))
     agree(store)
-    ledger(store).save()
+    raft_log(store).save()
     add(store, b"4", b"5")
     store = again(store, clean=clean)
-    log = ledger(store)
+    log = raft_log(store)
     assert (log.first, log.last, log.committed) == (0, 6, 4)
     assert seen(store) == numbered(4)
     log.commit_to(5)
@@ -131,11 +131,11 @@ def test_after_a_restart_the_rest_is_still_to_be_committed(tmp_path: Path, clean
 
 def test_a_leader_must_have_all_committed_before_it_takes_messages(tmp_path: Path) -> None:
     store = member(tmp_path)
-    log = ledger(store)
+    log = raft_log(store)
     log.lead(1)
     log.append_own(b"{}")
     committed(store.commit())
-    with pytest.raises(StoreError, match="not all committed"):
+    with pytest.raises(StoreError, match="are committed up to -1 only"):
         log.take_messages()
     put_result = store.appender
     assert put_result.shut
@@ -150,7 +150,7 @@ def test_a_leader_must_have_all_committed_before_it_takes_messages(tmp_path: Pat
 
 
 def entry_bytes(store: MessageStore, first: int, stop: int) -> bytes:
-    log = ledger(store)
+    log = raft_log(store)
     return bytes(log.read(log.range(first, stop, 1 << 20)))
 
 
@@ -173,10 +173,10 @@ def test_entries_that_are_damaged_are_refused(tmp_path: Path, change, problem: s
     add(one, *(bytes([65 + number]) * 100 for number in range(3)))
     data = entry_bytes(one, 0, 4)
     with pytest.raises(RaftLogMismatch, match=problem):
-        ledger(two).append(change(data))
-    assert ledger(two).append(data) == 3
+        raft_log(two).append(change(data))
+    assert raft_log(two).append(data) == 3
     committed(two.commit())
-    assert ledger(two).last == 3
+    assert raft_log(two).last == 3
 
 
 def test_entries_must_go_on_from_the_log(tmp_path: Path) -> None:
@@ -185,12 +185,12 @@ def test_entries_must_go_on_from_the_log(tmp_path: Path) -> None:
     hand_over(one, two, stop=3)
     for first in (0, 2, 4):
         with pytest.raises(RaftLogMismatch) as caught:
-            ledger(two).append(entry_bytes(one, first, 6))
+            raft_log(two).append(entry_bytes(one, first, 6))
         assert (caught.value.expected, caught.value.got) == (3, first)
     other = leader(tmp_path / "3", 1)
     add(other, *numbered(5))
     with pytest.raises(RaftLogMismatch, match="term"):
-        ledger(two).append(entry_bytes(other, 3, 5))
+        raft_log(two).append(entry_bytes(other, 3, 5))
 
 
 def test_a_term_never_changes_within_a_range(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_term_never_changes_within_a_range(tmp_path: Path) -> None:
     add(store, *numbered(3))
     agree(store)
     elect(store, 2)
-    log = ledger(store)
+    log = raft_log(store)
     assert log.fit(0, log.last + 1) == 4
     assert log.range(0, 5, 100).stop == 1
     with pytest.raises(StoreError, match="entry 5 is not there"):
@@ -211,16 +211,16 @@ def test_an_empty_member_begins_where_its_leader_does(tmp_path: Path) -> None:
         add(one, b"%d:" % number + bytes(2000))
     agree(one)
     one.log.forget_first()
-    first = ledger(one).first
+    first = raft_log(one).first
     assert first > 20
-    ledger(two).append(entry_bytes(one, first, first + 3))
+    raft_log(two).append(entry_bytes(one, first, first + 3))
     committed(two.commit())
-    assert (ledger(two).first, ledger(two).last) == (first, first + 2)
+    assert (raft_log(two).first, raft_log(two).last) == (first, first + 2)
     hand_over(one, two)
     agree(two)
     assert seen(two)[-1] == seen(one)[-1]
     two = again(two)
-    assert (ledger(two).first, ledger(two).last) == (first, 100)
+    assert (raft_log(two).first, raft_log(two).last) == (first, 100)
 
 
 # -- truncation ------------------------------------------------------------------------------------
@@ -233,10 +233,10 @@ def test_a_cut_log_goes_on_from_there(tmp_path: Path, index: int, clean: bool) -
     for number in range(100):
         add(one, b"%d:" % number + bytes(2000))
     hand_over(one, two)
-    ledger(two).commit_to(3)
-    ledger(two).cut(index)
+    raft_log(two).commit_to(3)
+    raft_log(two).cut(index)
     two = again(two, clean=clean) if index % 2 else two
-    log = ledger(two)
+    log = raft_log(two)
     assert log.last == index - 1
     three = leader(tmp_path / "3", 1)
     hand_over(one, three, stop=index)
@@ -248,7 +248,7 @@ def test_a_cut_log_goes_on_from_there(tmp_path: Path, index: int, clean: bool) -
     agree(three)
     agree(two)
     assert data_files(two) == data_files(three)
-    ledger(two).save()
+    raft_log(two).save()
     two = again(two, clean=clean)
     assert seen(two)[: index - 1] == [b"%d:" % number + bytes(2000) for number in range(index - 1)]
     assert seen(two) == seen(three)
@@ -260,8 +260,8 @@ def test_what_a_topic_gets_in_the_place_of_a_cut_is_not_of_the_deleted_one(tmp_p
     agree(store)
     add(store, *numbered(20))
     delete_topic(store, "T")
-    ledger(store).follow()
-    ledger(store).cut(2)
+    raft_log(store).follow()
+    raft_log(store).cut(2)
     elect(store, 2)
     add(store, b"new")
     agree(store)
@@ -274,12 +274,12 @@ def test_what_a_topic_gets_in_the_place_of_a_cut_is_not_of_the_deleted_one(tmp_p
 def test_what_is_committed_is_never_cut(tmp_path: Path) -> None:
     store = leader(tmp_path)
     add(store, *numbered(5))
-    ledger(store).commit_to(3)
+    raft_log(store).commit_to(3)
     for index in (0, 3):
         with pytest.raises(StoreError, match="entry 3 is committed"):
-            ledger(store).cut(index)
-    ledger(store).cut(4)
-    assert ledger(store).last == 3
+            raft_log(store).cut(index)
+    raft_log(store).cut(4)
+    assert raft_log(store).last == 3
     assert seen(store) == numbered(3)
 
 
@@ -288,15 +288,15 @@ async def test_a_cut_waits_for_the_sync_under_way(tmp_path: Path) -> None:
     store.start()
     elect(store, 1)
     synced: list[int] = []
-    ledger(store).on_synced = synced.append
+    raft_log(store).on_synced = synced.append
     add(store, *numbered(50))
-    await ledger(store).truncate(20)
-    assert ledger(store).last == 19
+    await raft_log(store).truncate(20)
+    assert raft_log(store).last == 19
     assert store.flusher.flushed <= store.log.end
     assert max(synced, default=0) <= 50
     add(store, b"more")
-    await ledger(store).truncate(21)
-    assert ledger(store).persisted == 20
+    await raft_log(store).truncate(21)
+    assert raft_log(store).persisted == 20
     await store.stop()
 
 
@@ -306,8 +306,8 @@ async def test_how_far_the_log_is_gets_noted_in_the_background(tmp_path: Path) -
     elect(store, 1)
     add(store, *numbered(5))
     store.flusher.request()
-    await ledger(store).save_in_thread(store.off_loop)
-    assert read_mark(store.disk, store.config.ledger_dir).end == 5
+    await raft_log(store).save_in_thread(store.executor)
+    assert read_checkpoint(store.disk, store.config.raft_log_dir).end == 5
     await store.stop()
 
 
@@ -317,11 +317,11 @@ async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
     add(store, b"one", b"two")
     agree(store)
     store.flusher.flush_now()
-    await ledger(store).reset(5_000)
-    assert (ledger(store).first, ledger(store).last) == (5_000, 4_999)
-    ledger(store).save()
+    await raft_log(store).reset(5_000)
+    assert (raft_log(store).first, raft_log(store).last) == (5_000, 4_999)
+    raft_log(store).save()
     store = again(store, clean=False)
-    assert ledger(store).last == ledger(store).first - 1
+    assert raft_log(store).last == raft_log(store).first - 1
     store.close()
 
 
@@ -332,13 +332,13 @@ async def test_a_log_that_begins_anew_may_be_far_behind(tmp_path, monkeypatch):
     add(source, *(b"%d" % number + bytes(3000) for number in range(60)))
     agree(source)
     hand_over(source, target, stop=5)
-    ledger(target).commit_to(4)
+    raft_log(target).commit_to(4)
     target.queues.write_dirty()
-    places = ledger(source).place_of
+    places = raft_log(source).location_of
     first = next(index for index in range(60) if places(index).position >= source.log.segment_size)
-    await ledger(target).reset(first)
+    await raft_log(target).reset(first)
     hand_over(source, target)
-    ledger(target).commit_to(ledger(source).last)
+    raft_log(target).commit_to(raft_log(source).last)
     assert seen(target) == seen(source)[first - 1 :]
     target = again(target)
     assert seen(target) == seen(source)[first - 1 :]
