@@ -13,8 +13,6 @@ from collections.abc import Iterator
 import pytest
 from tests.test_architecture import PACKAGE, name_of, parse, sources
 
-from cometmq.protocol.codes import RequestCode
-
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 # What these packages list in __all__ is for users, with all its methods.
@@ -36,8 +34,6 @@ FROM_OUTSIDE = {
 }
 # The reverse of reading a record, which tests need; the store packs many at a time.
 FOR_TESTS = {"encode_record"}
-# A handler is found by the name of its request.
-HANDLERS = {code.name.lower() for code in RequestCode}
 # Bases that call nothing of their classes by name.
 PLAIN_BASES = {"abc", "dataclasses", "enum", "msgspec", "typing"}
 
@@ -127,7 +123,7 @@ def unused(modules: dict[str, ast.Module], kept: set[str]) -> list[str]:
 @pytest.mark.slow("reads the whole source")
 def test_nothing_is_there_for_nobody() -> None:
     modules = {name_of(path): parse(path) for path in sources()}
-    found = unused(modules, for_users() | FROM_OUTSIDE | HANDLERS | FOR_TESTS)
+    found = unused(modules, for_users() | FROM_OUTSIDE | FOR_TESTS)
     found = [place for place in found if not place.startswith(LEFT_OUT)]
 
     assert not found, "\n".join(found)

@@ -183,3 +183,19 @@ async def test_levels_change_while_servers_run_and_no_body_or_secret_is_logged(
     assert any("logLevel" in line for line in caplog.text.splitlines())
     assert body not in caplog.text
     assert secret not in caplog.text
+
+
+def test_a_limited_log_has_some_lines_per_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [5.0]
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    limit = logs.LogLimiter(2, 10.0)
+
+    assert [limit.allows() for _ in range(3)] == [True, True, False]
+    now[0] = 14.9
+    assert not limit.allows()
+    now[0] = 15.0
+    assert limit.allows()
+    limit.allows()
+    assert not limit.allows()
+    limit.reset()
+    assert limit.allows()

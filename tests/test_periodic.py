@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import sys
@@ -13,7 +14,7 @@ import pytest
 from tests.kit.waiting import until
 
 from cometmq.clock import boottime
-from cometmq.periodic import Periodic
+from cometmq.periodic import Backoff, Periodic, Running, Tasks
 
 SHORT_S = 0.005
 
@@ -197,3 +198,49 @@ def test_it_counts_sleep_on_each_platform(
     monkeypatch.setattr(time, "clock_gettime", clocks.__getitem__)
     monkeypatch.setattr(time, "monotonic", lambda: MONOTONIC)
     assert boottime() == reads
+
+
+def test_delays_double_up_to_the_maximum_and_begin_again_after_a_success() -> None:
+    backoff = Backoff(0.5, 3.0)
+
+    assert [backoff.next_s() for _ in range(5)] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert backoff.failures == 5
+    backoff.reset()
+    assert backoff.next_s() == 0.5
+
+
+def test_a_delay_has_its_maximum_after_any_number_of_failures() -> None:
+    backoff = Backoff(0.1, 10.0)
+    backoff.failures = 1_000_000
+
+    assert backoff.next_s() == 10.0
+
+
+async def test_tasks_are_kept_until_they_end() -> None:
+    tasks, gate = Tasks(), asyncio.Event()
+    tasks.start(gate.wait(), name="waits")
+    tasks.start(asyncio.sleep(3600))
+    (failing,) = Tasks([tasks.start(asyncio.wait_for(asyncio.Event().wait(), 0))])
+    await asyncio.wait([failing])
+
+    assert sorted(task.get_name() == "waits" for task in tasks) == [False, True]
+    await tasks.finish(cancel=True)
+    assert not tasks
+
+
+async def test_an_object_runs_while_its_block_does() -> None:
+    calls: list[str] = []
+
+    class Service(Running):
+        async def start(self) -> None:
+            calls.append("start")
+
+        async def stop(self) -> None:
+            calls.append("stop")
+
+    with contextlib.suppress(KeyError):
+        async with Service() as service:
+            assert isinstance(service, Service)
+            calls.append("runs")
+            raise KeyError
+    assert calls == ["start", "runs", "stop"]

@@ -24,10 +24,10 @@ broker/test_checks.py: broker/transactions/service
 broker/test_client_requests.py: broker/groups/notices broker/tables/subscription_groups
 broker/test_config.py: broker/base/inert
 broker/test_consumers.py: broker/admin/clients
-broker/test_decision.py: broker/access/explain broker/access/rights
+broker/test_decision.py: broker/access/rights
 broker/test_disagreements.py: broker/groups/subscriptions
-broker/test_ending.py: broker/send/half broker/transactions/records
-broker/test_ha_master.py: broker/replication/ha_frames broker/replication/replica_waits
+broker/test_ending.py: broker/transactions/records
+broker/test_ha_master.py: broker/replication/ha_frames
 broker/test_offset_requests.py: broker/base/compat
 broker/test_parts.py: broker/server
 broker/test_progress.py: broker/base/times
@@ -36,13 +36,11 @@ broker/test_purge.py: broker/base/attributes
 broker/test_raft_tables.py: broker/tables/versions
 broker/test_register.py: broker/base/address
 broker/test_relay.py: broker/send/relay
-broker/test_replication.py: broker/replication/commit_waits broker/replication/context
-    broker/replication/ha_client broker/replication/ha_server broker/replication/raft_entries
-    broker/replication/raft_wire broker/replication/rates broker/replication/warning_limiter
+broker/test_replication.py: broker/replication/commit_waits broker/replication/ha_client
+    broker/replication/ha_server broker/replication/raft_wire
 broker/test_roles.py: broker/pull/offset_moved
 broker/test_schedule.py: broker/tables/delay_offsets broker/timers/delivered
-broker/test_send.py: broker/base/members broker/base/replies broker/base/span_counts broker/base/writer
-    broker/tables/topics
+broker/test_send.py: broker/base/members broker/base/replies broker/base/writer broker/tables/topics
 broker/test_settings_requests.py: remoting/addresses
 broker/test_standalone.py: broker/leader_services broker/process standalone
 broker/test_timers.py: broker/send/timed broker/tables/timer_state broker/timers/following
@@ -61,14 +59,14 @@ client/test_agreement.py: client/group/subscription
 client/test_blocking.py: client/loop_thread
 client/test_identity.py: client/cluster/options
 client/test_odd_answers.py: client/cluster/broker_api protocol/addresses
-client/test_producer.py: client/cluster/client client/cluster/instance client/cluster/requests
-    client/cluster/stacks client/producer/options client/producer/outgoing client/producer/request_reply
-client/test_pull.py: client/consumer/reading_ahead
-client/test_push.py: client/cluster/server_requests client/consumer/acknowledging client/consumer/delivery
-    client/consumer/polling client/consumer/push_session client/consumer/queue_puller
-    client/consumer/rebalance client/consumer/retry_topic client/consumer/single_pulls client/group/group
-    client/group/options
-client/test_retry.py: client/producer/latency client/producer/selectors
+client/test_producer.py: client/cluster/instance client/cluster/requests client/producer/options
+    client/producer/outgoing client/producer/request_reply
+client/test_pull.py: client/pull/reading_ahead
+client/test_push.py: client/cluster/server_requests client/consumer/concurrent client/consumer/consume_mode
+    client/consumer/delivery client/consumer/push_session client/consumer/queue_puller
+    client/consumer/rebalance client/consumer/retry_topic client/group/group client/group/member
+    client/group/options client/pull/polling client/pull/single_pulls
+client/test_retry.py: client/producer/selectors
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
     console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
     console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services
@@ -81,7 +79,7 @@ console/test_topics.py: console/pages/reset console/pages/topic
 faults/test_power_loss.py: testing/history
 filtersrv/test_filters.py: filtersrv/worker
 metrics/test_port.py: metrics/exporter metrics/families metrics/settings
-namesrv/test_name_server.py: namesrv/kv namesrv/metrics namesrv/requests namesrv/server
+namesrv/test_name_server.py: namesrv/kv namesrv/requests namesrv/server
 pipeline/test_archive.py: pipeline/jobs/archive_query pipeline/jobs/archive_report pipeline/jobs/dlq_task
     pipeline/jobs/replay_groups pipeline/jobs/replay_task pipeline/session
 pipeline/test_archive_bodies.py: pipeline/table/body_schema
@@ -94,16 +92,16 @@ pipeline/test_task.py: pipeline/table/partition_writer
 pipeline/test_unwilling_brokers.py: pipeline/base/errors pipeline/base/offsets pipeline/base/wire
     pipeline/live/cluster pipeline/live/reading pipeline/sink/bad_rows
 protocol/test_arrow.py: protocol/properties/columns
-protocol/test_bodies.py: protocol/batch protocol/bodies_admin protocol/bodies_client protocol/bodies_route
+protocol/test_bodies.py: protocol/batch protocol/bodies/admin protocol/bodies/client protocol/bodies/route
     protocol/json_body
-protocol/test_frame.py: protocol/binary_header protocol/send_ext
-protocol/test_headers.py: protocol/codes protocol/ext protocol/headers_admin protocol/headers_client
-    protocol/headers_message protocol/headers_namesrv
+protocol/test_frame.py: protocol/binary_header
+protocol/test_headers.py: protocol/codes protocol/ext protocol/headers/admin protocol/headers/client
+    protocol/headers/message protocol/headers/namesrv
 protocol/test_one.py: protocol/checksum protocol/record/layout
 protocol/test_sql.py: protocol/sql/expressions protocol/sql/grammar protocol/sql/java_values
 protocol/test_values.py: protocol/properties/key_hashes
 raft/test_node.py: raft/following raft/leading raft/members raft/outbox
-remoting/test_bounds.py: remoting/limits remoting/partial
+remoting/test_bounds.py: remoting/limits
 remoting/test_server.py: remoting/connection remoting/dispatch remoting/housekeeping
 remoting/test_tls.py: remoting/opening
 store/test_apache_store.py: store/derived/index_file

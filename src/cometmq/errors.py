@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, dataclass_transform
 
+from cometmq.protocol.codes import response_name
 from cometmq.text import printable, seconds
 
 __all__ = [
@@ -239,9 +240,6 @@ class BrokerError(CometError):
 
     def __post_init__(self) -> None:
         if not self.name:
-            # codes.py imports this module, so it cannot be imported at the top.
-            from cometmq.protocol.codes import response_name
-
             self.name = response_name(self.code)
         super().__post_init__()
 

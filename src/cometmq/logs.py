@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import sys
 import threading
+import time
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +28,39 @@ _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 ARGUMENT_LIMIT = 512  # characters; enough for a server's remark
 MESSAGE_LIMIT = 8192  # characters of a record, including arguments
 TRACEBACK_LINES = 100
+
+
+class LogLimiter:
+    """A limit of log lines, so that peers cannot fill the disk.
+
+    Args:
+        most: The maximum number of lines per period.
+        period_s: The length of a period in seconds. It begins with a line.
+        log: Receives a line with the number of lines that the previous period omitted. None: no such line.
+    """
+
+    __slots__ = ("_asked", "_begun", "_log", "_most", "_period_s")
+
+    def __init__(self, most: int = 10, period_s: float = 1.0, log: logging.Logger | None = None) -> None:
+        self._most = most
+        self._period_s = period_s
+        self._log = log
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin a new period with the next line."""
+        self._begun = -math.inf
+        self._asked = 0
+
+    def allows(self) -> bool:
+        """Return whether another line may be written now."""
+        now = time.monotonic()
+        if now - self._begun >= self._period_s:
+            if self._log is not None and self._asked > self._most:
+                self._log.warning("%d similar lines omitted", self._asked - self._most)
+            self._begun, self._asked = now, 0
+        self._asked += 1
+        return self._asked <= self._most
 
 
 class _Harmless(logging.Filter):

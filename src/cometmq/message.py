@@ -9,7 +9,7 @@ from enum import Enum
 import msgspec
 
 from cometmq.errors import MessageIllegal, shown
-from cometmq.protocol.codes import check_topic_name
+from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.ids import offset_id_of
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import is_reserved
@@ -462,3 +462,28 @@ class PullResult(msgspec.Struct, frozen=True):
     suggest_which_broker_id: int = 0
     damaged: list[int] = []
     oversized: list[int] = []
+
+
+def check_topic_name(topic: str) -> None:
+    """Raise MessageIllegal for a topic name that clients may not use."""
+    _check_name(topic, "topic", MAX_TOPIC_LENGTH)
+
+
+def check_group_name(group: str) -> None:
+    """Raise MessageIllegal for a group name that clients may not use."""
+    _check_name(group, "group", MAX_GROUP_LENGTH)
+
+
+def _check_name(name: str, kind: str, longest: int) -> None:
+    if not isinstance(name, str):
+        raise MessageIllegal(f"the {kind} name is a str, not {type(name).__name__}", field=kind)
+    if not name or name.isspace():
+        raise MessageIllegal(f"the {kind} name is blank", name, kind)
+    if len(name) > longest:
+        raise MessageIllegal(
+            f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind
+        )
+    if not is_legal_name(name, longest):
+        raise MessageIllegal(
+            f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind
+        )

@@ -1,14 +1,17 @@
-"""Repeated background work."""
+"""Work of an owner on an event loop: periodic jobs, background tasks, and delays between attempts."""
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any, Self, TypeVar
 
 from cometmq import logs
 
 log = logs.logger(__name__)
+
+T = TypeVar("T")
 
 FAILURE_INTERVAL_S = 60.0
 """Minimum interval, in seconds, between two log lines about the OSErrors of one job."""
@@ -22,21 +25,80 @@ class FailureLog:
     """
 
     def __init__(self) -> None:
-        self._logged_at: dict[str, float] = {}
+        self._limits: dict[str, logs.LogLimiter] = {}
 
     def succeeded(self, name: str) -> None:
         """Log the next failure of this job in any case."""
-        self._logged_at.pop(name, None)
+        self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
         """Log a failure. `when`: when the job is tried again."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
-        now = time.monotonic()
-        if now - self._logged_at.get(name, -FAILURE_INTERVAL_S) >= FAILURE_INTERVAL_S:
-            self._logged_at[name] = now
+        if self._limits.setdefault(name, logs.LogLimiter(1, FAILURE_INTERVAL_S)).allows():
             log.error("%s failed, trying again%s: %s", name, when, error)
+
+
+class Running:
+    """The base class of objects with `start()` and `stop()`, for use with `async with`."""
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.stop()
+
+    async def start(self) -> Any:
+        raise NotImplementedError
+
+    async def stop(self) -> None:
+        raise NotImplementedError
+
+
+class Backoff:
+    """Growing delays between attempts: `first_s` seconds, doubled with each failure up to `max_s`.
+
+    Attributes:
+        failures: The number of consecutive failures.
+    """
+
+    __slots__ = ("_first_s", "_max_s", "failures")
+
+    def __init__(self, first_s: float, max_s: float) -> None:
+        self._first_s = first_s
+        self._max_s = max_s
+        self.failures = 0
+
+    def next_s(self) -> float:
+        """Count a failure and return the delay before the next attempt in seconds."""
+        self.failures += 1
+        return min(self._first_s * 2.0 ** min(self.failures - 1, 32), self._max_s)
+
+    def reset(self) -> None:
+        """Begin again with the first delay, after a success."""
+        self.failures = 0
+
+
+class Tasks(set[asyncio.Task[Any]]):
+    """The running background tasks of an owner. Each is removed when it ends."""
+
+    def start(self, work: Coroutine[Any, Any, T], *, name: str | None = None) -> asyncio.Task[T]:
+        """Run a coroutine as a task of the running loop."""
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.add(task)
+        task.add_done_callback(self.discard)
+        return task
+
+    async def finish(self, *, cancel: bool = False) -> None:
+        """Wait until all tasks have ended. Their exceptions are ignored. cancel: cancel them first."""
+        if cancel:
+            for task in self:
+                task.cancel()
+        await asyncio.gather(*self, return_exceptions=True)
 
 
 class Periodic:
@@ -117,9 +179,12 @@ class Periodic:
         if self._run is not None:
             self._run.cancel()
 
-    async def stop(self) -> None:
-        """Begin no further run, and wait for a run in progress."""
-        self._end()
+    async def stop(self, *, cancel: bool = False) -> None:
+        """Begin no further run, and wait for a run in progress. cancel: cancel that run first."""
+        if cancel:
+            self.cancel()
+        else:
+            self._end()
         if self._run is not None and self._run is not asyncio.current_task():
             await asyncio.wait([self._run])
 

@@ -15,8 +15,6 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Self
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
@@ -24,6 +22,7 @@ from cometmq.broker.server import Broker
 from cometmq.errors import CometError
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
+from cometmq.periodic import Running
 from cometmq.private import make_private_directory
 from cometmq.protocol.codes import DEFAULT_BROKER_PORT, DEFAULT_NAMESRV_PORT
 from cometmq.remoting import loop_in_thread
@@ -46,7 +45,7 @@ class StandaloneError(CometError):
     """A part of the cluster failed to start."""
 
 
-class Standalone:
+class Standalone(Running):
     """A name server and brokers. Use `async with`, `start` and `stop`, or `run_in_thread` in blocking code.
 
     Args:
@@ -173,15 +172,6 @@ class Standalone:
         namesrv, self._namesrv = self._namesrv, None
         if namesrv is not None:
             await namesrv.stop()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     @contextmanager
     def run_in_thread(self, timeout_s: float = 30.0) -> Iterator[Standalone]:

@@ -24,7 +24,7 @@ from cometmq.protocol.headers import (
     TopicRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 
 Q = {"topic": "Orders", "queue_id": 0}
 REQUESTS = {

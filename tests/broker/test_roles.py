@@ -286,4 +286,4 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     schedule.run(cursor)
     assert [m.body for m in records(await peer.pull(hold_ms=5000))] == [b"late"]
     await until(lambda: cursor.offset == 1)
-    assert cursor.refusals == 0
+    assert cursor.refusals.failures == 0

@@ -10,15 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cometmq.errors import HeaderError, MessageIllegal
+from cometmq.message import check_group_name, check_topic_name
 from cometmq.protocol import headers
-from cometmq.protocol.codes import (
-    LANGUAGES,
-    check_group_name,
-    check_topic_name,
-    language_name,
-    response_name,
-    version_name,
-)
+from cometmq.protocol.codes import LANGUAGES, language_name, response_name, version_name
 from cometmq.protocol.ext import Header, decode_ext, encode_ext, parse_value, plan_of
 from cometmq.protocol.headers import (
     PullMessageRequestHeader,

@@ -16,10 +16,10 @@ from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import CometError
 from cometmq.message import SendResult
-from cometmq.protocol.bodies_admin import RaftStatus
+from cometmq.protocol.bodies.admin import RaftStatus
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CreateTopicRequestHeader
+from cometmq.protocol.headers.admin import ChangeRaftGroupHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.raft import AnyMessage
 from cometmq.remoting import RemotingClient

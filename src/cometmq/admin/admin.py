@@ -35,10 +35,10 @@ from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import QueryCorrectionOffsetBody
-from cometmq.protocol.bodies_admin import HaRuntimeInfo, RaftStatus
+from cometmq.protocol.bodies.admin import HaRuntimeInfo, RaftStatus
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import QueryCorrectionOffsetRequestHeader
-from cometmq.protocol.headers_admin import RemoveBrokerHeader
+from cometmq.protocol.headers.admin import RemoveBrokerHeader
 
 __all__ = ["Admin", "TopicSettings"]
 

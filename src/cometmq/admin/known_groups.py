@@ -16,7 +16,7 @@ from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupTable
-from cometmq.protocol.bodies_admin import ConsumerOffsetTable
+from cometmq.protocol.bodies.admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
 MAX_CONCURRENT_BROKERS = 16

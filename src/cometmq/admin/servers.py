@@ -6,17 +6,17 @@ from collections.abc import Mapping
 
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan
-from cometmq.client.cluster.client import Client
+from cometmq.client.cluster.lookups import Client
 from cometmq.errors import BrokerError, CometError
 from cometmq.protocol.bodies import ClusterInfo
-from cometmq.protocol.bodies_admin import BrokerStatsData, BrokerStatsItem
+from cometmq.protocol.bodies.admin import BrokerStatsData, BrokerStatsItem
 from cometmq.protocol.codes import MASTER_ID, RequestCode
 from cometmq.protocol.headers import (
     AddWritePermOfBrokerResponseHeader,
     BrokerNameRequestHeader,
     WipeWritePermOfBrokerResponseHeader,
 )
-from cometmq.protocol.headers_admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
+from cometmq.protocol.headers.admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from cometmq.protocol.java_properties import format_properties, parse_properties
 
 FILES_TIMEOUT_S = 60.0  # a broker responds only after it has deleted the files

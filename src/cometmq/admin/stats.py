@@ -14,7 +14,7 @@ from cometmq.client.cluster.requests import pull_request
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig, TopicConfig, TopicConfigTable, TopicList
-from cometmq.protocol.bodies_admin import QueryConsumeQueueBody
+from cometmq.protocol.bodies.admin import QueryConsumeQueueBody
 from cometmq.protocol.codes import (
     CLIENT_INNER_PRODUCER_GROUP,
     DLQ_PREFIX,

@@ -21,7 +21,7 @@ from cometmq.protocol.bodies import (
     TopicRouteData,
     TopicStatsTable,
 )
-from cometmq.protocol.bodies_admin import PurgedQueue
+from cometmq.protocol.bodies.admin import PurgedQueue
 from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, ORDER_TOPIC_CONFIG, RETRY_PREFIX, Perm, RequestCode
 from cometmq.protocol.headers import TopicRequestHeader
 

@@ -25,7 +25,7 @@ from cometmq.broker.register import Registrar
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
 from cometmq.protocol.addresses import parse_address
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import RegisterFilterServerRequestHeader, RegisterFilterServerResponseHeader
 from cometmq.remoting import Connection
@@ -79,6 +79,7 @@ class FilterServers:
             _close(process)
         await asyncio.gather(*(asyncio.to_thread(_wait, process) for process in processes))
 
+    @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
         """Register the address at which consumers reach a filter server. It registers periodically."""
         header = frame.header(RegisterFilterServerRequestHeader)

@@ -39,7 +39,7 @@ from cometmq.broker.pull.pull import PullProcessor
 from cometmq.broker.pull.query import QueryProcessor
 from cometmq.broker.pull.slow_readers import CHECK_S, SlowReaders
 from cometmq.broker.register import Registrar
-from cometmq.broker.replication.context import ReplicationContext
+from cometmq.broker.replication.ha_client import ReplicationContext
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor

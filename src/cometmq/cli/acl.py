@@ -52,7 +52,7 @@ def explain(
     """
     import msgspec
 
-    from cometmq.broker.access.explain import explained
+    from cometmq.broker.access.decision import explained
     from cometmq.broker.access.files import AclFiles
 
     check_utf8(user, resource, host)

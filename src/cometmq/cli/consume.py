@@ -12,7 +12,8 @@ from cometmq import logs
 from cometmq.cli.options import HELP, check_utf8, listening_options, namesrv_option, stop_on_signals
 from cometmq.cli.outcome import MAX_ERROR_CHARS
 from cometmq.cli.printing import LinePrinter, as_line
-from cometmq.protocol.codes import RETRY_PREFIX, check_topic_name
+from cometmq.message import check_topic_name
+from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.text import printable
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from cometmq.cli.options import HELP, namesrv_option, with_admin
 from cometmq.text import printable, printable_json
 
 if TYPE_CHECKING:
-    from cometmq.protocol.bodies_admin import RaftStatus
+    from cometmq.protocol.bodies.admin import RaftStatus
 
 ACTIONS = {
     "transfer": ("transfer", "Make MEMBER the leader, once its log is complete."),

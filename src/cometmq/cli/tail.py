@@ -19,8 +19,9 @@ from cometmq.cli.options import (
 )
 from cometmq.cli.outcome import MAX_ERROR_CHARS
 from cometmq.cli.printing import LinePrinter, as_line
+from cometmq.message import check_topic_name
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP, check_topic_name
+from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.text import printable
 
 if TYPE_CHECKING:

@@ -31,9 +31,7 @@ from cometmq.client.consumer.listener import (
     OrderlyListener,
     OrderlyStatus,
 )
-from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
-from cometmq.client.consumer.schedule import PullTurn
 from cometmq.client.consumer.stream import MessageStream
 from cometmq.client.group.allocate import (
     AllocateAveragely,
@@ -60,12 +58,13 @@ from cometmq.client.idempotency.database import DatabaseMarks, SqliteMarks
 from cometmq.client.idempotency.idempotent import idempotent, unique_key
 from cometmq.client.idempotency.memory import MemoryMarks
 from cometmq.client.idempotency.redis_marks import RedisMarks
-from cometmq.client.producer.batches import split_batches
 from cometmq.client.producer.options import ProducerOptions
+from cometmq.client.producer.outgoing import split_batches
 from cometmq.client.producer.producer import Producer, select_by_random
 from cometmq.client.producer.request_reply import reply_to
 from cometmq.client.producer.selectors import QueueSelector, select_by_hash
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
+from cometmq.client.pull.pull import PullConsumer, PullTurn
 from cometmq.client.signals import stop_on_signal
 from cometmq.protocol.ids import IdError
 from cometmq.protocol.timers import BadHandle

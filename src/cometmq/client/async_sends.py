@@ -13,8 +13,6 @@ from cometmq import logs
 from cometmq.client.loop_thread import LoopThread
 from cometmq.errors import ClientStateError, TooManySends
 
-__all__ = ["AsyncSends"]
-
 log = logs.logger("cometmq.client.producer")
 
 R = TypeVar("R")

@@ -23,7 +23,6 @@ from cometmq.client.async_sends import AsyncSends
 from cometmq.client.cluster.life_cycle import not_running
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.listener import Listener, OrderlyListener
-from cometmq.client.consumer.pull import PullConsumer
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.stream import MessageStream
 from cometmq.client.group.health import ConsumerHealth
@@ -34,16 +33,9 @@ from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.producer import Producer
 from cometmq.client.producer.selectors import QueueSelector
 from cometmq.client.producer.transaction import TransactionListener, TransactionProducer
+from cometmq.client.pull.pull import PullConsumer
 from cometmq.errors import ClientStateError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult
-
-__all__ = [
-    "SyncMessageStream",
-    "SyncProducer",
-    "SyncPullConsumer",
-    "SyncPushConsumer",
-    "SyncTransactionProducer",
-]
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -14,9 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 from cometmq import logs
 from cometmq.client.cluster.workers import cancel_all
 from cometmq.errors import ClientStateError
+from cometmq.periodic import Tasks
 from cometmq.remoting.loop import new_event_loop
-
-__all__ = ["LoopThread"]
 
 log = logs.logger("cometmq.client")
 
@@ -102,7 +101,7 @@ class LoopThread:
         self._calls = threading.Lock()  # not for a forked child, in which it may be locked
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
-        self._abandoned: set[asyncio.Task[None]] = set()  # keeps references to the tasks
+        self._abandoned = Tasks()
         self.loop = new_event_loop()
         started = threading.Event()
         self.loop.call_soon(started.set)
@@ -154,14 +153,10 @@ class LoopThread:
             finally:
                 self.release()
 
-        def begin() -> None:
-            self._abandoned.add(task := self.loop.create_task(stop_and_release()))
-            task.add_done_callback(self._abandoned.discard)
-
         if self.pid != os.getpid() or self._ended:
             return False
         try:
-            self.loop.call_soon_threadsafe(begin)
+            self.loop.call_soon_threadsafe(lambda: self._abandoned.start(stop_and_release()))
         except RuntimeError:  # the loop was closed meanwhile
             return False
         return True

@@ -14,8 +14,6 @@ from cometmq import logs
 from cometmq.client.cluster.life_cycle import LifeCycle
 from cometmq.errors import ClientStateError
 
-__all__ = ["stop_on_signal"]
-
 log = logs.logger("cometmq.client")
 
 

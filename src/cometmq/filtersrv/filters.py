@@ -15,6 +15,7 @@ from cometmq import logs
 from cometmq.errors import CommandError
 from cometmq.filtersrv import worker
 from cometmq.filtersrv.confine import CannotConfine
+from cometmq.periodic import Backoff
 from cometmq.protocol.codes import ResponseCode
 from cometmq.text import printable, seconds
 
@@ -136,7 +137,7 @@ class Filter:
     _line: asyncio.Lock = field(default_factory=asyncio.Lock)
     _problem: str = ""
     _again_at: float = 0.0
-    _losses: int = 0  # since the last successful answer
+    _restarts: Backoff = field(default_factory=lambda: Backoff(_RESTART_DELAY_S, _AGAIN_MOST_S))
     _closed: bool = False
 
     async def load(self) -> None:
@@ -157,7 +158,7 @@ class Filter:
             if self.process is None:
                 await self._start()
             verdicts = await self._ask(records, count, BATCH_TIMEOUT_S)
-            self._losses = 0
+            self._restarts.reset()
             return verdicts
         finally:
             self._line.release()
@@ -219,9 +220,7 @@ class Filter:
     def _lost(self, problem: str) -> NoReturn:
         """Record that the process has ended. A later request starts another one."""
         self._problem = problem
-        pause_s = min(_RESTART_DELAY_S * 2 ** min(self._losses, 16), _AGAIN_MOST_S)
-        self._again_at = asyncio.get_running_loop().time() + pause_s
-        self._losses += 1
+        self._again_at = asyncio.get_running_loop().time() + self._restarts.next_s()
         log.warning("filter class %s: %s", self.name, problem)
         raise self._failed(problem)
 

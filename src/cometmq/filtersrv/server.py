@@ -24,6 +24,7 @@ from cometmq.protocol.codes import (
     RequestCode,
     ResponseCode,
     handlers_of,
+    handles,
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
@@ -114,6 +115,7 @@ class FilterServer:
 
     # -- classes
 
+    @handles(RequestCode.REGISTER_MESSAGE_FILTER_CLASS)
     async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
         """Load an uploaded class for a group and topic. Once loaded, it replaces the previous one."""
         header = frame.header(RegisterMessageFilterClassRequestHeader)
@@ -161,6 +163,7 @@ class FilterServer:
 
     # -- pulls
 
+    @handles(RequestCode.PULL_MESSAGE)
     async def pull_message(self, connection: Connection, frame: Frame) -> Frame:
         """Return the matching messages from an offset on."""
         header = frame.header(PullMessageRequestHeader)

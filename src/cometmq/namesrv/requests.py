@@ -29,8 +29,10 @@ from cometmq.protocol.codes import (
     ORDER_TOPIC_CONFIG,
     VERSION_4_9_4,
     VERSION_5_0_0,
+    RequestCode,
     ResponseCode,
     TopicSysFlag,
+    handles,
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
@@ -64,6 +66,7 @@ class RequestProcessor:
 
     # -- key-value configuration
 
+    @handles(RequestCode.PUT_KV_CONFIG)
     def put_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Set a value of a namespace."""
         asked = request.header(headers.PutKVConfigRequestHeader)
@@ -73,6 +76,7 @@ class RequestProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
+    @handles(RequestCode.GET_KV_CONFIG)
     def get_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Return a value of a namespace."""
         asked = request.header(headers.GetKVConfigRequestHeader)
@@ -82,12 +86,14 @@ class RequestProcessor:
             raise CommandError(ResponseCode.QUERY_NOT_FOUND, remark, {})
         return request.response(header=headers.GetKVConfigResponseHeader(value=value))
 
+    @handles(RequestCode.DELETE_KV_CONFIG)
     def delete_kv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Remove a value of a namespace."""
         asked = request.header(headers.GetKVConfigRequestHeader)
         self._kv.delete(asked.namespace, asked.key)
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
+    @handles(RequestCode.GET_KVLIST_BY_NAMESPACE)
     def get_kvlist_by_namespace(self, _connection: Connection, request: Frame) -> Answer:
         """Return all values of a namespace."""
         asked = request.header(headers.GetKVListByNamespaceRequestHeader)
@@ -108,6 +114,7 @@ class RequestProcessor:
 
     # -- brokers
 
+    @handles(RequestCode.REGISTER_BROKER)
     def register_broker(self, connection: Connection, request: Frame) -> Answer:
         """Register a broker with its addresses and topics."""
         asked = request.header(headers.RegisterBrokerRequestHeader)
@@ -138,12 +145,14 @@ class RequestProcessor:
         log.error("%s is too long for registrations: delete keys of it", ORDER_TOPIC_CONFIG)
         return None
 
+    @handles(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
         """Remove a broker that unregisters."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         self.tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
+    @handles(RequestCode.QUERY_DATA_VERSION)
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
         """Return whether a broker's topics differ from the registered ones."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
@@ -154,18 +163,21 @@ class RequestProcessor:
             body=b"" if held is None else held.encode(),
         )
 
+    @handles(RequestCode.BROKER_HEARTBEAT)
     def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
         """Record a broker's heartbeat. An unknown broker receives success, too, as in RocketMQ 5.x."""
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
         self.tables.heartbeat(self.now_ms(), asked.broker_addr)
         return request.response()
 
+    @handles(RequestCode.GET_BROKER_MEMBER_GROUP)
     def get_broker_member_group(self, _connection: Connection, request: Frame) -> Answer:
         """Return the processes that share a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
         group = self.tables.member_group(asked.cluster_name, asked.broker_name)
         return request.response(body=BrokerMemberGroup(group).encode())
 
+    @handles(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Remove the write permission from the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
@@ -173,6 +185,7 @@ class RequestProcessor:
         log.info("%s removed write permission of %s: %d topics", connection.peer, asked.broker_name, count)
         return request.response(header=headers.WipeWritePermOfBrokerResponseHeader(wipe_topic_count=count))
 
+    @handles(RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
         """Add read and write permission to the topics of a broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
@@ -182,6 +195,7 @@ class RequestProcessor:
 
     # -- routes and topics
 
+    @handles(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def get_routeinfo_by_topic(self, _connection: Connection, request: Frame) -> Answer:
         """Return the route of a topic."""
         asked = request.header(headers.GetRouteInfoRequestHeader)
@@ -197,10 +211,12 @@ class RequestProcessor:
                 broker.enable_acting_master = False
         return request.response(body=route.encode(standard=quoted))
 
+    @handles(RequestCode.GET_BROKER_CLUSTER_INFO)
     def get_broker_cluster_info(self, _connection: Connection, request: Frame) -> Answer:
         """Return all brokers and clusters."""
         return request.response(body=self.tables.cluster_info().encode())
 
+    @handles(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
         """Register the queues of one topic."""
         asked = request.header(headers.TopicRequestHeader)
@@ -216,37 +232,44 @@ class RequestProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "no more topics are kept")
         return request.response()
 
+    @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
         """Delete the route of a topic, in all clusters or in one."""
         asked = request.header(headers.TopicRequestHeader)
         self.tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
 
+    @handles(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
         """Return all topics."""
         if not self.config.now.enable_all_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
         return topic_list(request, self.tables.topics())
 
+    @handles(RequestCode.GET_TOPICS_BY_CLUSTER)
     def get_topics_by_cluster(self, _connection: Connection, request: Frame) -> Answer:
         """Return the topics of a cluster."""
         asked = request.header(headers.GetTopicsByClusterRequestHeader)
         self._check_lists_enabled()
         return topic_list(request, self.tables.topics_of_cluster(asked.cluster))
 
+    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
         """Return the names of clusters and brokers, which are topics, too."""
         topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
+    @handles(RequestCode.GET_UNIT_TOPIC_LIST)
     def get_unit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
         """Return the topics with the unit flag."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
 
+    @handles(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST)
     def get_has_unit_sub_topic_list(self, _connection: Connection, request: Frame) -> Answer:
         """Return the topics to which a unit subscribes."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
 
+    @handles(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
     def get_has_unit_sub_ununit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
         """Return the topics to which a unit subscribes and that have no unit flag."""
         both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
@@ -262,6 +285,7 @@ class RequestProcessor:
 
     # -- the server's own configuration
 
+    @handles(RequestCode.UPDATE_NAMESRV_CONFIG)
     def update_namesrv_config(self, connection: Connection, request: Frame) -> Answer:
         """Change settings and write them to the file."""
         changes = requested_settings(request.body)
@@ -281,6 +305,7 @@ class RequestProcessor:
             logs.use_levels(self.config.now.log_level)
         return self._answered(request, self.config.save, "configStorePath")
 
+    @handles(RequestCode.GET_NAMESRV_CONFIG)
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
         """Return all settings."""
         return request.response(

@@ -6,13 +6,13 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from cometmq import logs
 from cometmq.errors import ConfigError
-from cometmq.metrics import MetricsExporter
+from cometmq.metrics import Families, MetricsExporter
 from cometmq.namesrv.config import NamesrvConfig, RunningConfig
 from cometmq.namesrv.kv import KvFile, KvTables, read_file
-from cometmq.namesrv.metrics import NamesrvMetrics
 from cometmq.namesrv.requests import RequestProcessor
 from cometmq.namesrv.tables import Expired, RouteTables
 from cometmq.periodic import Periodic
@@ -20,6 +20,39 @@ from cometmq.protocol.codes import handlers_of
 from cometmq.remoting import Connection, Limits, RemotingServer, ServerTls, listen, server_tls
 
 log = logs.logger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamesrvMetrics:
+    """Collects metrics from the tables.
+
+    Attributes:
+        now_ms: The clock that decides when brokers expire, in ms.
+        connections: Returns the number of open connections.
+    """
+
+    tables: RouteTables
+    now_ms: Callable[[], int]
+    connections: Callable[[], int]
+
+    def why_not_ready(self) -> str:
+        """Return "": a listening name server is ready, whether brokers have registered or not."""
+        return ""
+
+    async def collect(self, families: Families) -> None:
+        """Add all metrics to `families`."""
+        live, now = self.tables.live(), self.now_ms()
+        for name, words, value in (
+            ("brokers", "Brokers that are registered.", len(live)),
+            ("topics", "Topics with a route.", self.tables.topic_count),
+            ("connections", "Connections.", self.connections()),
+        ):
+            families.gauge(f"cometmq_namesrv_{name}", words, value)
+        for addr, seen_ms in sorted(live.items()):
+            families.gauge(
+                "cometmq_namesrv_broker_silent_seconds", "Since a broker registered last.",
+                (now - seen_ms) / 1000, broker=addr,
+            )  # fmt: skip
 
 
 def monotonic_ms() -> int:

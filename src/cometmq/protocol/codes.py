@@ -7,10 +7,11 @@ Codes, Languages and versions).
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from enum import IntEnum, IntFlag, StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
-from cometmq.errors import MessageIllegal
+M = TypeVar("M", bound=Callable[..., Any])
 
 
 class RequestCode(IntEnum):
@@ -231,13 +232,21 @@ def response_name(code: int) -> str:
     return _RESPONSE_NAMES.get(code) or f"RESPONSE_CODE_{code}"
 
 
-_HANDLER_NAMES = {int(code): code.name.lower() for code in RequestCode}
+def handles(*codes: RequestCode) -> Callable[[M], M]:
+    """Mark a method as the handler of requests with these codes. `handlers_of` collects the handlers."""
+
+    def mark(method: M) -> M:
+        method.__dict__["request_codes"] = codes
+        return method
+
+    return mark
 
 
 def handlers_of(part: object) -> dict[int, Any]:
-    """Return the handlers of `part` by request code: the methods named like a request, in lower case."""
-    found = {code: getattr(part, name, None) for code, name in _HANDLER_NAMES.items()}
-    return {code: handler for code, handler in found.items() if handler is not None}
+    """Return the handlers of `part` by request code: its methods that are marked by `handles`."""
+    kind = part if isinstance(part, type) else type(part)
+    marked = ((name, getattr(getattr(kind, name), "request_codes", ())) for name in dir(kind))
+    return {int(code): getattr(part, name) for name, codes in marked for code in codes}
 
 
 class LanguageCode(StrEnum):
@@ -433,28 +442,3 @@ def is_legal_name(name: str, longest: int) -> bool:
 def has_retry_topic(group: str) -> bool:
     """Return whether the names of a group's retry and dead-letter topics are short enough."""
     return len(RETRY_PREFIX) + len(group) <= MAX_TOPIC_LENGTH
-
-
-def check_topic_name(topic: str) -> None:
-    """Raise MessageIllegal for a topic name that clients may not use."""
-    _check_name(topic, "topic", MAX_TOPIC_LENGTH)
-
-
-def check_group_name(group: str) -> None:
-    """Raise MessageIllegal for a group name that clients may not use."""
-    _check_name(group, "group", MAX_GROUP_LENGTH)
-
-
-def _check_name(name: str, kind: str, longest: int) -> None:
-    if not isinstance(name, str):
-        raise MessageIllegal(f"the {kind} name is a str, not {type(name).__name__}", field=kind)
-    if not name or name.isspace():
-        raise MessageIllegal(f"the {kind} name is blank", name, kind)
-    if len(name) > longest:
-        raise MessageIllegal(
-            f"the {kind} name has {len(name)} characters, at most {longest} are allowed", name, kind
-        )
-    if not is_legal_name(name, longest):
-        raise MessageIllegal(
-            f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind
-        )

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from typing import TypeAlias
 
-from cometmq.protocol.bodies_client import SubscriptionData
+from cometmq.protocol.bodies.client import SubscriptionData
 from cometmq.protocol.codes import RETRY_PREFIX
 
 Wants: TypeAlias = frozenset[tuple[str, str]]

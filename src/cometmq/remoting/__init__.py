@@ -3,9 +3,8 @@
 from cometmq.remoting.address_server import DEFAULT_DOMAIN, DEFAULT_SUB_GROUP, AddressServer
 from cometmq.remoting.addresses import check_port, listen, port_error, resolve
 from cometmq.remoting.client import RemotingClient, parse_addr
-from cometmq.remoting.connection import Connection
+from cometmq.remoting.connection import Connection, Handler, Shortcut
 from cometmq.remoting.dialing import dial
-from cometmq.remoting.dispatch import Handler, LogBudget, Shortcut
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import Run, end_of_input, loop_in_thread, new_event_loop, run, stop_accepting
 from cometmq.remoting.networks import MakeProtocol, network_of, serving
@@ -20,7 +19,6 @@ __all__ = [
     "Connection",
     "Handler",
     "Limits",
-    "LogBudget",
     "MakeProtocol",
     "RemotingClient",
     "RemotingServer",

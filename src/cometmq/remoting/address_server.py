@@ -67,8 +67,7 @@ class AddressServer:
 
     async def stop(self) -> None:
         """Stop the queries."""
-        self._rounds.cancel()
-        await self._rounds.stop()
+        await self._rounds.stop(cancel=True)
 
     async def _round(self) -> None:
         try:

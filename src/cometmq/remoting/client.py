@@ -13,9 +13,9 @@ from typing import Any, TypeVar, cast
 from cometmq.errors import ConnectError, RequestTimeout
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
-from cometmq.remoting.connection import Connection
+from cometmq.remoting.connection import Connection, Handler
 from cometmq.remoting.dialing import dial
-from cometmq.remoting.dispatch import Dispatcher, Handler
+from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.networks import network_of

@@ -5,7 +5,7 @@ interruption), and frames are handled where they lie. The beginning of an incomp
 and prepended to the next read. A frame longer than TAIL_LIMIT gets a buffer of its own, which grows with the
 bytes that have arrived (a length field alone costs nothing) to at most twice their number and is dropped with
 the frame. A frame must arrive at a minimum rate (`check`), and the total size of all buffers is limited
-(partial.py).
+(PartialFrames of tick.py).
 
 Writing. `write` queues bytes; the tick (see tick.py) sends everything queued with one write of the transport.
 """
@@ -15,21 +15,24 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from time import monotonic
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from cometmq import logs
 from cometmq.errors import FrameError, SendFailed
 from cometmq.protocol.frame import Frame, decode_frame_at, encode_frame
 from cometmq.remoting.calls import CallTable
-from cometmq.remoting.dispatch import Shortcut
 from cometmq.remoting.limits import HANDLER_BYTES, Limits
 from cometmq.remoting.tick import Tick
 
 log = logs.logger(__name__)
 
 Bytes = bytes | bytearray | memoryview
+Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
+# A shortcut handles an encoded request and returns True, or does nothing and returns False. Its arguments are
+# the connection, the buffer, the start and end of the header, and the end of the frame.
+Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 TAIL_LIMIT = 64 * 1024
 # Queued responses are joined up to this many bytes. Larger ones are passed on without a copy.

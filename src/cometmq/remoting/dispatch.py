@@ -3,60 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Awaitable, Mapping
 
 from cometmq import logs
 from cometmq.errors import CommandError, FrameError, ProtocolError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame, encode_frame
+from cometmq.remoting.connection import Connection, Handler
 from cometmq.text import shortened
-
-if TYPE_CHECKING:
-    from cometmq.remoting.connection import Connection
 
 log = logs.logger(__name__)
 
-Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
-# A shortcut handles an encoded request and returns True, or does nothing and returns False. Its arguments are
-# the connection, the buffer, the start and end of the header, and the end of the frame.
-Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
-
 MAX_REMARK_LENGTH = 4096  # characters: errors repeat parts of the request
-
-
-class LogBudget:
-    """A limit of `per_second` log lines, so that peers cannot fill the disk."""
-
-    __slots__ = ("_left", "_per_second", "_second")
-
-    def __init__(self, per_second: int = 10) -> None:
-        self._per_second = per_second
-        self._second = 0
-        self._left = per_second
-
-    def allows(self) -> bool:
-        """Return whether another line may be written now."""
-        second = int(time.monotonic())
-        if second != self._second:
-            self._second = second
-            self._left = self._per_second
-        if self._left <= 0:
-            return False
-        self._left -= 1
-        return True
 
 
 class Dispatcher:
     """Calls handlers and converts what they return or raise to the response."""
 
-    __slots__ = ("_budget", "_default", "handlers", "tasks")
+    __slots__ = ("_default", "_log_limit", "handlers", "tasks")
 
     def __init__(self, handlers: Mapping[int, Handler], default: Handler | None = None) -> None:
         self.handlers = dict(handlers)
         self._default = default
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self, connection: Connection, request: Frame) -> None:
@@ -110,7 +79,7 @@ class Dispatcher:
             # A request that cannot be decoded is its sender's fault, and the response reports it. A
             # FrameError is our own fault: the response is too long.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
-            if ours and self._budget.allows():
+            if ours and self._log_limit.allows():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
         connection.respond(request, code, remark=shortened(remark, MAX_REMARK_LENGTH), ext=ext)
 

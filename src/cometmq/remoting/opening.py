@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from cometmq import logs
+from cometmq.periodic import Tasks
 from cometmq.remoting.connection import Connection, describe_peer
-from cometmq.remoting.dispatch import LogBudget
 from cometmq.remoting.limits import Limits
 
 log = logs.logger(__name__)
@@ -41,16 +41,16 @@ class Openings:
         self.make = make
         self.loop = asyncio.get_running_loop()
         self.open: set[Opening] = set()
-        self.handshakes: set[asyncio.Task[None]] = set()
+        self.handshakes = Tasks()
         self.closed = False
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
 
     def __call__(self) -> Opening:
         return Opening(self)
 
     def refused(self, peer: str, why: str) -> None:
         """Log a refused connection. The rate of lines is limited, because any client can cause them."""
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.info("%s: %s; closed", peer, why)
 
     async def close_all(self) -> None:
@@ -58,9 +58,7 @@ class Openings:
         self.closed = True
         for opening in list(self.open):
             opening.abort()
-        for task in list(self.handshakes):
-            task.cancel()
-        await asyncio.gather(*self.handshakes, return_exceptions=True)
+        await self.handshakes.finish(cancel=True)
 
 
 class Opening(asyncio.BufferedProtocol):
@@ -140,9 +138,7 @@ class Opening(asyncio.BufferedProtocol):
         self._done()
         self._secure = True
         hello, self._early = self._early, bytearray()
-        task = openings.loop.create_task(self._shake_hands())
-        openings.handshakes.add(task)
-        task.add_done_callback(openings.handshakes.discard)
+        openings.handshakes.start(self._shake_hands())
         # This runs after the task's first step and what that has scheduled, and before the next read.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 

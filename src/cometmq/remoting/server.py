@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
-from cometmq.remoting.connection import Connection
-from cometmq.remoting.dispatch import Dispatcher, Handler, Shortcut
+from cometmq.remoting.connection import Connection, Handler, Shortcut
+from cometmq.remoting.dispatch import Dispatcher
 from cometmq.remoting.housekeeping import ConnectionTable
 from cometmq.remoting.limits import Limits
 from cometmq.remoting.loop import stop_accepting

@@ -17,10 +17,10 @@ import struct
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self, cast
 
 from cometmq.errors import ClientStateError, ConfigError
+from cometmq.periodic import Running
 from cometmq.remoting import loop_in_thread, network_of, parse_addr, stop_accepting
 from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
@@ -30,7 +30,7 @@ WHOLE = 1 << 30  # piece size in bytes without SPLIT
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff, l_linger (0 s): closing sends a reset
 
 
-class Proxy(ABC):
+class Proxy(Running, ABC):
     """A server that runs in `async with`, or in a thread for blocking code."""
 
     @abstractmethod
@@ -40,15 +40,6 @@ class Proxy(ABC):
     @abstractmethod
     async def stop(self) -> None:
         """Stop listening and close all connections."""
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     @contextlib.contextmanager
     def run_in_thread(self) -> Iterator[Self]:

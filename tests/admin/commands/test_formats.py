@@ -23,7 +23,7 @@ from cometmq.admin.values import (
 )
 from cometmq.cli import store_text
 from cometmq.message import MessageExt
-from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
+from cometmq.protocol.bodies.admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
 from cometmq.protocol.traces import Pub, Recall, SubAfter
 from cometmq.text import local_time
 

@@ -15,7 +15,7 @@ from cometmq.admin.commands import mqadmin
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
 from cometmq.protocol.codes import RequestCode
-from cometmq.protocol.headers_admin import AddBrokerHeader, RemoveBrokerHeader
+from cometmq.protocol.headers.admin import AddBrokerHeader, RemoveBrokerHeader
 
 HOST = "127.0.0.1"
 

@@ -9,10 +9,10 @@ import pytest
 from tests.kit.brokers import records
 from tests.kit.waiting import until
 
-from cometmq.protocol.bodies_admin import PurgeResult
+from cometmq.protocol.bodies.admin import PurgeResult
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import CreateTopicRequestHeader
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 
 TOO_SMALL = ResponseCode.PULL_OFFSET_MOVED
 

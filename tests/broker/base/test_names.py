@@ -11,7 +11,7 @@ from tests.kit.brokers import records
 
 from cometmq.broker.base.names import FIELDS, check_group, check_topic
 from cometmq.errors import CommandError
-from cometmq.protocol import headers, headers_admin
+from cometmq.protocol import headers
 from cometmq.protocol.codes import RequestCode, is_legal_name
 from cometmq.protocol.ext import Header, plan_of
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
@@ -102,7 +102,7 @@ def test_every_name_of_a_header_is_known_as_one():
     lookups = {"defaultTopic", "originTopic", "topicList", "filterGroups", "topicFilterType", "topicSysFlag",
                "groupSysFlag", "groupSeq", "maxGroupNum", "defaultTopicQueueNums", "defaultTopicPerm",
                "defaultGroupPerm", "topicPerms", "groupPerms"}  # fmt: skip
-    for module in (headers, headers_admin):
+    for module in (headers, headers.admin):
         for cls in vars(module).values():
             if isinstance(cls, type) and issubclass(cls, Header) and "Request" in cls.__name__:
                 for _, field, _, _ in plan_of(cls):

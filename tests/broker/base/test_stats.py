@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.broker.base.span_counts import SpanCounts
-from cometmq.broker.base.stats import Stats
+from cometmq.broker.base.stats import SpanCounts, Stats
 
 T0 = 1_700_000_000_000
 

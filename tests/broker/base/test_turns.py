@@ -24,7 +24,7 @@ from cometmq.protocol.headers import (
     ResetOffsetRequestHeader,
     TopicRequestHeader,
 )
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 
 INT_MAX = (1 << 31) - 1
 CREATE, GROUP = RequestCode.UPDATE_AND_CREATE_TOPIC, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP

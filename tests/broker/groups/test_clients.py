@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.kit.brokers import subscription
 
 from cometmq.broker.groups.clients import EXPIRED_MS, ConsumerTable, ProducerTable
-from cometmq.remoting import LogBudget
+from cometmq.logs import LogLimiter
 
 T0 = 1_000_000
 PUSH = ("CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET")
@@ -98,7 +98,7 @@ class TestConsumerTable:
 
     def test_what_the_log_has_no_room_for_is_said_at_a_later_message(self, caplog, monkeypatch):
         room = [False]
-        monkeypatch.setattr(LogBudget, "allows", lambda self: room[0])
+        monkeypatch.setattr(LogLimiter, "allows", lambda self: room[0])
         table = ConsumerTable()
         for channel in ("ch1", "ch2"):
             self.register(table, channel, channel)

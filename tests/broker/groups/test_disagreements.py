@@ -6,14 +6,14 @@ import tracemalloc
 
 import pytest
 
-from cometmq.broker.groups import disagreements, subscriptions
+from cometmq.broker.groups import client_requests, subscriptions
 from cometmq.broker.groups.clients import ConsumerGroup, ConsumerTable
 from cometmq.broker.groups.subscriptions import MAX_EXPRESSION_LENGTH, ExpressionError, tag_codes
+from cometmq.logs import LogLimiter
 from cometmq.protocol.bodies import ConsumerConnection, SubscriptionData
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import GetConsumerConnectionListRequestHeader
 from cometmq.protocol.properties.values import java_hash
-from cometmq.remoting import LogBudget
 
 PULLS = "CONSUME_ACTIVELY"
 
@@ -110,15 +110,15 @@ def group(**members: str) -> ConsumerGroup:
 
 
 def test_the_oldest_is_forgotten_where_too_many_were_said(said, monkeypatch):
-    monkeypatch.setattr(disagreements, "MAX_KEPT", 2)
-    table = disagreements.Disagreements()
+    monkeypatch.setattr(client_requests, "MAX_KEPT", 2)
+    table = client_requests.Disagreements()
     for other in ("x", "y", "z", "y", "x"):
         table.log_differences("G", group(c1="a", c2=other))
     assert [line[-6] for line in said()] == ["x", "y", "z", "x"]
 
 
 def test_a_flood_of_differences_does_not_fill_the_log(said):
-    table = disagreements.Disagreements()
+    table = client_requests.Disagreements()
     for number in range(1_000):
         table.log_differences("G", group(c1="a", c2=f"t{number}"))
     assert 0 < len(said()) <= 100
@@ -126,8 +126,8 @@ def test_a_flood_of_differences_does_not_fill_the_log(said):
 
 def test_what_the_log_had_no_room_for_is_said_later_if_it_is_still_so(said, monkeypatch):
     room = [False]
-    monkeypatch.setattr(LogBudget, "allows", lambda self: room[0])
-    table = disagreements.Disagreements()
+    monkeypatch.setattr(LogLimiter, "allows", lambda self: room[0])
+    table = client_requests.Disagreements()
     differing = group(c1="a", c2="b")
     table.log_differences("G", differing)
     table.log_pending({"G": differing})
@@ -147,7 +147,7 @@ def test_what_the_log_had_no_room_for_is_said_later_if_it_is_still_so(said, monk
 
 async def test_the_broker_looks_again_by_itself(cluster, said, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(LogBudget, "allows", lambda self: False)
+        patch.setattr(LogLimiter, "allows", lambda self: False)
         await cluster.peer().heartbeat("c1", topics={"Orders": "a"})
         await cluster.peer().heartbeat("c2", topics={"Orders": "b"})
     assert said() == []
@@ -156,12 +156,12 @@ async def test_the_broker_looks_again_by_itself(cluster, said, monkeypatch):
 
 
 def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
-    monkeypatch.setattr(disagreements, "MAX_KEPT", 3)
-    monkeypatch.setattr(disagreements, "MAX_REPEATED_CHECKS", 2)
-    table = disagreements.Disagreements()
+    monkeypatch.setattr(client_requests, "MAX_KEPT", 3)
+    monkeypatch.setattr(client_requests, "MAX_REPEATED_CHECKS", 2)
+    table = client_requests.Disagreements()
     groups = {f"G differ in {number}": group(c1="a", c2="b") for number in range(5)}
     with monkeypatch.context() as patch:
-        patch.setattr(LogBudget, "allows", lambda self: False)
+        patch.setattr(LogLimiter, "allows", lambda self: False)
         for name, members in groups.items():
             table.log_differences(name, members)
     for seen in (2, 3, 3):
@@ -170,7 +170,7 @@ def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
 
 
 def test_long_expressions_are_neither_kept_nor_logged_whole(said):
-    table = disagreements.Disagreements()
+    table = client_requests.Disagreements()
     tracemalloc.start()
     try:
         for number in range(10):

@@ -17,10 +17,10 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
-from cometmq.protocol.bodies_admin import RaftStatus
+from cometmq.protocol.bodies.admin import RaftStatus
 from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader
+from cometmq.protocol.headers.admin import ChangeRaftGroupHeader
 from cometmq.raft import RaftOptions
 from cometmq.standalone import small_files
 

@@ -15,9 +15,9 @@ from cometmq.broker.replication.ha_master import (
     HaMaster,
     HaRules,
     LogState,
+    ReplicaWaits,
     Send,
 )
-from cometmq.broker.replication.replica_waits import ReplicaWaits
 from cometmq.errors import ProtocolError
 
 SEGMENT = 1000

@@ -17,7 +17,7 @@ from cometmq.broker.tables.topics import READ_WRITE, topic_of
 from cometmq.client import Producer
 from cometmq.message import Message, MessageQueue, SendStatus
 from cometmq.protocol.bodies import LockBatchBody
-from cometmq.protocol.bodies_admin import HaRuntimeInfo
+from cometmq.protocol.bodies.admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import GetRouteInfoRequestHeader, ViewMessageRequestHeader
 from cometmq.protocol.java_properties import parse_properties

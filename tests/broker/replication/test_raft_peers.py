@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 from tests.kit.waiting import until
 
-from cometmq.broker.replication import raft_peers, raft_wire, warning_limiter
+from cometmq.broker.replication import raft_peers, raft_wire
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.errors import ProtocolError
+from cometmq.logs import LogLimiter
 from cometmq.raft import (
     AnyMessage,
     AppendRequest,
@@ -413,11 +414,11 @@ def test_a_frame_has_a_limit_of_messages() -> None:
 
 
 def test_strangers_get_a_few_lines_a_minute(caplog: pytest.LogCaptureFixture) -> None:
-    lines = warning_limiter.WarningLimiter(logging.getLogger("test"))
+    log = logging.getLogger("test")
+    lines = LogLimiter(20, 60.0, log)
     with mock.patch("time.monotonic", return_value=5.0):
-        for number in range(1000):
-            lines.warn("stranger %d", number)
-    assert len(caplog.records) == warning_limiter.MAX_LINES_PER_PERIOD
+        assert sum(lines.allows() for _ in range(1000)) == 20
+        assert not caplog.records
     with mock.patch("time.monotonic", return_value=66.0):
-        lines.warn("stranger")
-    assert caplog.messages[-2:] == ["980 similar warnings omitted", "stranger"]
+        assert lines.allows()
+    assert caplog.messages == ["980 similar lines omitted"]

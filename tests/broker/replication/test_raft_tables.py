@@ -17,7 +17,7 @@ from cometmq.broker.tables.versions import Versions, order
 from cometmq.errors import CommandError, RequestTimeout
 from cometmq.protocol.bodies import DataVersion
 from cometmq.protocol.codes import RequestCode, ResponseCode
-from cometmq.protocol.headers_admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
+from cometmq.protocol.headers.admin import CopySettingsHeader, DeleteSubscriptionGroupRequestHeader
 
 
 @pytest.fixture(autouse=True)

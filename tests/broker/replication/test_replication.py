@@ -14,7 +14,7 @@ from cometmq.broker.replication import ha_server
 from cometmq.broker.replication.ha_slave import Phase
 from cometmq.namesrv.config import NamesrvConfig
 from cometmq.namesrv.server import NameServer
-from cometmq.protocol.bodies_admin import HaRuntimeInfo
+from cometmq.protocol.bodies.admin import HaRuntimeInfo
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import UpdateConsumerOffsetRequestHeader
 from cometmq.store import truncate_log

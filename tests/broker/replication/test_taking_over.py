@@ -14,7 +14,7 @@ from cometmq.broker.replication import ha_slave
 from cometmq.broker.replication.ha_slave import Phase
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 
 AS_MASTER = {"brokerRole": "ASYNC_MASTER", "brokerId": "0"}
 

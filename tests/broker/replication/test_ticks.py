@@ -12,7 +12,7 @@ import pytest
 from tests.broker.replication.raft_group import RaftGroup
 
 from cometmq.broker.replication import raft_wire
-from cometmq.broker.replication.replica_waits import ReplicaWaits
+from cometmq.broker.replication.ha_master import ReplicaWaits
 
 BURST = 400
 FEW = BURST // 20

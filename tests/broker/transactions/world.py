@@ -16,7 +16,7 @@ from cometmq.broker.base.replies import SendReplies
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.writer import Writer
 from cometmq.broker.groups.clients import ProducerTable
-from cometmq.broker.send.half import half_properties
+from cometmq.broker.send.stored_form import half_properties
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.service import TransactionService
 from cometmq.errors import CommandError

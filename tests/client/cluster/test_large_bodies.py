@@ -13,7 +13,7 @@ from cometmq import MessageQueue, PullConsumer, PullOptions
 from cometmq.client.cluster import decoding
 from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.decoding import decode_messages, decode_one, decode_pulled
-from cometmq.client.consumer import reading_ahead
+from cometmq.client.pull import reading_ahead
 from cometmq.errors import BodyTooLarge, RecordError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode

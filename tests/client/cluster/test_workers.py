@@ -29,11 +29,11 @@ from cometmq import (
 )
 from cometmq.client.cluster import hooks as cluster_hooks
 from cometmq.client.cluster.workers import call_hook, call_on_loop, call_user_function
-from cometmq.client.consumer import schedule
 from cometmq.client.group.allocate import share_of
 from cometmq.client.group.offsets import OffsetStorageError, OwnOffsets
+from cometmq.client.pull import schedule
+from cometmq.logs import LogLimiter
 from cometmq.message import SendStatus
-from cometmq.remoting import LogBudget
 from cometmq.testing import LocalBroker
 
 NOT_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
@@ -180,7 +180,7 @@ def test_a_listener_that_answers_requests_may_raise_anything(local: LocalBroker)
 
 def test_hooks_may_raise_anything(local: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
     """All of them fail while the messages come, and none of these is lost."""
-    monkeypatch.setattr(cluster_hooks, "_budget", LogBudget())  # other tests count the lines of theirs
+    monkeypatch.setattr(cluster_hooks, "_log_limit", LogLimiter())  # other tests count the lines of theirs
 
     class Hook:
         def __init__(self, failing: Callable[..., None]) -> None:

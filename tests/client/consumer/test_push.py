@@ -27,8 +27,7 @@ from cometmq import (
     PushOptions,
     sql92,
 )
-from cometmq.client.consumer import acknowledging
-from cometmq.client.consumer.acknowledging import Acknowledger
+from cometmq.client.consumer import concurrent
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.errors import ClientStateError, ConfigError, MessageIllegal
 from cometmq.protocol.bodies import (
@@ -292,7 +291,7 @@ async def test_the_retry_topic_is_told_the_delay_level_too(
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acknowledging, "_AGAIN_HERE_S", 0.05)
+    monkeypatch.setattr(concurrent, "_AGAIN_HERE_S", 0.05)
     broker.store("T", 0, b"a")
     broker.store("T", 0, b"b")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)
@@ -327,19 +326,19 @@ async def test_a_round_sends_back_sixteen_of_a_queue(
     namesrv: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     broker.store_numbers(20)
-    send_back = PushSession.send_back_overdue
+    handle_overdue = PushSession.handle_overdue
     sent_by_rounds: list[int] = []
     release = asyncio.Event()
 
     async def listener(messages: list[MessageExt]) -> None:
         await release.wait()
 
-    async def one_round(session: PushSession, acknowledger: Acknowledger) -> None:
+    async def one_round(session: PushSession) -> None:
         before = len(broker.sent_back)
-        await send_back(session, acknowledger)
+        await handle_overdue(session)
         sent_by_rounds.append(len(broker.sent_back) - before)
 
-    monkeypatch.setattr(PushSession, "send_back_overdue", one_round)
+    monkeypatch.setattr(PushSession, "handle_overdue", one_round)
     async with push_consumer(namesrv, listener, consume_timeout_s=0.3, consume_concurrency=20):
         await broker.wait_for(lambda: sum(sent_by_rounds) == 20)
         release.set()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES, SendAttempts
-from cometmq.client.producer.selectors import RoundRobin, select_by_hash
+from cometmq.client.producer.selectors import RoundRobin, SlowBrokers, select_by_hash
 from cometmq.errors import (
     BrokerError,
     CometError,

@@ -39,7 +39,7 @@ from cometmq.protocol.bodies import (
     SubscriptionGroupConfig,
     TopicRouteData,
 )
-from cometmq.protocol.bodies_admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
+from cometmq.protocol.bodies.admin import HaRuntimeInfo, PurgedQueue, QueryConsumeQueueBody
 from cometmq.protocol.codes import version_name
 from cometmq.protocol.traces import Pub, SubAfter
 from cometmq.settings import show_value

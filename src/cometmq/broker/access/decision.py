@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from cometmq.broker.access.accounts import Account, Perm, Rule
 from cometmq.broker.access.addresses import AddressPattern
-from cometmq.broker.access.rights import Right, Rights, by_default, is_trace
+from cometmq.broker.access.rights import Right, Rights, by_default, group_right, is_trace, topic_right
+from cometmq.errors import ConfigError
 from cometmq.protocol.codes import DLQ_PREFIX
 
 MAX_HOSTS = 10_000
@@ -132,3 +133,31 @@ def _rule(account: Account, right: Right) -> Rule:
     elif right.name.startswith(DLQ_PREFIX):  # dead letters may be from any topic of the group
         default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
     return own.get(right.name, default if by_default(right) else _NO_DEFAULT)
+
+
+ACTIONS = ("pub", "sub", "admin")
+
+
+def explained(policy: Policy, user: str, action: str, resource: str, host: str = "") -> Verdict:
+    """Return the decision about an action, with the rule that decides.
+
+    Args:
+        policy: The accounts and white lists.
+        user: The access key.
+        action: One of ACTIONS.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" with admin.
+        host: The client's address, for white lists.
+
+    Raises:
+        ConfigError: The action or resource is invalid.
+    """
+    if action not in ACTIONS:
+        raise ConfigError("ACTION", action, ", ".join(ACTIONS))
+    kind, _, name = resource.rpartition(":")
+    if kind not in ("", "topic", "group") or bool(name) == (action == "admin"):
+        raise ConfigError("RESOURCE", resource, "topic:NAME or group:NAME, and none with admin")
+    rights: Rights | None = None
+    if action != "admin":
+        perm = Perm.PUB if action == "pub" else Perm.SUB
+        rights = [group_right(name) if kind == "group" else topic_right(perm, name)]
+    return policy.decide(user, lambda: rights, host, lambda _account: True)

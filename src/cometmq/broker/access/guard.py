@@ -21,7 +21,7 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.acl import ACCESS_KEY, Credentials, is_signed, sign
 from cometmq.protocol.codes import NAMESRV_REQUESTS, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
-from cometmq.remoting import Connection, Handler, LogBudget
+from cometmq.remoting import Connection, Handler
 
 log = logs.logger(__name__)
 
@@ -44,7 +44,7 @@ class Guard:
         self.lock = asyncio.Lock()
         """Held while a thread uses the files."""
         self.refused = 0
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self._accounts: dict[Connection, str | None] = {}
         """The account that signed the last heartbeat of each client connection."""
         loop = asyncio.get_running_loop()
@@ -96,7 +96,7 @@ class Guard:
         if verdict.allowed:
             return
         self.refused += 1
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.warning("request %d of %s is refused: %s", frame.code, connection.peer, verdict.reason)
         if compat.is_5x(frame.version):
             raise CommandError(ResponseCode.NO_PERMISSION, verdict.reason)

@@ -14,14 +14,13 @@ import msgspec
 from cometmq import logs
 from cometmq.broker.access.accounts import Account, AclFile, account_of, to_plain
 from cometmq.broker.access.addresses import split_patterns
-from cometmq.broker.access.decision import Policy
-from cometmq.broker.access.explain import explained
+from cometmq.broker.access.decision import Policy, explained
 from cometmq.broker.access.guard import Guard
 from cometmq.broker.base.address import BrokerAddress, host_port
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import AclAccount, AclAccounts, DataVersion
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     AclConfigVersionResponseHeader,
@@ -45,6 +44,7 @@ class AclRequests:
     address: BrokerAddress
     guard: Guard | None
 
+    @handles(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Add or change an account."""
         header = frame.header(CreateAccessConfigRequestHeader)
@@ -57,6 +57,7 @@ class AclRequests:
         await self._change(guard, connection, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED, change, what)
         return frame.response()
 
+    @handles(RequestCode.DELETE_ACL_CONFIG)
     async def delete_acl_config(self, connection: Connection, frame: Frame) -> Frame:
         """Remove an account."""
         access_key = frame.header(DeleteAccessConfigRequestHeader).access_key
@@ -69,6 +70,7 @@ class AclRequests:
         await self._change(guard, connection, code, change, f"account {access_key!r} is deleted")
         return frame.response()
 
+    @handles(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
     async def update_global_white_addrs_config(self, connection: Connection, frame: Frame) -> Frame:
         """Replace the global white list of a file."""
         header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
@@ -83,6 +85,7 @@ class AclRequests:
         await self._change(guard, connection, code, change, what)
         return frame.response()
 
+    @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return how often the files were changed."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
@@ -99,6 +102,7 @@ class AclRequests:
         )
         return frame.response(header=header)
 
+    @handles(RequestCode.LIST_ACCOUNTS)
     async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
         """Return all accounts without their secrets, and the global white lists (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
@@ -106,6 +110,7 @@ class AclRequests:
             body = await asyncio.to_thread(_listing, guard.files.contents)
         return frame.response(body=body)
 
+    @handles(RequestCode.EXPLAIN_ACCESS)
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
         """Return whether an account may do something by the current policy (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)

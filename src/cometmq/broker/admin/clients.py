@@ -17,7 +17,7 @@ from cometmq.protocol.bodies import (
     ProducerTableInfo,
     SubscriptionData,
 )
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetConsumerConnectionListRequestHeader,
@@ -52,6 +52,7 @@ class ClientAdmin:
     consumers: ConsumerTable
     groups: SubscriptionGroups
 
+    @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of a consumer group and its subscriptions."""
         group = frame.header(GetConsumerConnectionListRequestHeader).consumer_group
@@ -69,6 +70,7 @@ class ClientAdmin:
         )
         return frame.response(body=body.encode())
 
+    @handles(RequestCode.GET_PRODUCER_CONNECTION_LIST)
     def get_producer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the online members of a producer group."""
         group = frame.header(GetProducerConnectionListRequestHeader).producer_group
@@ -77,6 +79,7 @@ class ClientAdmin:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the producer group[{group}] not exist")
         return frame.response(body=ProducerConnection(connection_set=connections_of(known)).encode())
 
+    @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return every producer group and its clients."""
         shift = self.clock.time_ms() - awake_ms(self.clock)  # tools expect wall-clock milliseconds
@@ -95,6 +98,7 @@ class ClientAdmin:
         }
         return frame.response(body=ProducerTableInfo(data=table).encode())
 
+    @handles(RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER)
     def query_subscription_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
         """Return a group's current subscription to a topic."""
         header = frame.header(QuerySubscriptionByConsumerRequestHeader)

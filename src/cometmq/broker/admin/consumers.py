@@ -17,7 +17,7 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CometError, CommandError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import GetConsumerStatusBody, ResetOffsetBody
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ConsumeMessageDirectlyRequestHeader,
@@ -55,6 +55,7 @@ class ConsumerAdmin:
     tables: DurableTables
     consumers: ConsumerTable
 
+    @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """Reset a group's offsets and notify every online consumer (RESET_CONSUMER_CLIENT_OFFSET).
 
@@ -123,6 +124,7 @@ class ConsumerAdmin:
         # Without force, an offset moves backwards only.
         return target if header.is_force or target < stored else stored
 
+    @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Request the offsets of online consumers (GET_CONSUMER_STATUS_FROM_CLIENT)."""
         header = frame.header(GetConsumerStatusRequestHeader)
@@ -146,12 +148,14 @@ class ConsumerAdmin:
                 log.warning("client %s did not report its progress: %s", client.client_id, error)
         return frame.response(body=GetConsumerStatusBody(consumer_table=table).encode())
 
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Forward the request to the client unchanged."""
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
         """Send the record and the broker's name to the client, which consumes it immediately."""
         header = frame.header(ConsumeMessageDirectlyRequestHeader)

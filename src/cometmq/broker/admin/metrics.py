@@ -24,7 +24,7 @@ from cometmq.broker.groups.clients import ClientInfo, ConsumerGroup, ConsumerTab
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.metrics import Families
-from cometmq.protocol.bodies_client import CONSUME_TYPES, MESSAGE_MODELS
+from cometmq.protocol.bodies.client import CONSUME_TYPES, MESSAGE_MODELS
 from cometmq.protocol.codes import (
     DLQ_PREFIX,
     RETRY_PREFIX,

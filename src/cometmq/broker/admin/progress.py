@@ -30,7 +30,7 @@ from cometmq.protocol.bodies import (
     TopicOffset,
     TopicStatsTable,
 )
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CloneGroupOffsetRequestHeader,
@@ -78,6 +78,7 @@ class ProgressAdmin:
 
     # -- queues
 
+    @handles(RequestCode.GET_TOPIC_STATS_INFO)
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offsets and the last store time of each queue of a topic."""
         topic = frame.header(TopicRequestHeader).topic
@@ -95,6 +96,7 @@ class ProgressAdmin:
         stats = TopicStatsTable(offset_table=table, topic_put_tps=rate)
         return frame.response(body=await encoded(stats, len(table)))
 
+    @handles(RequestCode.QUERY_CONSUME_QUEUE)
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
         """Return entries of a consume queue."""
         header = frame.header(QueryConsumeQueueRequestHeader)
@@ -128,6 +130,7 @@ class ProgressAdmin:
             if unit is not None
         ]
 
+    @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the store times of each queue's first, last, and last consumed message."""
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
@@ -174,6 +177,7 @@ class ProgressAdmin:
         question = partial(self.store.lookups.store_time_of, queue, offset - 1)
         return max(await self.store.executor.query(question), 0)
 
+    @handles(RequestCode.VIEW_BROKER_STATS_DATA)
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
         """Return message statistics of the last minute, hour and day.
 
@@ -203,6 +207,7 @@ class ProgressAdmin:
 
     # -- groups
 
+    @handles(RequestCode.GET_CONSUME_STATS)
     async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """Return a group's progress in each queue of the named topics, or of all topics with offsets."""
         header = frame.header(GetConsumeStatsRequestHeader)
@@ -215,6 +220,7 @@ class ProgressAdmin:
         stats = await self._progress_of(header.consumer_group, topics, Turns())
         return frame.response(body=await encoded(stats, len(stats.offset_table)))
 
+    @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the progress of every group in every topic in which it has offsets."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
@@ -262,6 +268,7 @@ class ProgressAdmin:
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
 
+    @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Copy a group's offsets to another group. For an online group only subscribed topics are copied."""
         header = frame.header(CloneGroupOffsetRequestHeader)
@@ -276,6 +283,7 @@ class ProgressAdmin:
             self.tables.offsets.clone(header.src_group, header.dest_group, topic)
         return frame.response()
 
+    @handles(RequestCode.QUERY_CORRECTION_OFFSET)
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the lowest offset of any group in each queue of a topic.
 
@@ -296,12 +304,14 @@ class ProgressAdmin:
         body = QueryCorrectionOffsetBody(correction_offsets=lowest)
         return frame.response(body=await encoded(body, len(lowest)))
 
+    @handles(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO)
     def query_topic_consume_by_who(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the groups that subscribe to a topic or have offsets in it."""
         topic = frame.header(TopicRequestHeader).topic
         groups = self.consumers.groups_of_topic(topic) | self.tables.offsets.groups_of(topic)
         return frame.response(body=GroupList(group_list=sorted(groups)).encode())
 
+    @handles(RequestCode.QUERY_TOPICS_BY_CONSUMER)
     def query_topics_by_consumer(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the topics in which a group has offsets."""
         group = frame.header(QueryTopicsByConsumerRequestHeader).group

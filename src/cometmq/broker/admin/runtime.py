@@ -18,9 +18,16 @@ from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError, ConfigError
 from cometmq.protocol.bodies import KVTable
-from cometmq.protocol.codes import TIMER_TOPIC, VERSION_4_9_7, ResponseCode, version_name
+from cometmq.protocol.codes import (
+    TIMER_TOPIC,
+    VERSION_4_9_7,
+    RequestCode,
+    ResponseCode,
+    handles,
+    version_name,
+)
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import GetBrokerConfigResponseHeader, UpdateBrokerConfigResponseHeader
+from cometmq.protocol.headers.admin import GetBrokerConfigResponseHeader, UpdateBrokerConfigResponseHeader
 from cometmq.protocol.java_properties import format_properties
 from cometmq.remoting import Connection
 from cometmq.settings import TEXT_MAX, requested_settings, without_secrets
@@ -62,6 +69,7 @@ class RuntimeAdmin:
     def __post_init__(self) -> None:
         self._changed_ms = self.clock.time_ms()
 
+    @handles(RequestCode.UPDATE_BROKER_CONFIG)
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
         """Set known keys of the properties text, and write them if the broker has a settings file.
 
@@ -97,6 +105,7 @@ class RuntimeAdmin:
         )
         return frame.response(header=said)
 
+    @handles(RequestCode.GET_BROKER_CONFIG)
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return every setting, without secrets, and name those without effect.
 
@@ -110,6 +119,7 @@ class RuntimeAdmin:
         )
         return frame.response(header=header, body=text.encode())
 
+    @handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
         """Correct the minimum offsets, and start to delete queue and index files without records."""
         store = self.store
@@ -118,6 +128,7 @@ class RuntimeAdmin:
         await store.retention.run_now(log_too=False)
         return frame.response()
 
+    @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
         """Delete expired segments at any hour: ten now, and ten in each following pass."""
         store = self.store
@@ -126,14 +137,17 @@ class RuntimeAdmin:
         await store.retention.run_now(log_too=True)
         return frame.response()
 
+    @handles(RequestCode.ADD_BROKER)
     def add_broker(self, _connection: Connection, frame: Frame) -> Frame:
         """Refuse the request, with which 5.x's broker containers start a broker."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
+    @handles(RequestCode.REMOVE_BROKER)
     def remove_broker(self, _connection: Connection, frame: Frame) -> Frame:
         """Refuse the request, with which 5.x's broker containers stop a broker."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
+    @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the table that brokerStatus and clusterList show. All values are text."""
         return frame.response(body=KVTable(table=await self.table()).encode())

@@ -25,8 +25,8 @@ from cometmq.protocol.bodies import (
     TopicConfigTable,
     TopicList,
 )
-from cometmq.protocol.bodies_admin import PurgedQueue, PurgeResult
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.bodies.admin import PurgedQueue, PurgeResult
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CreateTopicRequestHeader,
@@ -35,7 +35,7 @@ from cometmq.protocol.headers import (
     Header,
     TopicRequestHeader,
 )
-from cometmq.protocol.headers_admin import PurgeTopicRequestHeader
+from cometmq.protocol.headers.admin import PurgeTopicRequestHeader
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
@@ -86,6 +86,7 @@ class TopicAdmin:
                 f"{field} {number} is not within 0 to {most}, the setting maxTopicQueueNums",
             )
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update_and_create_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a topic. The response follows once the name servers have it."""
         header = frame.header(CreateTopicRequestHeader)
@@ -100,6 +101,7 @@ class TopicAdmin:
         )
         return await self._put_topics(connection, frame, [(wanted, header.attributes)])
 
+    @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace topics in 5.x's form: either all or none."""
         try:
@@ -150,6 +152,7 @@ class TopicAdmin:
         order = wanted.order if compat.is_5x(version) else known is not None and known.order
         return msgspec.structs.replace(wanted, topic_name=name, order=order, attributes=found or None)
 
+    @handles(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
         """Delete a topic, its queues and its consumer offsets. An unknown topic is a success.
 
@@ -176,6 +179,7 @@ class TopicAdmin:
         await _written(f"topic {name} is deleted", tables.offsets_file.save_now)
         return frame.response()
 
+    @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the whole topic table, and the messages of deleted topics that a slave may still have."""
         topics, store = self.tables.topics, self.store
@@ -186,14 +190,17 @@ class TopicAdmin:
         )
         return frame.response(body=body.encode())
 
+    @handles(RequestCode.GET_TOPIC_CONFIG)
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return one topic, which 5.x's tools request before anything else."""
         return frame.response(body=self._known(frame.header(TopicRequestHeader).topic).encode())
 
+    @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def get_system_topic_list_from_broker(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the topics of the broker itself."""
         return frame.response(body=TopicList(topic_list=sorted(self.tables.topics.system)).encode())
 
+    @handles(RequestCode.PURGE_TOPIC)
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Hide the messages of a topic durably, or without `execute` only return what a purge would hide.
 
@@ -223,6 +230,7 @@ class TopicAdmin:
         ]
         return frame.response(body=PurgeResult(queues=queues).encode())
 
+    @handles(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Delete the queues of topics outside the table, except system topics, whose messages may wait."""
         await self.tables.confirm_changeable()  # a follower deletes what its leader deletes
@@ -243,6 +251,7 @@ class TopicAdmin:
 
     # -- groups
 
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update_and_create_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace a group."""
         try:
@@ -251,6 +260,7 @@ class TopicAdmin:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         return await self._put_groups(connection, frame, [config])
 
+    @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
         """Create or replace groups in 5.x's form: either all or none."""
         try:
@@ -273,12 +283,14 @@ class TopicAdmin:
         await _written(f"group {names} is set", lambda: self.tables.groups_kept(since))
         return frame.response()
 
+    @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the whole group table."""
         groups = self.tables.groups
         body = SubscriptionGroupTable(data_version=groups.version, subscription_group_table=groups.table)
         return frame.response(body=body.encode())
 
+    @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def get_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
         """Return one group."""
         group = frame.header(GroupRequestHeader).group
@@ -289,6 +301,7 @@ class TopicAdmin:
             )
         return frame.response(body=config.encode())
 
+    @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
         """Delete a group, and its offsets if requested. An unknown group is a success."""
         since = self.tables.check_changeable()

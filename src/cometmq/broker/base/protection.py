@@ -40,7 +40,7 @@ class Protection:
         self._due = 0.0
         self._late_ms = 0  # at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
-        self._said_at = -WARNING_INTERVAL_S
+        self._log_limit = logs.LogLimiter(1, WARNING_INTERVAL_S)
         self.load = Load()
         self.refused = 0
         """The number of refused requests since the start."""
@@ -82,9 +82,7 @@ class Protection:
         if before.keys() == found.keys():
             return
         self.override_handlers(found.keys(), self._answer)
-        now = self._loop.time()
-        if found and now - self._said_at >= WARNING_INTERVAL_S:
-            self._said_at = now
+        if found and self._log_limit.allows():
             log.warning("the broker is busy and refuses requests: %s; %d so far", self.why, self.refused)
 
     def _answer(self, _connection: Connection, frame: Frame) -> Frame:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 
+from cometmq import logs
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.times import awake_ms, mono_ms
 from cometmq.broker.base.turns import encoded, slices
@@ -15,10 +19,10 @@ from cometmq.broker.groups.clients import (
     MAX_TOPICS_PER_GROUP,
     WEIGHT_CHARACTERS,
     Client,
+    ConsumerGroup,
     ConsumerTable,
     ProducerTable,
 )
-from cometmq.broker.groups.disagreements import Disagreements
 from cometmq.broker.groups.locks import QueueLocks
 from cometmq.broker.groups.notices import GroupNotices
 from cometmq.broker.groups.subscriptions import is_tag_type
@@ -36,12 +40,15 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import (
     MAX_TOPIC_LENGTH,
     RETRY_PREFIX,
+    RequestCode,
     ResponseCode,
+    handles,
     has_retry_topic,
     is_legal_name,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import GetConsumerListByGroupRequestHeader, UnregisterClientRequestHeader
+from cometmq.protocol.subscriptions import describe_differences, differences, setting_differences
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 
@@ -50,6 +57,57 @@ from cometmq.store import Clock, MessageStore
 MAX_OBJECTS = 50_000
 MAX_LANGUAGE_LENGTH = 32  # characters
 MAX_BROKER_NAME_LENGTH = 255  # characters of a broker's name; queues with a longer one cannot be locked
+
+
+log = logs.logger(__name__)
+
+MAX_KEPT = 1_000  # differences already logged; the oldest is dropped and may be logged again
+MAX_REPEATED_CHECKS = 10  # groups compared again at a time: each may be large
+
+
+@dataclass(eq=False)
+class Disagreements:
+    """The logged differences between members of groups, as digests of group, topic or setting, and values.
+
+    It also keeps as many groups whose differences the log's rate limit held back.
+    """
+
+    _logged: dict[bytes, None] = field(default_factory=dict)
+    _pending: dict[str, None] = field(default_factory=dict)
+    _log_limit: logs.LogLimiter = field(default_factory=logs.LogLimiter)
+
+    def log_differences(self, group: str, members: ConsumerGroup) -> None:
+        """Log differences between the members that were not logged before, after a member has changed."""
+        found = {
+            f"what they subscribe of topic {topic}, so messages can be missed": said
+            for topic, said in differences(members.wants()).items()
+        }
+        found |= {f"their {name}": said for name, said in setting_differences(members.settings()).items()}
+        for in_what, said in found.items():
+            key = _digest(group, in_what, said)
+            if key in self._logged:
+                continue
+            if not self._log_limit.allows():
+                if len(self._pending) < MAX_KEPT:
+                    self._pending[group] = None
+                return
+            self._logged[key] = None
+            if len(self._logged) > MAX_KEPT:
+                del self._logged[next(iter(self._logged))]
+            log.warning("members of group %s differ in %s: %s", group, in_what, describe_differences(said))
+
+    def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
+        """Log differences that the rate limit held back, if they still exist."""
+        for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
+            del self._pending[group]
+            if group in groups:
+                self.log_differences(group, groups[group])
+
+
+def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
+    """Return a digest that does not depend on the order. Expressions can be long and are not stored."""
+    said = repr((group, in_what, sorted(values)))
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False, kw_only=True)
@@ -66,6 +124,7 @@ class ClientProcessor:
     filters: SqlFilters
     disagreements: Disagreements = field(default_factory=Disagreements)
 
+    @handles(RequestCode.HEART_BEAT)
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
         """Register the client's groups and subscriptions."""
         objects = bytes(frame.body).count(b"{")
@@ -132,6 +191,7 @@ class ClientProcessor:
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
 
+    @handles(RequestCode.UNREGISTER_CLIENT)
     def unregister_client(self, connection: Connection, frame: Frame) -> Frame:
         """Remove the client from the named groups."""
         header = frame.header(UnregisterClientRequestHeader)
@@ -162,6 +222,7 @@ class ClientProcessor:
         for group in groups:
             self.notices.changed(group)
 
+    @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def get_consumer_list_by_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the client ids of a group."""
         group = frame.header(GetConsumerListByGroupRequestHeader).consumer_group
@@ -170,6 +231,7 @@ class ClientProcessor:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"no consumer for this group, {group}", ext={})
         return frame.response(body=ConsumerList(consumer_id_list=known.client_ids()).encode())
 
+    @handles(RequestCode.CHECK_CLIENT_CONFIG)
     async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
         """Check whether the broker supports a subscription that is not by tags."""
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
@@ -186,6 +248,7 @@ class ClientProcessor:
             raise CommandError(ResponseCode.SUBSCRIPTION_PARSE_FAILED, str(error)) from None
         return frame.response()
 
+    @handles(RequestCode.LOCK_BATCH_MQ)
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
         """Take or renew queue locks, and return those held now.
 
@@ -202,6 +265,7 @@ class ClientProcessor:
             )
         return frame.response(body=await encoded(LockBatchResult(lock_ok_mq_set=held), len(held)))
 
+    @handles(RequestCode.UNLOCK_BATCH_MQ)
     async def unlock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
         """Release queue locks."""
         body = _queues(frame)

@@ -15,7 +15,6 @@ import msgspec
 from cometmq import logs
 from cometmq.protocol.bodies import RETRY_MAX_TIMES, SubscriptionData
 from cometmq.protocol.subscriptions import Settings, Wants, wants_of
-from cometmq.remoting import LogBudget
 
 log = logs.logger(__name__)
 
@@ -228,7 +227,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
 
     def __init__(self) -> None:
         super().__init__(ConsumerGroup)
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
 
     def register(
         self,
@@ -284,7 +283,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         client = None if known is None else known.by_channel.get(channel)
         if known is None or client is None:
             return
-        if own not in (limit, RETRY_MAX_TIMES, known.own_limit_told) and self._budget.allows():
+        if own not in (limit, RETRY_MAX_TIMES, known.own_limit_told) and self._log_limit.allows():
             known.own_limit_told = own
             log.warning(
                 "group %s: client %s allows %d retries of a message, which overrides the group's "
@@ -297,7 +296,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
             others = (each for each in known.by_channel.values() if each is not client)
             other = next((each for each in others if each.retry_limit not in (None, limit)), None)
             if other is not None:
-                if not self._budget.allows():
+                if not self._log_limit.allows():
                     return
                 known.limits_told = True
                 log.warning(

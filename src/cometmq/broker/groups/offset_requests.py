@@ -13,7 +13,7 @@ from cometmq.broker.tables.consumer_offsets import SEPARATOR
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import ConsumerOffsetTable
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     GetEarliestMsgStoretimeRequestHeader,
@@ -34,6 +34,7 @@ class OffsetProcessor:
     store: MessageStore
     tables: DurableTables
 
+    @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
         """Return the stored offset, 0 for a group that is new to a young queue, or else code 22.
 
@@ -60,6 +61,7 @@ class OffsetProcessor:
             )
         return offset_answer(frame, 0)
 
+    @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Store an offset. Most of these requests are one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
@@ -94,6 +96,7 @@ class OffsetProcessor:
                 ResponseCode.INVALID_PARAMETER, f"offset is invalid, offset={header.commit_offset}"
             )
 
+    @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return every stored offset to a slave."""
         offsets = self.tables.offsets
@@ -110,6 +113,7 @@ class OffsetProcessor:
         )
         return frame.response(body=await encoded(body, entries))
 
+    @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offset for a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
@@ -119,16 +123,19 @@ class OffsetProcessor:
         offset = await store.lookups.offset_by_time(queue, header.timestamp, mode)
         return offset_answer(frame, max(offset, 0))
 
+    @handles(RequestCode.GET_MAX_OFFSET)
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the offset of the next message."""
         header = frame.header(GetMaxOffsetRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
+    @handles(RequestCode.GET_MIN_OFFSET)
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the first readable offset."""
         header = frame.header(GetMinOffsetRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
+    @handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the store time of the first readable message in ms, or -1."""
         header = frame.header(GetEarliestMsgStoretimeRequestHeader)

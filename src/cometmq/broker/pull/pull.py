@@ -40,7 +40,7 @@ from cometmq.broker.pull.slow_readers import SlowReaders
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
@@ -140,6 +140,7 @@ class PullProcessor:
         self._backlog_due = False  # _serve_backlog is scheduled
         self._stopping = False
 
+    @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull_message(self, connection: Connection, frame: Frame) -> None:
         """Serve, park or refuse a pull."""
         header = frame.header(PullMessageRequestHeader)
@@ -153,8 +154,6 @@ class PullProcessor:
             self._beside(connection, self._compile_first(request, missing))
         else:
             self._checked(request)
-
-    lite_pull_message = pull_message
 
     def _checked(self, request: PullRequest) -> None:
         header = request.header

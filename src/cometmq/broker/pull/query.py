@@ -8,7 +8,7 @@ from functools import partial
 
 from cometmq.broker.access.guard import CheckTopic
 from cometmq.errors import CommandError
-from cometmq.protocol.codes import MAX_FRAME_LENGTH, ResponseCode
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import QueryMessageRequestHeader, ViewMessageRequestHeader
 from cometmq.protocol.record.one import decode_record
@@ -28,6 +28,7 @@ class QueryProcessor:
     store: MessageStore
     check_read: CheckTopic | None
 
+    @handles(RequestCode.QUERY_MESSAGE)
     def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
         """Return the newest records in a time range whose index entry has the key's hash, up to one frame.
 
@@ -35,6 +36,7 @@ class QueryProcessor:
         """
         return _holding(connection, _HELD_BY_KEY, self._by_key(frame))
 
+    @handles(RequestCode.VIEW_MESSAGE_BY_ID)
     def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
         """Return the record at a commit-log offset."""
         return _holding(connection, _HELD_BY_ID, self._by_id(connection, frame))

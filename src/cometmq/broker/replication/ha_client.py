@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
 from cometmq import logs
+from cometmq.broker.base.address import BrokerAddress
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication.ha_frames import REPORT, Pieces
 from cometmq.broker.replication.ha_slave import (
     Compare,
@@ -26,7 +29,7 @@ from cometmq.broker.replication.ha_slave import (
     Tail,
     find_divergence,
 )
-from cometmq.broker.replication.rates import Rate
+from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import BrokerError, CometError
 from cometmq.periodic import Periodic
 from cometmq.protocol.bodies import KVTable
@@ -41,6 +44,19 @@ log = logs.logger(__name__)
 TURN_INTERVAL_S = 0.5
 _READ_BYTES = 1 << 20
 _CONNECT_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplicationContext:
+    """Parts of the broker, which live as long as the broker runs."""
+
+    config: BrokerConfig
+    clock: Clock
+    store: MessageStore
+    tables: DurableTables
+    address: BrokerAddress
+    client: RemotingClient
+    tick: Tick
 
 
 class LogsDiverged(CometError):
@@ -97,8 +113,8 @@ class HaClient:
         self.read_ms = self.written_ms = 0
         self._link: MasterLink | None = None
         self._task: asyncio.Task[None] | None = None
-        self._said = ""
-        self._look = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the master")
+        self._logged_state = ""
+        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the master")
 
     def configure(self) -> None:
         """Apply changed settings."""
@@ -107,12 +123,12 @@ class HaClient:
 
     def start(self) -> None:
         """Follow the master, once it is known."""
-        self._look.start()
+        self._turns.start()
         self._tick.schedule()
 
     async def stop(self) -> None:
         """Close the connection; received bytes are written."""
-        self._look.cancel()
+        self._turns.cancel()
         self.end_tick()
         self._drop()
         if self._task is not None:
@@ -187,18 +203,18 @@ class HaClient:
     def _log_state(self) -> None:
         """Log each change of the state in one line."""
         core = self.core
-        said = core.problem or core.phase.value
-        if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or said == self._said:
+        state = core.problem or core.phase.value
+        if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or state == self._logged_state:
             return
-        self._said = said
+        self._logged_state = state
         if core.phase is Phase.STOPPED:
             log.error(
                 "replication is stopped: %s. The log may be cut with `cometmq store truncate`, or the "
                 "store's directory emptied, while this broker does not run",
-                said,
+                state,
             )
         elif core.phase is Phase.PAUSING:
-            log.warning("not replicating: %s", said)
+            log.warning("not replicating: %s", state)
         elif core.master is not None:
             log.info("following %s from %d on", core.master.ha_addr, self._store.replica.end)
 

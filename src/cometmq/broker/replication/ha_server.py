@@ -15,6 +15,7 @@ from typing import cast
 
 from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
+from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication.ha_frames import Reports, beat, cut
 from cometmq.broker.replication.ha_master import (
     SEND_BYTES,
@@ -24,12 +25,10 @@ from cometmq.broker.replication.ha_master import (
     HaMaster,
     HaRules,
     LogState,
+    ReplicaWaits,
     Send,
 )
-from cometmq.broker.replication.rates import Rate
-from cometmq.broker.replication.replica_waits import ReplicaWaits
-from cometmq.broker.replication.warning_limiter import WarningLimiter
-from cometmq.periodic import Periodic
+from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.codes import ResponseCode
 from cometmq.remoting import Tick, network_of, stop_accepting
 from cometmq.store import CACHED, SYNC_MASTER, Buffer, Clock, MessageStore, NotInMemory
@@ -110,13 +109,13 @@ class HaServer:
         self.core = HaMaster(rules_of(config))
         self.links: dict[int, SlaveLink] = {}
         self._waits: ReplicaWaits[Waiter] = ReplicaWaits()
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading = Tasks()
         self._made = 0
         self._stopped = False
-        self._refused = WarningLimiter(log)
+        self._refusals = logs.LogLimiter(20, 60.0, log)
         self._stop_listening: Callable[[], None] | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._look = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the slaves")
+        self._turns = Periodic(self._loop, TURN_INTERVAL_S, tick.schedule, name="look at the slaves")
 
     # -- start and stop
 
@@ -131,7 +130,7 @@ class HaServer:
             )
             port = listener.sockets[0].getsockname()[1]
             self._stop_listening = partial(stop_accepting, listener)
-        self._look.start()
+        self._turns.start()
         return port
 
     def stop(self) -> None:
@@ -139,7 +138,7 @@ class HaServer:
         self._stopped = True
         if self._stop_listening is not None:
             self._stop_listening()
-        self._look.cancel()
+        self._turns.cancel()
         if self._deadline is not None:
             self._deadline.cancel()
         for task in self._reading:
@@ -162,7 +161,8 @@ class HaServer:
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
-            self._refused.warn("slave %s is refused: there are %d already", link.peer, len(self.links))
+            if self._refusals.allows():
+                log.warning("slave %s is refused: there are %d already", link.peer, len(self.links))
             link.transport.abort()
             return
         self._made += 1
@@ -258,9 +258,7 @@ class HaServer:
         try:
             data = question(CACHED)
         except NotInMemory as miss:
-            task = self._loop.create_task(self._send_cold(link, send, miss))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            self._reading.start(self._send_cold(link, send, miss))
         except OSError as error:
             self._unreadable(link, send, error)
         else:
@@ -300,7 +298,8 @@ class HaServer:
             link.transport.write(data)
 
     def _refuse(self, link: SlaveLink, close: Close) -> None:
-        self._refused.warn("slave %s is disconnected: %s", link.peer, close.reason)
+        if self._refusals.allows():
+            log.warning("slave %s is disconnected: %s", link.peer, close.reason)
         self._close(link)
 
     def _close(self, link: SlaveLink) -> None:

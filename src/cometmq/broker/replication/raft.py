@@ -15,21 +15,21 @@ from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET
 from cometmq.broker.base.members import peers_of, preferred_of
-from cometmq.broker.replication.context import ReplicationContext
+from cometmq.broker.replication.ha_client import ReplicationContext
 from cometmq.broker.replication.metadata_sync import Extent
 from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
 from cometmq.broker.replication.raft_tables import GroupSync, RaftTables
 from cometmq.errors import CometError, CommandError, RaftRefused
-from cometmq.protocol.bodies_admin import (
+from cometmq.protocol.bodies.admin import (
     HaClientInfo,
     HaConnectionInfo,
     HaRuntimeInfo,
     RaftMemberInfo,
     RaftStatus,
 )
-from cometmq.protocol.codes import ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ChangeRaftGroupHeader, CopySettingsHeader
+from cometmq.protocol.headers.admin import ChangeRaftGroupHeader, CopySettingsHeader
 from cometmq.raft import RaftOptions, Role
 from cometmq.remoting import Connection
 from cometmq.store import SYNC_MASTER
@@ -300,6 +300,7 @@ class RaftReplication:
             members=peers,
         )
 
+    @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Answer with the data of haStatus."""
         return frame.response(body=self.ha_status().encode())
@@ -345,10 +346,12 @@ class RaftReplication:
         )
         return HaRuntimeInfo(master=False, ha_client_runtime_info=info, problem=self._problem or None)
 
+    @handles(RequestCode.GET_RAFT_STATUS)
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Answer with this member's view of its group."""
         return frame.response(body=self.status().encode())
 
+    @handles(RequestCode.COPY_SETTINGS)
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
         """Copy topics and groups because the leader has requested it."""
         header = frame.header(CopySettingsHeader)
@@ -364,6 +367,7 @@ class RaftReplication:
             ) from error
         return frame.response()
 
+    @handles(RequestCode.CHANGE_RAFT_GROUP)
     def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Transfer the leadership or change the members. Only the leader accepts this request."""
         header = frame.header(ChangeRaftGroupHeader)

@@ -18,12 +18,13 @@ from functools import partial
 from typing import Protocol
 
 from cometmq import logs
+from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication import raft_state
 from cometmq.broker.replication.commit_waits import CommitWaits
-from cometmq.broker.replication.raft_entries import NodeLog, behind, body_of, with_entries
 from cometmq.broker.replication.raft_peers import Peers
-from cometmq.broker.replication.rates import Rate
+from cometmq.broker.replication.raft_state import NodeLog, behind, body_of, with_entries
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
+from cometmq.periodic import Tasks
 from cometmq.raft import (
     AnyMessage,
     Append,
@@ -149,7 +150,7 @@ class RaftMember:
         self._led = asyncio.Event()  # set while this member does not lead
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
-        self._reading: set[asyncio.Task[None]] = set()
+        self._reading = Tasks()
         self._first = self._raft_log.first
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
@@ -569,9 +570,7 @@ class RaftMember:
             question = partial(self._raft_log.read, entries)
             return with_entries(message, question(CACHED))
         except NotInMemory as miss:
-            task = self._loop.create_task(self._send_cold(message, question, miss))
-            self._reading.add(task)
-            task.add_done_callback(self._reading.discard)
+            self._reading.start(self._send_cold(message, question, miss))
         except (CometError, OSError) as error:
             # The other members must receive messages of this leader all the same.
             log.error("raft: entries for %s cannot be read: %s", message.to, error)

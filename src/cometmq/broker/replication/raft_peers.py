@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from cometmq import logs
+from cometmq.broker.base.stats import Rate
 from cometmq.broker.replication import raft_wire
-from cometmq.broker.replication.rates import Rate
-from cometmq.broker.replication.warning_limiter import WarningLimiter
 from cometmq.errors import CometError, ProtocolError
 from cometmq.protocol.addresses import parse_address
 from cometmq.raft import AnyMessage
@@ -84,7 +83,8 @@ class _Incoming(asyncio.Protocol):
             assert self.transport is not None
             known = self.frames.handshake
             name = known.sender if known is not None else self.transport.get_extra_info("peername")
-            self._peers.refused.warn("the connection of raft member %s is closed: %s", name, error)
+            if self._peers.refused.allows():
+                log.warning("the connection of raft member %s is closed: %s", name, error)
             self.transport.abort()
         self._peers.heard()
 
@@ -114,7 +114,9 @@ class _Link(asyncio.Protocol):
     transport: asyncio.Transport | None = None
     sent: Rate = field(default_factory=Rate)
     _broken: asyncio.Event = field(default_factory=asyncio.Event)
-    _warned_at: float | None = None
+    _log_limit: logs.LogLimiter = field(
+        default_factory=lambda: logs.LogLimiter(1, UNREACHABLE_WARNING_INTERVAL_S)
+    )
 
     async def run(self) -> None:
         """Keep the connection open until cancelled."""
@@ -127,23 +129,16 @@ class _Link(asyncio.Protocol):
                 async with asyncio.timeout(CONNECT_S):
                     await dial(lambda: self, *address)
             except OSError as error:  # includes TimeoutError
-                if self._may_say():
+                if self._log_limit.allows():
                     log.warning("raft member %s unreachable: %s", self.addr, str(error) or "no answer")
             else:
                 begun = loop.time()
                 await self._broken.wait()
                 if loop.time() - begun >= UNREACHABLE_WARNING_INTERVAL_S:
-                    self._warned_at = None
-                elif loop.time() - begun < RETRY_S and self._may_say():
+                    self._log_limit.reset()
+                elif loop.time() - begun < RETRY_S and self._log_limit.allows():
                     log.warning("raft member %s closed the connection immediately: see its log", self.addr)
             await asyncio.sleep(RETRY_S)
-
-    def _may_say(self) -> bool:
-        now = asyncio.get_running_loop().time()
-        may = self._warned_at is None or now - self._warned_at >= UNREACHABLE_WARNING_INTERVAL_S
-        if may:
-            self._warned_at = now
-        return may
 
     def send(self, data: bytes) -> None:
         if self.transport is None:
@@ -204,7 +199,7 @@ class Peers:
         """
         self.group = group
         self.me = me
-        self.refused = WarningLimiter(log)
+        self.refused = logs.LogLimiter(20, 60.0, log)
         self.receive = receive
         self.heard = heard
         self._met = met
@@ -255,8 +250,8 @@ class Peers:
         if before is not None or sender in self._links or len(self.learned) < MAX_CONNECTIONS:
             self.learned[sender] = handshake
             self._met()
-        if sender not in self._links:
-            self.refused.warn(
+        if sender not in self._links and self.refused.allows():
+            log.warning(
                 "raft member %s at %s has connected, and is none of this group, nor of dLegerPeers here: "
                 "`cometmq raft add %s` takes it in",
                 sender, handshake.addr, sender,
@@ -290,7 +285,8 @@ class Peers:
         oldest = next((each for each in strangers if not each.sender), next(iter(strangers), None))
         if oldest is None or oldest.transport is None:
             return False
-        self.refused.warn("the oldest of %d connections makes room for another", len(self.incoming))
+        if self.refused.allows():
+            log.warning("the oldest of %d connections makes room for another", len(self.incoming))
         del self.incoming[oldest]
         oldest.transport.abort()
         return True

@@ -33,7 +33,7 @@ from cometmq.protocol.bodies import (
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import Header
-from cometmq.protocol.headers_admin import CopySettingsHeader
+from cometmq.protocol.headers.admin import CopySettingsHeader
 from cometmq.remoting import RemotingClient
 from cometmq.store import SYNC_MASTER, MessageStore
 

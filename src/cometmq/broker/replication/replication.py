@@ -10,14 +10,14 @@ from collections.abc import Callable
 from cometmq import logs
 from cometmq.broker.base import advertised
 from cometmq.broker.base.address import HA_OFFSET, ha_port_of, host_port
-from cometmq.broker.replication.context import ReplicationContext
-from cometmq.broker.replication.ha_client import HaClient
+from cometmq.broker.replication.ha_client import HaClient, ReplicationContext
 from cometmq.broker.replication.ha_server import HaServer
 from cometmq.broker.replication.ha_slave import MasterAddress, Phase
 from cometmq.broker.replication.metadata_sync import MetadataSync
-from cometmq.protocol.bodies_admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
+from cometmq.protocol.bodies.admin import HaClientInfo, HaConnectionInfo, HaRuntimeInfo
+from cometmq.protocol.codes import RequestCode, handles
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers_admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
+from cometmq.protocol.headers.admin import ExchangeHaInfoResponseHeader, ResetMasterFlushOffsetHeader
 from cometmq.remoting import Connection, parse_addr, port_error
 from cometmq.store import Arrivals
 
@@ -123,6 +123,7 @@ class Replication:
             "haLagBytes": str(max((info.diff for info in infos), default=0)),
         }
 
+    @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
         """Answer with the data of haStatus."""
         return frame.response(body=self.status().encode())
@@ -174,6 +175,7 @@ class Replication:
             )
         return infos
 
+    @handles(RequestCode.EXCHANGE_BROKER_HA_INFO)
     def exchange_broker_ha_info(self, _connection: Connection, frame: Frame) -> Frame:
         """Answer a slave of 5.x, which requests the addresses of its master."""
         if self.master is None:
@@ -185,6 +187,7 @@ class Replication:
         )
         return frame.response(header=header)
 
+    @handles(RequestCode.RESET_MASTER_FLUSH_OFFSET)
     def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Store the flushed position that the request reports for the master, for haStatus.
 

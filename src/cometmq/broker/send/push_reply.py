@@ -15,7 +15,14 @@ from cometmq.broker.groups.clients import ProducerTable
 from cometmq.broker.send.send import TRANSACTION_BITS, SendProcessor
 from cometmq.broker.send.stored_form import sent_properties
 from cometmq.errors import CommandError, RemotingError
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, RequestCode, ResponseCode, is_system_topic
+from cometmq.protocol.codes import (
+    DLQ_PREFIX,
+    RETRY_PREFIX,
+    RequestCode,
+    ResponseCode,
+    handles,
+    is_system_topic,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     PushReplyMessageRequestHeader,
@@ -30,7 +37,7 @@ from cometmq.protocol.properties.values import (
     stored_tags_code,
     value_of,
 )
-from cometmq.remoting import Connection, LogBudget
+from cometmq.remoting import Connection
 from cometmq.store import StoreRefused
 
 log = logs.logger(__name__)
@@ -51,8 +58,9 @@ class ReplyProcessor:
     address: BrokerAddress
 
     def __post_init__(self) -> None:
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
 
+    @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def send_reply_message(self, connection: Connection, frame: Frame) -> Frame:
         """Push a reply to its client, store it, and respond with the result of the push (324, 325)."""
         header = frame.typed
@@ -75,7 +83,7 @@ class ReplyProcessor:
                 f"the properties have {len(properties)} bytes, over the limit of {MAX_PROPERTIES_BYTES}",
             )
         problem = await self._push(connection, header, properties, frame.body)
-        if problem and self._budget.allows():
+        if problem and self._log_limit.allows():
             log.warning("%s", problem)
         answer = SendMessageResponseHeader(msg_id="0", queue_id=queue_id, queue_offset=0)
         if self.sends.config.store_reply_message_enable:
@@ -83,8 +91,6 @@ class ReplyProcessor:
         answer.region, answer.trace_on = self.sends.config.region_id, str(self.sends.config.trace_on).lower()
         code = ResponseCode.SYSTEM_ERROR if problem else ResponseCode.SUCCESS
         return frame.response(code, problem or None, header=answer)
-
-    send_reply_message_v2 = send_reply_message
 
     def _check(self, topic: str, body: bytes | memoryview) -> None:
         """Refuse a reply that could not be stored, before it is pushed. Raises CommandError."""
@@ -172,7 +178,7 @@ class ReplyProcessor:
             )
             problem = await done
         if problem is not None:
-            if self._budget.allows():
+            if self._log_limit.allows():
                 log.warning("a reply for topic %s is not stored: %s", header.topic, problem)
             return None
         ids = self.sends.writer.replies.message_id(message.physical_offset).decode()

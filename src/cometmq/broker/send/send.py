@@ -25,15 +25,17 @@ from cometmq.broker.base.replies import Sender
 from cometmq.broker.base.stats import Stats
 from cometmq.broker.base.times import mono_ms, time_text
 from cometmq.broker.base.writer import Writer
-from cometmq.broker.send.half import half_properties, is_transactional, with_destination
 from cometmq.broker.send.retry import DLQ_QUEUES, RetryRules
 from cometmq.broker.send.send_templates import SendTemplates
 from cometmq.broker.send.stored_form import (
     StoredForm,
     StoredForms,
     cluster_pair,
+    half_properties,
+    is_transactional,
     sent_properties,
     stored_form,
+    with_destination,
 )
 from cometmq.broker.send.timed import Timed, TimedSends, without_times
 from cometmq.broker.tables.durable import DurableTables
@@ -49,8 +51,10 @@ from cometmq.protocol.codes import (
     TRANS_HALF_TOPIC,
     VERSION_4_9_7,
     Perm,
+    RequestCode,
     ResponseCode,
     SysFlag,
+    handles,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageRequestHeader, SendMessageRequestHeaderV2
@@ -124,6 +128,7 @@ class SendProcessor:
         self._rules.clear()
         self.templates.forget()
 
+    @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
         """Store one message or a batch (10, 310, 320). A header field, not the code, marks a batch."""
         header = frame.typed
@@ -184,8 +189,6 @@ class SendProcessor:
             )
         )
         return None
-
-    send_message_v2 = send_batch_message = send_message
 
     def _send_named(
         self,

@@ -21,7 +21,15 @@ from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt
 from cometmq.protocol.bodies import TopicConfig
-from cometmq.protocol.codes import MAX_TOPIC_LENGTH, RETRY_PREFIX, Perm, ResponseCode, has_retry_topic
+from cometmq.protocol.codes import (
+    MAX_TOPIC_LENGTH,
+    RETRY_PREFIX,
+    Perm,
+    RequestCode,
+    ResponseCode,
+    handles,
+    has_retry_topic,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import ConsumerSendMsgBackRequestHeader
 from cometmq.protocol.properties.values import put
@@ -44,6 +52,7 @@ class SendBackProcessor:
     writer: Writer
     check_read: CheckTopic | None
 
+    @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
         """Respond with success once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)

@@ -11,12 +11,12 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError
+from cometmq.message import check_group_name
 from cometmq.protocol.bodies import DataVersion, SubscriptionGroupConfig
 from cometmq.protocol.codes import (
     BUILT_IN_GROUPS,
     MAX_GROUP_LENGTH,
     ResponseCode,
-    check_group_name,
     is_legal_name,
     is_system_group,
 )

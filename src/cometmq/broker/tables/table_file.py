@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cometmq import logs
+from cometmq.periodic import Backoff
 from cometmq.store import Disk, JsonTable
 
 log = logs.logger(__name__)
@@ -89,8 +90,7 @@ class TableFile:
 
     async def _run(self) -> None:
         await asyncio.sleep(0)  # changes of the same tick are written together
-        wait_s = RETRY_S
-        failing = False
+        retry = Backoff(RETRY_S, MAX_RETRY_INTERVAL_S)
         while self._saved < self._asked:
             asked = self._asked
             self._changed.clear()
@@ -98,21 +98,19 @@ class TableFile:
             self._end_waits(asked, error)
             if error is None:
                 self._saved = asked
-                wait_s = RETRY_S
-                if failing:
+                if retry.failures:
                     log.warning("%s written again", self._file.path)
-                failing = False
+                retry.reset()
                 continue
-            failing = True
             if self._ending:
                 log.error("%s not written: %s", self._file.path, error)
                 self._end_waits(self._asked, error)
                 return
             log.error("%s not written, trying again: %s", self._file.path, error)
             try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
+                await asyncio.wait_for(self._changed.wait(), retry.next_s())
             except TimeoutError:
-                wait_s = min(2 * wait_s, MAX_RETRY_INTERVAL_S)
+                pass
 
     async def _write(self) -> OSError | None:
         try:

@@ -15,7 +15,7 @@ from cometmq import logs
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.tables.versions import Versions
 from cometmq.errors import CommandError, MessageIllegal
-from cometmq.message import MessageQueue
+from cometmq.message import MessageQueue, check_topic_name
 from cometmq.protocol.bodies import DataVersion, TopicConfig
 from cometmq.protocol.codes import (
     BENCHMARK_TOPIC,
@@ -34,7 +34,6 @@ from cometmq.protocol.codes import (
     Perm,
     ResponseCode,
     TopicSysFlag,
-    check_topic_name,
     is_legal_name,
 )
 

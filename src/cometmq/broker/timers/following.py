@@ -27,7 +27,6 @@ from cometmq.protocol.codes import TIMER_TOPIC
 from cometmq.protocol.properties.values import value_of
 from cometmq.protocol.record.one import place_of, properties_of
 from cometmq.protocol.timers import CODES_BEGIN, RECALL_FOUND, TimerCode, timer_tags_code
-from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     FILLER_SIZE,
     UNIT_DTYPE,
@@ -118,7 +117,7 @@ class Follower:
     carried: dict[int, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # of what was stored before the start, here or by a leader
         self._loading: tuple[int, Known] | None = None  # the end offset of `load`, and what is known
 
@@ -295,7 +294,7 @@ class Follower:
             return await self.store.executor.query(partial(self.store.lookups.record_at, position))
         except OSError as error:
             _raise_unless_unreadable(error)
-            if self._budget.allows():
+            if self._log_limit.allows():
                 log.error("the timer message at log position %d is unreadable, skipped: %s", position, error)
             return None
 

@@ -16,7 +16,7 @@ from cometmq.broker.timers.schedule import ScheduleService
 from cometmq.broker.timers.timers import TimerService
 from cometmq.errors import CommandError
 from cometmq.protocol.bodies import TimerMetric, TimerMetrics
-from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, Perm, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, TIMER_TOPIC, Perm, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     ListTimersRequestHeader,
@@ -67,10 +67,12 @@ class TimerProcessor:
     writer: Writer
     _recalling: set[tuple[str, int, str]] = field(default_factory=set)
 
+    @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
         """Return 56 bytes: the progress of reading and delivery."""
         return frame.response(body=self.service.check_point(self.service.pending.followed))
 
+    @handles(RequestCode.GET_TIMER_METRICS)
     def get_timer_metrics(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the number of waiting messages by topic."""
         state = self.tables.timers
@@ -80,6 +82,7 @@ class TimerProcessor:
         }
         return frame.response(body=TimerMetrics(timing_count=counts, data_version=state.counted).encode())
 
+    @handles(RequestCode.RECALL_MESSAGE)
     async def recall_message(self, connection: Connection, frame: Frame) -> None:
         """Recall a waiting message by a record in the timer topic (docs/reference/remoting.md, Recall)."""
         header = frame.header(RecallMessageRequestHeader)
@@ -173,6 +176,7 @@ class TimerProcessor:
             raise _illegal("timestamp invalid")
         return handle
 
+    @handles(RequestCode.LIST_TIMERS)
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
         """Return waiting messages, also of delay levels, by delivery time: a page of records, and its end.
 

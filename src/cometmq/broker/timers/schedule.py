@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from cometmq import logs
@@ -26,12 +26,12 @@ from cometmq.broker.timers.delivered import delivered, units_behind
 from cometmq.broker.timers.redelivery import Redelivery
 from cometmq.errors import CommandError, RecordError, StoreError
 from cometmq.message import MessageExt
+from cometmq.periodic import Backoff, Tasks
 from cometmq.protocol.bodies import DelayOffsetTable
-from cometmq.protocol.codes import SCHEDULE_TOPIC, ResponseCode
+from cometmq.protocol.codes import SCHEDULE_TOPIC, RequestCode, ResponseCode, handles
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.record.one import iter_records, properties_of
 from cometmq.remoting import Connection
-from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import (
     CACHED,
     Arrivals,
@@ -69,7 +69,8 @@ class LevelCursor:
     due: DueTimes
     offset: int = 0
     busy: bool = False
-    refusals: int = 0  # successive refusals of the message at `offset`
+    refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
+    """The refusals of the message at `offset`."""
     errors: int = 0  # successive unexpected errors with it
     timer: asyncio.TimerHandle | None = None
     began: int = -1  # the end of the log before the deliveries in progress; -1 if there are none
@@ -88,7 +89,7 @@ class ScheduleService:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self.restart()
 
     def restart(self) -> None:
@@ -99,7 +100,7 @@ class ScheduleService:
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._delivered: set[int] = set()  # log positions of messages delivered out of order
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
@@ -142,6 +143,7 @@ class ScheduleService:
             return None
         return message.store_timestamp_ms + self.levels.delay_ms(cursor.level)
 
+    @handles(RequestCode.GET_ALL_DELAY_OFFSET)
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the delivery offsets to a slave, with the log position that CometMQ's slaves use."""
         table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
@@ -205,8 +207,7 @@ class ScheduleService:
         for cursor in self.cursors.values():
             if cursor.timer is not None:
                 cursor.timer.cancel()
-        if self._tasks:
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Record arrivals, and wake the levels that got their first message."""
@@ -244,9 +245,7 @@ class ScheduleService:
         try:
             self._deliver(cursor, self._read(cursor))
         except (NotInMemory, OSError) as trouble:
-            task = self._loop.create_task(self._run_cold(cursor, trouble))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.start(self._run_cold(cursor, trouble))
         except Exception:
             self._failed(cursor)
 
@@ -299,7 +298,7 @@ class ScheduleService:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
                 # Records have been deleted, or the queue begins after the cursor.
-                if got.next_begin_offset > cursor.offset and self._budget.allows():
+                if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages deleted with their segments before delivery, from %d on",
                         cursor.level, got.next_begin_offset - cursor.offset, cursor.offset,
@@ -319,9 +318,10 @@ class ScheduleService:
                 return
             cursor.began = -1
             if reached != cursor.offset:
-                if cursor.refusals:
+                if cursor.refusals.failures:
                     log.info("delay level %d: messages are delivered again", cursor.level)
-                cursor.refusals = cursor.errors = 0
+                cursor.refusals.reset()
+                cursor.errors = 0
                 self._move(cursor, reached)
                 self._delivered.difference_update(passed)  # only now: a refused round examines them again
                 cursor.due.steps.passed(reached)
@@ -388,7 +388,7 @@ class ScheduleService:
 
     def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
         """Log that a message is not delivered, within the rate limit of the log."""
-        if self._budget.allows():
+        if self._log_limit.allows():
             where = "" if position is None else f", log position {position}"
             log.error(
                 "delay level %d: message at %d%s is not delivered: %s", cursor.level, offset, where, why
@@ -396,12 +396,9 @@ class ScheduleService:
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
         """Return the delay in seconds after a refusal of the message at the cursor; log the first one."""
-        if not cursor.refusals:
+        if not cursor.refusals.failures:
             log.warning(
                 "delay level %d: message at %d not delivered, trying again: %s",
-                cursor.level,
-                cursor.offset,
-                why,
-            )
-        cursor.refusals += 1
-        return min(RETRY_S * (1 << min(cursor.refusals - 1, 7)), ERROR_S)
+                cursor.level, cursor.offset, why,
+            )  # fmt: skip
+        return cursor.refusals.next_s()

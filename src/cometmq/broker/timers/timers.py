@@ -30,11 +30,11 @@ from cometmq.broker.timers.pending import Pending, Times
 from cometmq.broker.timers.redelivery import Redelivery, append_again, check_body
 from cometmq.broker.timers.wheel import NEVER, Waiting
 from cometmq.errors import CommandError, MessageIllegal, RecordError, StoreError
+from cometmq.periodic import Backoff
 from cometmq.protocol.codes import TIMER_TOPIC, ResponseCode
 from cometmq.protocol.properties.values import put, value_of
 from cometmq.protocol.record.one import decode_record, properties_of
 from cometmq.protocol.timers import TimerCode, timer_tags_code
-from cometmq.remoting.dispatch import LogBudget
 from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, replace_file
 
 log = logs.logger(__name__)
@@ -80,7 +80,7 @@ class TimerService:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self.restart()
 
     def restart(self) -> None:
@@ -97,7 +97,7 @@ class TimerService:
         self._loaded = False
         self._move: Move | None = None
         self._began = -1  # the end of the log at the beginning of the current batch
-        self._failures = 0  # in a row
+        self._refusals = Backoff(RETRY_S, ERROR_S)
         self._errors = 0  # unexpected ones with the next message
 
     # -- start and stop
@@ -170,21 +170,20 @@ class TimerService:
                 await self._failed("", error)
 
     def _note_success(self) -> None:
-        if self._failures:
+        if self._refusals.failures:
             log.info("timer messages are delivered again")
-        self._failures = 0
+        self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:
         """Wait after a failure, and log the first one in a row."""
-        if line and not self._failures:
+        if line and not self._refusals.failures:
             log.warning(line, why)
         if self._move is not None:
             self._move.answer(False)
             self._move = None
-        self._failures += 1
-        wait_s = min(RETRY_S * (1 << min(self._failures - 1, 7)), ERROR_S) if line else ERROR_S
+        wait_s = self._refusals.next_s()
         try:
-            await asyncio.wait_for(self._stopping.wait(), wait_s)
+            await asyncio.wait_for(self._stopping.wait(), wait_s if line else ERROR_S)
         except TimeoutError:
             pass
 
@@ -306,7 +305,7 @@ class TimerService:
 
     def _step_over(self, position: int, why: object) -> None:
         """Log that a message is not delivered, within the rate limit of the log."""
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.error("timer message at log position %d is not delivered: %s", position, why)
 
     async def _committed(self) -> None:

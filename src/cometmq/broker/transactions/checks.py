@@ -50,7 +50,7 @@ from cometmq.protocol.headers import CheckTransactionStateRequestHeader
 from cometmq.protocol.ids import encode_offset_id
 from cometmq.protocol.properties.values import REAL_QID
 from cometmq.protocol.record.one import queue_offset_of, record_starts
-from cometmq.remoting import Connection, LogBudget
+from cometmq.remoting import Connection
 from cometmq.store import Clock, GetStatus, MessageStore, Reads, StoreRefused
 
 log = logs.logger(__name__)
@@ -84,7 +84,7 @@ class TransactionChecks:
         self._turn = count()
         self._next = 0  # the half message at which a round continues the last one
         self._room = 0  # the bytes that this round may still store again
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         # The end of the ops and the end of the half messages at some moments. Once the head is behind the
         # second, no op before the first is needed any more.
         self._marks: deque[tuple[int, int]] = deque()
@@ -100,8 +100,7 @@ class TransactionChecks:
 
     async def stop(self) -> None:
         """Stop the checks."""
-        self._timer.cancel()
-        await self._timer.stop()
+        await self._timer.stop(cancel=True)
 
     # -- a round
 
@@ -269,11 +268,11 @@ class TransactionChecks:
         return partial(self.ledger.ended, half.first, half.offset)
 
     def _say_unread(self, offset: int, error: OSError) -> None:
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.error("half message %d cannot be checked, trying again in the next cycle: %s", offset, error)
 
     def _log_given_up(self, half: Half, why: str) -> None:
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.error("transaction %s of group %s is not checked any more: %s", half.key, half.group, why)
 
     def _copy(self, half: Half, *, checked: bool) -> Callable[[], None]:
@@ -305,7 +304,7 @@ class TransactionChecks:
             None,
         )
         if client is None:
-            if self._budget.allows():
+            if self._log_limit.allows():
                 log.warning("no producer of group %s connected to check transaction %s", half.group, half.key)
             return
         header = CheckTransactionStateRequestHeader(

@@ -26,14 +26,19 @@ from cometmq.broker.transactions.inherited import BYTES_OF_KEY, SAME_KEY, Inheri
 from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
 from cometmq.errors import CommandError, StoreError
-from cometmq.protocol.codes import TRANS_CHECK_MAX_TIME_TOPIC, TRANS_HALF_TOPIC, ResponseCode
+from cometmq.protocol.codes import (
+    TRANS_CHECK_MAX_TIME_TOPIC,
+    TRANS_HALF_TOPIC,
+    RequestCode,
+    ResponseCode,
+    handles,
+)
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import EndTransactionRequestHeader, ResumeCheckHalfMessageRequestHeader
 from cometmq.protocol.ids import IdError, decode_offset_id
 from cometmq.protocol.properties.values import drop, put
 from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
 from cometmq.remoting import Connection
-from cometmq.remoting.dispatch import LogBudget
 from cometmq.settings import LONG_MAX
 from cometmq.store import CACHED, Clock, MessageStore, NotInMemory, Reads, StoreRefused
 from cometmq.text import printable
@@ -62,9 +67,10 @@ class TransactionEnds:
     check_write: CheckTopic | None
 
     def __post_init__(self) -> None:
-        self._budget = LogBudget()
+        self._log_limit = logs.LogLimiter()
         self._resuming: set[int] = set()  # log positions; each has a request that waits
 
+    @handles(RequestCode.END_TRANSACTION)
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         """Handle 37.
 
@@ -148,7 +154,7 @@ class TransactionEnds:
 
     def _log_refusal(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
         """Log a refused end, and return its error. Most producers ignore the response."""
-        if self._budget.allows():
+        if self._log_limit.allows():
             log.warning(
                 "end of transaction %s of group %s is refused: %s",
                 header.transaction_id, header.producer_group, error.remark,
@@ -197,6 +203,7 @@ class TransactionEnds:
 
     # -- given up, and taken up again
 
+    @handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
         """Handle 323: check the half message again, beginning with the first check."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)

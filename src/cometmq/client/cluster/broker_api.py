@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from cometmq.client.cluster.decoding import MAX_BODY, Decoded, decode_messages, decode_one, decode_pulled
 from cometmq.client.cluster.namespaces import Namespace
@@ -22,6 +22,7 @@ from cometmq.client.cluster.requests import (
 from cometmq.errors import BodyError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus, WaitingMessage
 from cometmq.protocol.bodies import (
+    Body,
     CheckClientRequestBody,
     ConsumerConnection,
     ConsumerList,
@@ -32,7 +33,7 @@ from cometmq.protocol.bodies import (
     ResetOffsetBody,
     SubscriptionData,
 )
-from cometmq.protocol.bodies_admin import (
+from cometmq.protocol.bodies.admin import (
     ConsumerOffsetTable,
     HaRuntimeInfo,
     PurgedQueue,
@@ -62,7 +63,7 @@ from cometmq.protocol.headers import (
     UnregisterClientRequestHeader,
     ViewMessageRequestHeader,
 )
-from cometmq.protocol.headers_admin import (
+from cometmq.protocol.headers.admin import (
     AddBrokerHeader,
     ChangeRaftGroupHeader,
     PurgeTopicRequestHeader,
@@ -74,7 +75,7 @@ from cometmq.protocol.timers import RecallHandle
 from cometmq.remoting import RemotingClient
 from cometmq.text import printable
 
-__all__ = ["BrokerApi", "Calls"]
+B = TypeVar("B", bound=Body)
 
 MAX_MEMBERS = 100_000
 """Members of a group. A rebalance of this many takes about 0.1 s."""
@@ -102,6 +103,12 @@ class Calls:
         """Return the answer to a request. Raises BrokerError unless its code is SUCCESS, or RemotingError."""
         answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
         return succeeded(answer, addr, topic, key)
+
+    async def fetch(
+        self, addr: str, code: RequestCode, body: type[B], header: Any = None, *, topic: str = ""
+    ) -> B:
+        """Return the body of the answer to a request. Raises as `call` does, or BodyError."""
+        return body.decode((await self.call(addr, code, header, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
         """Return the answer to a request, whatever its code."""
@@ -313,8 +320,8 @@ class BrokerApi(Calls):
     async def consumer_ids(self, addr: str, group: str) -> list[str]:
         """Return the client ids of the members. Raises BrokerError with SYSTEM_ERROR if there are none."""
         header = GetConsumerListByGroupRequestHeader(consumer_group=group)
-        answer = await self.call(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header)
-        members = ConsumerList.decode(answer.body).consumer_id_list
+        found = await self.fetch(addr, RequestCode.GET_CONSUMER_LIST_BY_GROUP, ConsumerList, header)
+        members = found.consumer_id_list
         if len(members) > MAX_MEMBERS:
             problem = (
                 f"group {printable(group)} has {len(members)} members, a client accepts {MAX_MEMBERS} at most"
@@ -329,8 +336,8 @@ class BrokerApi(Calls):
             BrokerError: CONSUMER_NOT_ONLINE if there are none.
         """
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
-        answer = await self.call(addr, RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
-        found = ConsumerConnection.decode(answer.body)
+        code = RequestCode.GET_CONSUMER_CONNECTION_LIST
+        found = await self.fetch(addr, code, ConsumerConnection, header)
         for subscription in found.subscription_table.values():
             subscription.topic = self.namespace.unwrap(subscription.topic)
         for each in found.connection_set:
@@ -441,8 +448,7 @@ class BrokerApi(Calls):
         Without `execute`, only return what would be hidden.
         """
         header = PurgeTopicRequestHeader(topic=topic, queue_id=queue_id, before=before_ms, execute=execute)
-        answer = await self.call(addr, RequestCode.PURGE_TOPIC, header, topic=topic)
-        return PurgeResult.decode(answer.body).queues
+        return (await self.fetch(addr, RequestCode.PURGE_TOPIC, PurgeResult, header, topic=topic)).queues
 
     async def recall(self, addr: str, group: str, topic: str, recall_handle: str) -> str:
         """Cancel the delivery of a waiting timer message and return its unique key."""
@@ -462,8 +468,7 @@ class BrokerApi(Calls):
 
     async def raft_status(self, addr: str) -> RaftStatus:
         """Return the state of a raft group as one member reports it."""
-        answer = await self.call(addr, RequestCode.GET_RAFT_STATUS)
-        return RaftStatus.decode(answer.body)
+        return await self.fetch(addr, RequestCode.GET_RAFT_STATUS, RaftStatus)
 
     async def change_raft_group(self, addr: str, action: str, member: str) -> None:
         """Change a raft group at its leader: transfer, addLearner, promote or remove a member."""
@@ -473,8 +478,7 @@ class BrokerApi(Calls):
 
     async def ha_status(self, addr: str) -> HaRuntimeInfo:
         """Return the replicas of a master or the master of a slave, with their progress."""
-        answer = await self.call(addr, RequestCode.GET_BROKER_HA_STATUS)
-        return HaRuntimeInfo.decode(answer.body)
+        return await self.fetch(addr, RequestCode.GET_BROKER_HA_STATUS, HaRuntimeInfo)
 
     async def reset_master_flush_offset(self, addr: str, offset: int) -> None:
         """Set the master's flush offset at a slave."""
@@ -497,8 +501,7 @@ class BrokerApi(Calls):
 
     async def runtime_info(self, addr: str) -> dict[str, str]:
         """Return the runtime information of a broker, under RocketMQ's names."""
-        answer = await self.call(addr, RequestCode.GET_BROKER_RUNTIME_INFO)
-        return dict(KVTable.decode(answer.body).table)
+        return dict((await self.fetch(addr, RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table)
 
 
 def _waiting(message: MessageExt, deliver_at_ms: int) -> WaitingMessage:

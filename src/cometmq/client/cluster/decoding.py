@@ -18,8 +18,6 @@ from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.compression import decompress
 from cometmq.protocol.record.one import body_crc, iter_records
 
-__all__ = ["MAX_BODY", "Decoded", "decode_messages", "decode_one", "decode_pulled"]
-
 log = logs.logger("cometmq.client")
 
 _COMPRESSED = int(SysFlag.COMPRESSED)

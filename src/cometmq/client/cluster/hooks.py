@@ -17,21 +17,6 @@ from cometmq import logs
 from cometmq.client.cluster.workers import call_hook
 from cometmq.errors import ConfigError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, TransactionState
-from cometmq.remoting import LogBudget
-
-__all__ = [
-    "ConsumeHook",
-    "Consuming",
-    "EndTransactionHook",
-    "EndingTransaction",
-    "FilterHook",
-    "SendHook",
-    "Sending",
-    "called_between",
-    "check_hooks",
-    "kept",
-    "tell",
-]
 
 log = logs.logger("cometmq.client")
 
@@ -129,7 +114,7 @@ class ConsumeHook(Protocol):
 FilterHook = Callable[[MessageExt], bool]
 """A function that returns whether a listener receives a pulled message. A rejected one counts as consumed."""
 
-_budget = LogBudget()
+_log_limit = logs.LogLimiter()
 
 
 def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
@@ -145,7 +130,7 @@ def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
                 raise ConfigError(key, repr(hook), f"{expected}, not async ones")
 
 
-def tell(hooks: Sequence[Any], method: str, subject: object) -> None:
+def notify_hooks(hooks: Sequence[Any], method: str, subject: object) -> None:
     """Call this method of each hook. Exceptions are logged."""
     for hook in hooks:
         try:
@@ -158,10 +143,10 @@ def kept(hooks: Sequence[FilterHook], messages: list[MessageExt]) -> list[Messag
     """Return the messages that every hook accepts. A hook that raises an exception accepts the message."""
     if not hooks:
         return messages
-    return [message for message in messages if all(_passes(hook, message) for hook in hooks)]
+    return [message for message in messages if all(_accepts(hook, message) for hook in hooks)]
 
 
-def _passes(hook: FilterHook, message: MessageExt) -> bool:
+def _accepts(hook: FilterHook, message: MessageExt) -> bool:
     try:
         return bool(call_hook(hook, message))
     except Exception as error:
@@ -170,7 +155,7 @@ def _passes(hook: FilterHook, message: MessageExt) -> bool:
 
 
 def _failed(hook: object, error: Exception) -> None:
-    if _budget.allows():
+    if _log_limit.allows():
         log.error("the hook %r failed", hook, exc_info=error)
 
 
@@ -184,7 +169,7 @@ def called_between(
     async def call(messages: list[MessageExt], context: C) -> S:
         queue: MessageQueue = context.queue  # type: ignore[attr-defined] # as every context has
         consuming = Consuming(group, queue, tuple(messages))
-        tell(hooks, "before_consume", consuming)
+        notify_hooks(hooks, "before_consume", consuming)
         begun = time.monotonic()
         try:
             status = await listener(messages, context)
@@ -195,6 +180,6 @@ def called_between(
             raise
         finally:
             consuming.took_s = time.monotonic() - begun
-            tell(hooks, "after_consume", consuming)
+            notify_hooks(hooks, "after_consume", consuming)
 
     return call

@@ -12,9 +12,6 @@ from cometmq.client.cluster.options import ClientOptions
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.ids import UniqueKeys
 
-__all__ = ["KeyMaker", "client_id_of", "local_address"]
-
-
 _ANYWHERE = "192.0.2.1"
 """An address reserved for documentation."""
 

@@ -22,14 +22,13 @@ from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.reads import Reads
-from cometmq.client.cluster.replies import Replies
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
 from cometmq.client.cluster.routes import ReadTarget, RouteTable, TopicRoute, template_route, topic_route
-from cometmq.client.cluster.server_requests import ConsumerPeer, ServerRequests, TransactionPeer
+from cometmq.client.cluster.server_requests import ConsumerPeer, Replies, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
 from cometmq.errors import BrokerError, ClientStateError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
-from cometmq.periodic import Periodic
+from cometmq.periodic import Periodic, Tasks
 from cometmq.protocol.acl import Credentials, sign
 from cometmq.protocol.bodies import HeartbeatData, ProducerData
 from cometmq.protocol.codes import (
@@ -38,14 +37,13 @@ from cometmq.protocol.codes import (
     REPLY_TOPIC_POSTFIX,
     TBW102,
     TRACE_PRODUCER_GROUP,
+    handlers_of,
 )
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import AddressServer, Connection, RemotingClient
 from cometmq.text import printable
-
-__all__ = ["ClientInstance"]
 
 log = logs.logger("cometmq.client")
 
@@ -110,7 +108,7 @@ class ClientInstance(LifeCycle):
         )
         self._requests = ServerRequests(self.consumers, self.transactions, self.replies, self.namespace)
         self.remoting = RemotingClient(
-            self._requests.handlers(),
+            handlers_of(self._requests),
             on_close=self._connection_closed,
             outgoing=_before_leaving(
                 self.namespace, self.options.credentials, self.options.sign_to_name_servers
@@ -135,13 +133,13 @@ class ClientInstance(LifeCycle):
             self._beat,
             name=f"heartbeat of client {self.client_id}",
         )
-        self._route_rounds = Periodic(
+        self._route_refreshes = Periodic(
             self.loop,
             self.options.route_interval_s,
             self.refresh_routes,
             name=f"refresh of routes of client {self.client_id}",
         )
-        self._refreshing: set[asyncio.Task[object]] = set()
+        self._background = Tasks()
         self._fetching: dict[str, asyncio.Task[TopicRoute]] = {}
         self._template_until: dict[str, float] = {}
         self._forget_at = self.loop.time() + _USED_WITHIN_S
@@ -149,12 +147,12 @@ class ClientInstance(LifeCycle):
         """The brokers that have received a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
         """The scheduled heartbeats to brokers whose connection was lost."""
-        self._joined = self._told_of = 0
+        self._producers_registered = self._producers_announced = 0
         """The number of producers that were registered, and the number announced in a heartbeat."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
         """The reply topics with a known route: one for each cluster of a request's topic."""
-        self._clusters_asked = False
+        self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
             self.traces = Traces(self.options.trace, self.keys, self._send_traces)
@@ -178,7 +176,7 @@ class ClientInstance(LifeCycle):
         if self._address_server is not None:
             await self._address_server.start()
         self._heartbeats.start()
-        self._route_rounds.start()
+        self._route_refreshes.start()
         if self.traces is not None:
             self.traces.start()
 
@@ -193,14 +191,12 @@ class ClientInstance(LifeCycle):
             await self.traces.stop()
         if self._address_server is not None:
             await self._address_server.stop()
-        self._heartbeats.cancel()
-        self._route_rounds.cancel()
         for addr in list(self._announcing):
-            self._announce_no_more(addr)
-        tasks = [*self._refreshing, *self._fetching.values()]
+            self._cancel_announcements(addr)
+        tasks = [*self._background, *self._fetching.values()]
         for task in tasks:
             task.cancel()
-        periodics = (self._heartbeats.stop(), self._route_rounds.stop())
+        periodics = (self._heartbeats.stop(cancel=True), self._route_refreshes.stop(cancel=True))
         await asyncio.gather(*tasks, *periodics, return_exceptions=True)
         await self.remoting.close()
 
@@ -285,17 +281,17 @@ class ClientInstance(LifeCycle):
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
-            await self._tell_reply_topics_apart(topic)
+            await self._exempt_reply_topics(topic)
         route = await self.namesrv.route_as(topic, partial(topic_route, topic))
         self._put(route)
         return route
 
-    async def _tell_reply_topics_apart(self, topic: str) -> None:
+    async def _exempt_reply_topics(self, topic: str) -> None:
         """Exempt the reply topics of clusters from the namespace, but not other topics with similar names."""
-        if not self._clusters_asked and topic not in self.namespace.exempt:
+        if not self._clusters_known and topic not in self.namespace.exempt:
             clusters = (await self.namesrv.cluster_info()).cluster_addr_table
             self.namespace.exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
-            self._clusters_asked = True
+            self._clusters_known = True
 
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
@@ -321,10 +317,7 @@ class ClientInstance(LifeCycle):
 
     def in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
         """Run a coroutine as a task that ends with this instance."""
-        task = self.loop.create_task(work, name=name)
-        self._refreshing.add(task)
-        task.add_done_callback(self._refreshing.discard)
-        return task
+        return self._background.start(work, name=name)
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
         """Request the routes of these topics, or of all topics in use, and return the failures by topic.
@@ -442,12 +435,12 @@ class ClientInstance(LifeCycle):
                 if not tries_left:
                     raise
 
-    # -- who we are, told to brokers
+    # -- registration at brokers
 
     def register_producer(self, group: str) -> None:
         """Announce a producer group with the next heartbeat, which is sent soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
-        self._joined += 1
+        self._producers_registered += 1
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
@@ -473,25 +466,23 @@ class ClientInstance(LifeCycle):
             self._producers[group] = left
             return
         if self._producers.pop(group, None) is not None:
-            await self._say_goodbye(producer_group=group)
+            await self._unregister(producer_group=group)
 
     async def unregister_consumer(self, group: str) -> None:
         """Notify the brokers that a consumer has left."""
         if self.consumers.pop(group, None) is not None:
-            await self._say_goodbye(consumer_group=group)
+            await self._unregister(consumer_group=group)
 
-    async def _say_goodbye(
-        self, producer_group: str | None = None, consumer_group: str | None = None
-    ) -> None:
+    async def _unregister(self, producer_group: str | None = None, consumer_group: str | None = None) -> None:
         """Unregister at all brokers, so that other members rebalance immediately and not after 120 s."""
 
-        async def tell(addr: str) -> None:
+        async def unregister(addr: str) -> None:
             try:
                 await self.brokers.unregister_client(addr, self.client_id, producer_group, consumer_group)
             except CometError as error:
                 log.info("broker %s was not notified that %s leaves: %s", addr, self.client_id, error)
 
-        await asyncio.gather(*(tell(addr) for addr in sorted(self._announced)))
+        await asyncio.gather(*(unregister(addr) for addr in sorted(self._announced)))
 
     def heartbeat_soon(self) -> None:
         """Send heartbeats in the background."""
@@ -499,12 +490,12 @@ class ClientInstance(LifeCycle):
 
     async def _beat(self) -> None:
         # The queries must be sent before the heartbeats, which do not wait for their answers.
-        looks = asyncio.gather(
-            *(peer.look_at_group() for peer in self.consumers.values()), return_exceptions=True
+        comparisons = asyncio.gather(
+            *(peer.compare_subscriptions() for peer in self.consumers.values()), return_exceptions=True
         )
         await asyncio.sleep(0)
         await self.send_heartbeats()
-        await looks
+        await comparisons
 
     async def send_heartbeats(self) -> None:
         """Send heartbeats for all groups to all brokers.
@@ -513,10 +504,10 @@ class ClientInstance(LifeCycle):
         """
         if not self._producers and not self.consumers:
             return
-        joined, body = self._joined, self._heartbeat()
+        registered, body = self._producers_registered, self._heartbeat()
         addrs = self.routes.addresses(replicas=bool(self.consumers))
         await asyncio.gather(*(self._heartbeat_to(addr, body) for addr in sorted(addrs)))
-        self._told_of = max(self._told_of, joined)
+        self._producers_announced = max(self._producers_announced, registered)
         for addr in set(self.heartbeat_problems) - addrs:
             del self.heartbeat_problems[addr]
 
@@ -539,7 +530,7 @@ class ClientInstance(LifeCycle):
                     self._reply_topics.add(topic)
             self.routes.use(topic)
         missing = self.routes.addresses(replicas=False) - self._announced - self.heartbeat_problems.keys()
-        if missing or self._told_of < self._joined:
+        if missing or self._producers_announced < self._producers_registered:
             if self._introduction is None or self._introduction.done():
                 self._introduction = self.in_background(self.send_heartbeats(), "cometmq-introduction")
             await asyncio.wait([self._introduction], timeout=max(end - self.loop.time(), 0.0))
@@ -568,19 +559,19 @@ class ClientInstance(LifeCycle):
         """Schedule heartbeats to a broker whose connection was lost: it has dropped this client, too."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions or self.replies):
-            self._announce_no_more(connection.addr)
+            self._cancel_announcements(connection.addr)
             self._announcing[connection.addr] = [
-                self.loop.call_later(delay_s, self._announce_again, connection.addr)
+                self.loop.call_later(delay_s, self._repeat_announcement, connection.addr)
                 for delay_s in _ANNOUNCE_AGAIN_S
             ]
             self._announcing[connection.addr].append(
-                self.loop.call_later(_ANNOUNCE_AGAIN_S[-1], self._announce_no_more, connection.addr)
+                self.loop.call_later(_ANNOUNCE_AGAIN_S[-1], self._cancel_announcements, connection.addr)
             )
 
-    def _announce_no_more(self, addr: str) -> None:
+    def _cancel_announcements(self, addr: str) -> None:
         for timer in self._announcing.pop(addr, ()):
             timer.cancel()
 
-    def _announce_again(self, addr: str) -> None:
+    def _repeat_announcement(self, addr: str) -> None:
         if self._state == "running" and addr in self.routes.addresses(replicas=True) - self._announced:
             self._heartbeats.soon()

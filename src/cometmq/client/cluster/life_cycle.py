@@ -6,15 +6,12 @@ import asyncio
 import os
 from concurrent.futures import Future
 from contextvars import Context
-from types import TracebackType
-from typing import Self
 
 from cometmq.errors import ClientStateError
+from cometmq.periodic import Running
 
-__all__ = ["LifeCycle", "not_running"]
 
-
-class LifeCycle:
+class LifeCycle(Running):
     """An object with the states `new`, `starting`, `running`, `stopping` and `stopped`. A stop is final.
 
     A start that fails or is cancelled stops what it has begun. Subclasses implement `_begin` and `_end`.
@@ -27,15 +24,6 @@ class LifeCycle:
         self._turn = asyncio.Lock()  # held by the start or by a stop
         self._stopped = asyncio.Event()
         self._pid = os.getpid()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.stop()
 
     @property
     def state(self) -> str:

@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from ipaddress import ip_address
 from itertools import chain
 
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.cluster.client import Client
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.ranges import check_range
+from cometmq.client.cluster.life_cycle import LifeCycle
+from cometmq.client.cluster.options import ClientOptions, check_range
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import CometError, MessageNotFound, NoRouteError
-from cometmq.message import MessageExt, MessageQueue
+from cometmq.message import MessageExt, MessageQueue, check_group_name, check_topic_name
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.bodies import TopicRouteData
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, check_topic_name, is_system_topic
+from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_system_topic
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
-
-__all__ = [
-    "ALWAYS",
-    "MAX_UNIQUE_HITS",
-    "TOPICS_AT_ONCE",
-    "LookingClient",
-    "broker_addrs",
-    "by_id",
-    "by_key",
-    "place_in",
-]
 
 ALWAYS = (0, 2**63 - 1)  # milliseconds
 TOPICS_AT_ONCE = 16  # concurrent requests if all topics are searched
@@ -177,8 +166,60 @@ async def by_key(
     return found[:limit]
 
 
+class Client(LifeCycle):
+    """A client that uses a shared client instance, or its own one for `namesrv`."""
+
+    def __init__(
+        self,
+        name: str,
+        namesrv: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+    ) -> None:
+        super().__init__(name)
+        self._namesrv = namesrv
+        self._client_options = client_options
+        self._client = client
+        self._shared = client is not None
+        options = client.options if client is not None else client_options
+        self.telemetry = options.telemetry if options is not None else None
+        """OpenTelemetry spans, if the client options request them."""
+
+    @property
+    def client(self) -> ClientInstance:
+        """The client instance with connections, routes and heartbeats.
+
+        Raises ClientStateError before the start.
+        """
+        if self._client is None:
+            raise self._not_running()
+        return self._client
+
+    async def _start_client(self) -> ClientInstance:
+        if self._client is None:
+            self._client = ClientInstance(self._namesrv, self._client_options)
+        await self._client.start()
+        return self._client
+
+    async def _close_client(self) -> None:
+        if self._client is not None and not self._shared:
+            await self._client.close()
+
+
 class LookingClient(Client):
-    """A client that can query messages and offsets and create a topic."""
+    """A client of a group. It can query messages and offsets and create a topic."""
+
+    def __init__(
+        self,
+        kind: str,
+        group: str,
+        namesrv: str | Sequence[str] | None,
+        client: ClientInstance | None,
+        client_options: ClientOptions | None,
+    ) -> None:
+        check_group_name(group)
+        super().__init__(f"{kind} of group {group}", namesrv, client, client_options)
+        self.group = group
 
     def _running(self) -> ClientInstance:
         if self._state != "stopping":  # calls that began before a stop may finish

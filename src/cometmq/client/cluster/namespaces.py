@@ -32,8 +32,6 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.frame import Frame
 
-__all__ = ["Namespace", "instance_of"]
-
 _FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
 """Header fields that contain names, in any request."""
 _LETTERS = ("a", "b")

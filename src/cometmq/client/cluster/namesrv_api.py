@@ -30,8 +30,6 @@ from cometmq.protocol.headers import (
 )
 from cometmq.remoting import RemotingClient
 
-__all__ = ["NameServersUnreachable", "NamesrvApi"]
-
 T = TypeVar("T")
 
 _PATIENCE_S = 0.5

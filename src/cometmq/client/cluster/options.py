@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 import ssl
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
-from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
 from cometmq.client.cluster.telemetry import Telemetry
 from cometmq.errors import ConfigError
 from cometmq.protocol.acl import Credentials, credentials_of
@@ -16,22 +17,41 @@ from cometmq.protocol.codes import MAX_TOPIC_LENGTH, TRACE_TOPIC, is_legal_name
 from cometmq.remoting import DEFAULT_SUB_GROUP, client_tls
 from cometmq.settings import BOOLEANS
 
-__all__ = [
-    "ADDRESS_MAP_ENV",
-    "CREDENTIALS_ENV",
-    "TLS_ENV",
-    "ClientOptions",
-    "TraceOptions",
-    "environment_address_map",
-    "environment_credentials",
-    "environment_tls",
-    "namesrv_addresses",
-]
-
-
 CREDENTIALS_ENV = ("COMETMQ_ACCESS_KEY", "COMETMQ_SECRET_KEY", "COMETMQ_SECURITY_TOKEN")
 TLS_ENV = "COMETMQ_TLS"
 ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
+
+
+SOME_TIME = (0.001, math.inf)
+"""Seconds of an interval or a timeout. With zero, a program would never pause, or never succeed."""
+
+Range = tuple[float, float]
+
+
+def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
+    """Raise ConfigError unless the value is a number in the range, a whole number if `low` is an int."""
+    kind = int if isinstance(low, int) else int | float
+    if not isinstance(value, kind) or not low <= value <= high:
+        bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
+        raise ConfigError(key, repr(value), bounds if kind is not int else f"{bounds}, a whole number")
+
+
+def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
+    """Check each of these fields with check_range unless it is None."""
+    for key, (low, high) in ranges.items():
+        value = getattr(options, key)
+        if value is not None:
+            check_range(key, value, low, high)
+
+
+def check_choice(key: str, value: object, choices: type[Enum]) -> None:
+    """Raise ConfigError unless the value is a member of the enum.
+
+    A member's name or value is refused, too.
+    """
+    if not isinstance(value, choices):
+        names = ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
+        raise ConfigError(key, repr(value), names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

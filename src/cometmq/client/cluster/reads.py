@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import Protocol, TypeVar
 
 from cometmq import logs
+from cometmq.client.cluster.broker_api import BrokerApi
 from cometmq.client.cluster.requests import min_offset_request
-from cometmq.client.cluster.routes import ReadTarget
+from cometmq.client.cluster.routes import ReadTarget, RouteTable
 from cometmq.errors import BrokerError, CometError, ConnectError, RemotingError
 from cometmq.message import MessageQueue
+from cometmq.periodic import Backoff
 from cometmq.protocol.codes import MASTER_ID
-
-if TYPE_CHECKING:
-    from cometmq.client.cluster.instance import ClientInstance
-
-__all__ = ["Reads"]
 
 log = logs.logger("cometmq.client")
 
@@ -25,6 +22,22 @@ T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
 """First and maximum interval between two probes of an unreachable broker. It doubles after each probe."""
+
+
+class Instance(Protocol):
+    """The part of a client instance that reads use."""
+
+    @property
+    def routes(self) -> RouteTable: ...
+
+    @property
+    def brokers(self) -> BrokerApi: ...
+
+    async def read_targets(self, queue: MessageQueue, broker_id: int) -> list[ReadTarget]: ...
+
+    def refresh_soon(self, topic: str) -> None: ...
+
+    def in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]: ...
 
 
 @dataclass(eq=False, slots=True)
@@ -36,7 +49,7 @@ class Reads:
     (because it does not have a new topic yet, for example) is passed over in favour of the master.
     """
 
-    _instance: ClientInstance
+    _instance: Instance
     _probes: dict[str, asyncio.Task[object]] = field(default_factory=dict)
 
     async def run(
@@ -100,11 +113,10 @@ class Reads:
             self._probes[addr] = self._instance.in_background(self._probe(queue, addr), "cometmq-probe")
 
     async def _probe(self, queue: MessageQueue, addr: str) -> None:
-        interval_s, longest_s = _PROBE_INTERVALS_S
+        probes = Backoff(*_PROBE_INTERVALS_S)
         try:
             while addr in self._instance.routes.all_of(queue.broker_name):
-                await asyncio.sleep(interval_s)
-                interval_s = min(2 * interval_s, longest_s)
+                await asyncio.sleep(probes.next_s())
                 try:
                     # Any answer, even a refusal, proves that the broker works again.
                     await self._instance.brokers.ask(addr, min_offset_request(queue))

@@ -19,25 +19,6 @@ from cometmq.protocol.headers import (
     UpdateConsumerOffsetRequestHeader,
 )
 
-__all__ = [
-    "NO_ROUTE_HINT",
-    "PULL_STATUS",
-    "SEND_STATUS",
-    "UNREACHABLE_HINT",
-    "broker_error",
-    "commit_request",
-    "committed_request",
-    "hint_of",
-    "max_offset_request",
-    "min_offset_request",
-    "offset_in",
-    "pull_request",
-    "route_in",
-    "route_request",
-    "send_request",
-    "succeeded",
-]
-
 PULL_STATUS = {
     int(ResponseCode.SUCCESS): PullStatus.FOUND,
     int(ResponseCode.PULL_NOT_FOUND): PullStatus.NO_NEW_MSG,

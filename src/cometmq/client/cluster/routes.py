@@ -15,8 +15,6 @@ from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import MASTER_ID, Perm
 from cometmq.text import printable
 
-__all__ = ["ReadTarget", "RouteTable", "TopicRoute", "template_route", "topic_route"]
-
 
 @dataclass(frozen=True, slots=True)
 class TopicRoute:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import Protocol
+import asyncio
+import itertools
+import sys
+import threading
+import time
+from collections.abc import Collection, Iterator, Mapping
+from types import CodeType, FrameType
+from typing import Any, Protocol
 
 from cometmq import logs
-from cometmq.client.cluster.decoding import decode_one
+from cometmq.client.cluster.decoding import MAX_BODY, decode_one
 from cometmq.client.cluster.namespaces import Namespace
-from cometmq.client.cluster.replies import Replies, pushed_reply
-from cometmq.client.cluster.stacks import stacks
 from cometmq.errors import CommandError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.bodies import (
@@ -19,7 +23,8 @@ from cometmq.protocol.bodies import (
     GetConsumerStatusBody,
     ResetOffsetBody,
 )
-from cometmq.protocol.codes import RequestCode, ResponseCode
+from cometmq.protocol.codes import RequestCode, ResponseCode, handles
+from cometmq.protocol.compression import decompress
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     CheckTransactionStateRequestHeader,
@@ -27,14 +32,65 @@ from cometmq.protocol.headers import (
     GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     NotifyConsumerIdsChangedRequestHeader,
+    PushReplyMessageRequestHeader,
     ResetOffsetRequestHeader,
 )
-from cometmq.protocol.properties.values import PGROUP
-from cometmq.remoting import Connection, Handler
-
-__all__ = ["ConsumerPeer", "ServerRequests", "TransactionPeer"]
+from cometmq.protocol.properties import values as names
+from cometmq.protocol.properties.values import PGROUP, decode_properties
+from cometmq.protocol.record.layout import COMPRESSED
+from cometmq.remoting import Connection
+from cometmq.text import printable
 
 log = logs.logger("cometmq.client")
+
+
+class Replies:
+    """The waiting requests by correlation id. ProducerOptions.max_requests bounds their number."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def expect(self, correlation_id: str) -> asyncio.Future[MessageExt]:
+        """Return the future of a reply. The caller must call `forget` in the end."""
+        reply: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
+        self._waiting[correlation_id] = reply
+        return reply
+
+    def forget(self, correlation_id: str) -> None:
+        """Remove a request that does not wait any more."""
+        self._waiting.pop(correlation_id, None)
+
+    def arrived(self, message: MessageExt) -> None:
+        """Deliver a reply to its request. Late and repeated replies are dropped."""
+        correlation_id = message.properties.get(names.CORRELATION_ID, "")
+        reply = self._waiting.get(correlation_id)
+        if reply is None or reply.done():
+            log.info("reply %s is late or has no request", printable(correlation_id, 100))
+        else:
+            reply.set_result(message)
+
+
+def pushed_reply(frame: Frame) -> MessageExt:
+    """Return the reply in a broker's request (code 326). Raises HeaderError or BodyError."""
+    header = frame.header(PushReplyMessageRequestHeader)
+    properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
+    properties[names.ARRIVE_TIME] = str(int(time.time() * 1000))
+    return MessageExt(
+        header.topic,
+        decompress(header.sys_flag, bytes(frame.body), MAX_BODY),
+        header.flag,
+        properties,
+        queue_id=header.queue_id,
+        sys_flag=header.sys_flag & ~COMPRESSED,
+        born_timestamp_ms=header.born_timestamp,
+        born_host=header.born_host.rpartition("/")[2],  # Java writes /ip:port
+        store_timestamp_ms=header.store_timestamp,
+        store_host=header.store_host.rpartition("/")[2],
+        reconsume_times=header.reconsume_times or 0,
+    )
 
 
 class ConsumerPeer(Protocol):
@@ -44,7 +100,7 @@ class ConsumerPeer(Protocol):
 
     def heartbeat(self) -> ConsumerData: ...
 
-    async def look_at_group(self) -> None: ...
+    async def compare_subscriptions(self) -> None: ...
 
     def wake_rebalance(self) -> None: ...
 
@@ -88,17 +144,6 @@ class ServerRequests:
         self._transactions = transactions
         self._replies = replies
 
-    def handlers(self) -> dict[int, Handler]:
-        return {
-            RequestCode.NOTIFY_CONSUMER_IDS_CHANGED: self.ids_changed,
-            RequestCode.CHECK_TRANSACTION_STATE: self.check_transaction_state,
-            RequestCode.RESET_CONSUMER_CLIENT_OFFSET: self.reset_offset,
-            RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT: self.consumer_status,
-            RequestCode.GET_CONSUMER_RUNNING_INFO: self.running_info,
-            RequestCode.CONSUME_MESSAGE_DIRECTLY: self.consume_directly,
-            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT: self.push_reply,
-        }
-
     def _consumer(self, group: str) -> ConsumerPeer:
         consumer = self._consumers.get(self._namespace.unwrap(group))
         if consumer is None:
@@ -107,6 +152,7 @@ class ServerRequests:
             )
         return consumer
 
+    @handles(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)
     def ids_changed(self, connection: Connection, frame: Frame) -> None:
         """Handle code 40: a member has joined or left a group."""
         del connection
@@ -115,6 +161,7 @@ class ServerRequests:
         if consumer is not None:
             consumer.wake_rebalance()
 
+    @handles(RequestCode.CHECK_TRANSACTION_STATE)
     def check_transaction_state(self, connection: Connection, frame: Frame) -> None:
         """Handle code 39: a transaction check for this producer's group."""
         header = frame.header(CheckTransactionStateRequestHeader)
@@ -127,6 +174,7 @@ class ServerRequests:
             return
         producer.check(connection, header, message)
 
+    @handles(RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
     async def reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 220: an administrator has reset the group's offsets."""
         header = frame.header(ResetOffsetRequestHeader)
@@ -142,6 +190,7 @@ class ServerRequests:
         await self._consumer(header.group).reset_offsets(table)
         return frame.response(ResponseCode.SUCCESS)
 
+    @handles(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
     def consumer_status(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 221: return this member's offsets of a topic."""
         del connection
@@ -151,6 +200,7 @@ class ServerRequests:
         body = GetConsumerStatusBody(message_queue_table=table).encode()
         return frame.response(ResponseCode.SUCCESS, body=body)
 
+    @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     def running_info(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 307: return all information about a consumer."""
         del connection
@@ -160,6 +210,7 @@ class ServerRequests:
             info.jstack = stacks()
         return frame.response(ResponseCode.SUCCESS, body=info.encode())
 
+    @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_directly(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 309: call the listener with one message and return its result."""
         del connection
@@ -169,8 +220,62 @@ class ServerRequests:
         self._namespace.unwrap_messages([message])
         return frame.response(ResponseCode.SUCCESS, body=(await consumer.consume_directly(message)).encode())
 
+    @handles(RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT)
     def push_reply(self, connection: Connection, frame: Frame) -> Frame:
         """Handle code 326: the reply to a request of this client."""
         del connection
         self._replies.arrived(pushed_reply(frame))
         return frame.response(ResponseCode.SUCCESS)
+
+
+_TASKS, _DEPTH = 500, 50
+"""Maximum number of tasks and of innermost calls per task. The text has a few MB at most."""
+
+
+def stacks() -> str:
+    """Return the stacks of all tasks and threads as text, innermost call first. Must be called on the loop.
+
+    The text contains names of functions, files and line numbers, but no values.
+    """
+    return "\n".join(itertools.chain(_threads(), _tasks()))
+
+
+def _threads() -> Iterator[str]:
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    frames = sys._current_frames()  # noqa: SLF001 - documented, and there is no other way
+    for ident, frame in frames.items():
+        yield f'"{names.get(ident, ident)}"'
+        yield from _lines(_called(frame))
+        yield ""
+
+
+def _tasks() -> Iterator[str]:
+    tasks = sorted(asyncio.all_tasks(), key=lambda task: task.get_name())
+    for task in tasks[:_TASKS]:
+        yield f'task "{task.get_name()}"'
+        yield from _lines(reversed(list(_awaited(task.get_coro()))))
+        yield ""
+    if len(tasks) > _TASKS:
+        yield f"and {len(tasks) - _TASKS} more tasks"
+
+
+def _called(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
+    while frame is not None:
+        yield frame.f_code, frame.f_lineno
+        frame = frame.f_back
+
+
+def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
+    """Yield the calls of a coroutine, outermost first, following what each one awaits."""
+    while waiting is not None:
+        kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
+        frame = None if kind is None else getattr(waiting, f"{kind}_frame")
+        if frame is None:
+            return  # a future, or a coroutine that has just ended
+        yield frame.f_code, frame.f_lineno
+        waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
+
+
+def _lines(calls: Iterator[tuple[CodeType, int]]) -> Iterator[str]:
+    for code, line in itertools.islice(calls, _DEPTH):
+        yield f"    at {code.co_qualname} ({code.co_filename}:{line})"

@@ -22,13 +22,10 @@ from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageExt, SendResult
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.properties.values import encode_properties
-from cometmq.remoting import LogBudget
 
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.trace import Span, TracerProvider
-
-__all__ = ["Telemetry", "context_room", "spanned"]
 
 log = logs.logger("cometmq.client")
 
@@ -42,7 +39,7 @@ _TRACEPARENT = "00-" + 32 * "0" + "-" + 16 * "0" + "-01"
 _MAX_LINKS = 128
 """Maximum links of a span, the default of OpenTelemetry's SDK."""
 
-_budget = LogBudget()
+_log_limit = logs.LogLimiter()
 
 Attributes = dict[str, "str | int | list[str]"]
 
@@ -245,7 +242,7 @@ def _tried(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
     try:
         return work(*args, **kwargs)
     except Exception as error:
-        if _budget.allows():
+        if _log_limit.allows():
             log.error("telemetry failed", exc_info=error)
         return None
 

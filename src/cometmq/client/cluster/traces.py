@@ -12,7 +12,8 @@ import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import TypeAlias, TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.identity import KeyMaker
@@ -32,8 +33,6 @@ from cometmq.protocol.traces import (
     encode_trace,
 )
 from cometmq.text import counted
-
-__all__ = ["Consumption", "TraceLine", "Traces"]
 
 log = logs.logger("cometmq.client.traces")
 
@@ -153,8 +152,7 @@ class Traces:
                 while self._line:
                     await self._send_one()
         except TimeoutError:
-            self._sending.cancel()
-            await self._sending.stop()
+            await self._sending.stop(cancel=True)
             self._drop(len(self._line), f"they were not sent within {_STOP_WITHIN_S:g} s at the stop")
         if self.dropped:
             log.warning("%s lost in total", counted(self.dropped, "trace record"))
@@ -336,3 +334,45 @@ _TIMERS = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DE
 def _type_of(message: Message) -> MessageType:
     timed = message.is_delayed or (message.properties and not _TIMERS.isdisjoint(message.properties))
     return MessageType.DELAY if timed else MessageType.NORMAL
+
+
+C = TypeVar("C")
+S = TypeVar("S", bound=Enum)
+
+_HANDLED = {"SUCCESS", "COMMIT"}
+
+
+def traced(
+    listener: Callable[[list[MessageExt], C], Awaitable[S]],
+    traces: Traces | None,
+    group: str,
+    time_out_s: float,
+) -> Callable[[list[MessageExt], C], Awaitable[S]]:
+    """Return the listener with a trace before and after each call.
+
+    A call longer than time_out_s is overdue.
+    """
+    if traces is None:
+        return listener
+
+    async def call(messages: list[MessageExt], context: C) -> S:
+        consumption = traces.consuming(group, messages)
+        begun = time.monotonic()
+        code, success = ConsumeCode.EXCEPTION, False
+        try:
+            status = await listener(messages, context)
+            success = status.name in _HANDLED
+            if time.monotonic() - begun >= time_out_s:
+                code = ConsumeCode.TIME_OUT
+            else:
+                code = ConsumeCode.SUCCESS if success else ConsumeCode.FAILED
+            return status
+        finally:
+            traces.consumed(consumption, code, success=success)
+
+    return call
+
+
+def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
+    """Record messages that a caller has polled. Their processing is unknown and counts as a success."""
+    traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)

@@ -13,17 +13,6 @@ from typing import Any, TypeVar
 from cometmq import logs
 from cometmq.text import counted, seconds
 
-__all__ = [
-    "again_if_cancelled",
-    "call_hook",
-    "call_in_thread",
-    "call_on_loop",
-    "call_user_function",
-    "cancel_all",
-    "for_each",
-    "is_async",
-]
-
 log = logs.logger("cometmq.client")
 
 T = TypeVar("T")

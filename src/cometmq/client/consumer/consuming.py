@@ -1,7 +1,7 @@
 """The calls of a push consumer's listener for many batches concurrently.
 
 A fixed number of worker tasks takes batches from one queue, so that there is no task per message. The consume
-mode, Acknowledger or Orderly, decides which batches enter the queue and how a listener's result is handled.
+mode (ConsumeMode) decides which batches enter the queue and how a listener's result is handled.
 """
 
 from __future__ import annotations
@@ -9,19 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.workers import again_if_cancelled, cancel_all
+from cometmq.client.consumer.consume_mode import ConsumeMode
 from cometmq.client.consumer.listener import BoundListener
 from cometmq.client.group.process_queue import Batch
+from cometmq.periodic import Tasks
 from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.text import printable
-
-__all__ = ["ConsumeMode", "Consuming"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -34,25 +34,6 @@ _BATCHES_WITHOUT_YIELD = 32
 
 _FAILING = 3
 """Consecutive failures after which health() reports the listener."""
-
-
-class ConsumeMode(Protocol[C, S]):
-    """A consume mode: the contexts and results of listener calls.
-
-    S: its statuses, C: the context of a call.
-    """
-
-    later: S
-    """The status that stands for an exception."""
-
-    @property
-    def handled(self) -> Collection[S]: ...
-
-    def begin(self, batch: Batch) -> C | None:
-        """Return the context for a call that is about to start, None if it must not start."""
-
-    async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
-        """Handle the listener's result."""
 
 
 @dataclass(slots=True, eq=False)
@@ -76,7 +57,7 @@ class Consuming(Generic[C, S]):
     _ready: deque[Batch] = field(default_factory=deque)
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
-    _failing: set[asyncio.Task[None]] = field(default_factory=set)
+    _failing: Tasks = field(default_factory=Tasks)
     """Tasks that end the calls of cancelled workers."""
     _stopping: bool = False
     running: int = 0
@@ -126,15 +107,16 @@ class Consuming(Generic[C, S]):
             self.last_error = asyncio.CancelledError("the listener's call was cancelled")
             loop = asyncio.get_running_loop()
             failing = self._acknowledge(worker.batch, self._mode.later, worker.context, loop)
-            task = loop.create_task(failing, name="cometmq-consume-cancelled")
-            self._failing.add(task)
-            task.add_done_callback(self._failing.discard)
+            self._failing.start(failing, name="cometmq-consume-cancelled")
         self.set_concurrency(self.concurrency)
 
     def submit(self, batches: Iterable[Batch]) -> None:
         self._ready.extend(batches)
         if self._ready:
             self._wake(1)
+
+    async def drop_lost(self) -> None:
+        """Do nothing: a listener's calls end by themselves."""
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:

@@ -17,8 +17,7 @@ from typing import Generic, TypeVar
 from cometmq import logs
 from cometmq.client.cluster.traces import Consumption
 from cometmq.client.cluster.workers import for_each
-from cometmq.client.consumer.consuming import ConsumeMode
-from cometmq.client.consumer.listener import ConsumeContext
+from cometmq.client.consumer.consume_mode import ConsumeMode
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch
 from cometmq.errors import ClientStateError
@@ -26,8 +25,6 @@ from cometmq.message import MessageExt, MessageQueue
 from cometmq.protocol.properties.values import CONSUME_START_TIME
 from cometmq.protocol.traces import ConsumeCode
 from cometmq.text import counted
-
-__all__ = ["Delivery"]
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -143,20 +140,23 @@ class Delivery(Generic[C, S]):
         try:
             await self._mode.acknowledge(batch, self._mode.later, context)
         except BaseException:
-            if isinstance(context, ConsumeContext):  # an orderly queue submits the batch again by itself
+            if not self._mode.repeats:
                 self._line.appendleft(batch)
             raise
 
-    def context(self, message: MessageExt) -> C:
-        """Return the context of a delivered message. Raises ClientStateError for any other message."""
-        return self._of(message).context
-
-    async def acknowledge(self, message: MessageExt, status: S) -> None:
-        """Acknowledge a delivered message. A cancelled call leaves it unacknowledged.
+    async def ack(self, message: MessageExt) -> None:
+        """Acknowledge a delivered message as consumed. A cancelled call leaves it unacknowledged.
 
         Raises:
             ClientStateError: The message was not delivered, or is about to be delivered again.
         """
+        await self._acknowledge(message, self._mode.success)
+
+    async def nack(self, message: MessageExt, delay_level: int) -> None:
+        """Request another delivery. Raises ConfigError and the errors of `ack`."""
+        await self._acknowledge(message, self._mode.postpone(self._of(message).context, delay_level))
+
+    async def _acknowledge(self, message: MessageExt, status: S) -> None:
         delivered = self._of(message)
         del self._delivered[id(message)]
         if delivered.is_lost:
@@ -185,17 +185,19 @@ class Delivery(Generic[C, S]):
         self._trace_end(delivered, done=done)
 
     def _keep_unacknowledged(self, delivered: _Delivered[C]) -> None:
-        """Leave a message unacknowledged. An orderly queue delivers it again by itself."""
-        if isinstance(delivered.context, ConsumeContext):
+        """Leave a message unacknowledged, unless the mode delivers it again."""
+        if not self._mode.repeats:
             context = self._mode.begin(delivered.batch)
             if context is not None:
                 self._delivered[id(delivered.message)] = replace(delivered, context=context)
 
-    async def let_go(self) -> None:
-        """End the calls of messages that are delivered again in any case.
+    async def drop_lost(self) -> None:
+        """End the calls of messages that can no longer be acknowledged.
 
         Not for orderly queues: they return to this member after the last acknowledgement.
         """
+        if self._mode.repeats:
+            return
         lost = [each for each in self._delivered.values() if each.is_lost]
         for each in lost:
             del self._delivered[id(each.message)]

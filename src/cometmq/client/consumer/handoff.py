@@ -10,16 +10,15 @@ neither wait nor are waited for.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable
+from collections.abc import Collection, Iterable
 
 from cometmq import logs
 from cometmq.client.consumer.queue_locks import QueueLocks
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import ProcessQueue
 from cometmq.message import MessageQueue
+from cometmq.periodic import Tasks
 from cometmq.protocol.codes import HANDOFF_PREFIX
-
-__all__ = ["Handoff"]
 
 log = logs.logger("cometmq.client.consumer.handoff")
 
@@ -40,7 +39,7 @@ class Handoff:
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
         """Timeouts of revoked queues with running calls."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
         self._waiting: dict[MessageQueue, float] = {}
         """The time at which the first lock request was refused, by queue."""
         self._refused: set[MessageQueue] = set()
@@ -99,14 +98,14 @@ class Handoff:
             limit_s = self._group.options.handover_timeout_s
             self._timers[queue.message_queue] = self._loop.call_later(limit_s, self._give_up, queue)
         if idle:
-            self._start(self._release_queues(idle))
+            self._tasks.start(self._release_queues(idle))
 
     def ended(self, queue: ProcessQueue) -> None:
         """Release a revoked queue whose last call has ended."""
         timer = self._timers.pop(queue.message_queue, None)
         if timer is not None:
             timer.cancel()
-            self._start(self._release_queues([queue]))
+            self._tasks.start(self._release_queues([queue]))
 
     def _give_up(self, queue: ProcessQueue) -> None:
         del self._timers[queue.message_queue]
@@ -114,7 +113,7 @@ class Handoff:
             "%s moves to another member while %d calls are running: their messages are consumed again",
             queue.message_queue, queue.calls,
         )  # fmt: skip
-        self._start(self._release_queues([queue]))
+        self._tasks.start(self._release_queues([queue]))
 
     async def _release_queues(self, queues: list[ProcessQueue]) -> None:
         names = [queue.message_queue for queue in queues]
@@ -127,15 +126,10 @@ class Handoff:
             for name in names:
                 del self._leaving[name]
 
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
     async def close(self) -> None:
         """Release all locks."""
         for timer in self._timers.values():
             timer.cancel()
         await self.locks.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
         await self.locks.give_back(self.locks.table.queues)

@@ -16,22 +16,6 @@ from cometmq.errors import ConfigError
 from cometmq.message import MessageExt, MessageQueue
 from cometmq.text import printable
 
-__all__ = [
-    "HANDLED",
-    "BoundListener",
-    "ConsumeContext",
-    "ConsumeStatus",
-    "Listener",
-    "NoneMeans",
-    "OrderlyContext",
-    "OrderlyListener",
-    "OrderlyStatus",
-    "bind_listener",
-    "cancelled_after",
-    "check_listener",
-    "name_of",
-]
-
 
 class ConsumeStatus(Enum):
     """The result of a listener.

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cometmq import logs
 from cometmq.client.cluster.workers import again_if_cancelled
-from cometmq.client.consumer.handoff import Handoff
-from cometmq.client.consumer.orderly import Orderly
-from cometmq.client.consumer.orderly_queue import OrderlyQueue
+from cometmq.client.consumer.consume_mode import ConsumeMode
 from cometmq.client.consumer.queue_puller import QueuePuller
 from cometmq.client.consumer.rebalance import Rebalance
 from cometmq.client.group.group import ConsumerGroup
-from cometmq.client.group.process_queue import Batch, FlowLimits, ProcessQueue
+from cometmq.client.group.process_queue import FlowLimits, ProcessQueue
 from cometmq.errors import CometError
 from cometmq.message import MessageQueue
-
-__all__ = ["Held", "Membership"]
 
 log = logs.logger("cometmq.client.consumer.membership")
 
@@ -39,22 +36,11 @@ class Held:
 
 
 class Membership:
-    """The assigned queues of a push consumer, which rebalances change.
+    """The assigned queues of a push consumer, which rebalances change."""
 
-    submit receives the batches of pulled messages. locking locks and unlocks queues; it is None if each
-    member has all queues or if queues change their owner without a handoff.
-    """
-
-    def __init__(
-        self,
-        group: ConsumerGroup,
-        submit: Callable[[list[Batch]], None],
-        locking: Orderly | Handoff | None = None,
-    ) -> None:
+    def __init__(self, group: ConsumerGroup, mode: ConsumeMode[Any, Any]) -> None:
         self._group = group
-        self._submit = submit
-        self._locking = locking
-        self._order = locking if isinstance(locking, Orderly) else None
+        self._mode = mode
         self.held: dict[MessageQueue, Held] = {}
         self.rebalance = Rebalance(group, self)
         self._suspended = False
@@ -81,7 +67,6 @@ class Membership:
     async def stop_pulling(self) -> None:
         """Stop rebalances and pulls. Held messages may still be acknowledged."""
         self._ended = True
-        self.rebalance.cancel()
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
             task.cancel()
@@ -106,28 +91,27 @@ class Membership:
         return lost
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
-        if isinstance(self._locking, Handoff):
-            return await self._locking.take(queues, alone=alone)
-        return queues if self._locking is None else await self._locking.take(queues)
+        return await self._mode.claim(queues, alone=alone)
 
     async def finish_rebalance(self) -> None:
-        if self._locking is not None:
-            await self._locking.finish_rebalance(self.held)
+        await self._mode.finish_rebalance(self.held)
         self._share_limits()
 
     async def assign(self, queue: MessageQueue) -> bool:
         """Start pulling a queue and return whether that was possible. Raises CometError without an offset."""
-        group, order = self._group, self._order
+        group = self._group
         group.offsets.forget(queue)
         offset = await group.start_offset(queue, await group.offsets.stored(queue))
         if self._ended:  # the consumer was stopped during the rebalance
             return False
-        if order is not None and not order.locks.holds(queue):
-            return False
         loop = asyncio.get_running_loop()
-        process_queue = (ProcessQueue if order is None else OrderlyQueue)(queue, offset, loop.time())
+        process_queue = self._mode.new_queue(queue, offset, loop.time())
+        if process_queue is None:
+            return False
         process_queue.stats = group.stats.of(queue.topic)
-        puller = QueuePuller(group, process_queue, self._submit, lambda: self._limits, self._offset_illegal)
+        puller = QueuePuller(
+            group, process_queue, self._mode.submit, lambda: self._limits, self._offset_illegal
+        )
         if self._suspended:
             puller.suspend()
         task = loop.create_task(
@@ -155,14 +139,8 @@ class Membership:
         if held is None or held.queue is not queue or self._ended:
             return False
         del self.held[queue.message_queue]
-        self._drop(queue)
+        self._mode.drop(queue)
         return True
-
-    def _drop(self, queue: ProcessQueue) -> None:
-        """Ignore all later results of a revoked queue."""
-        queue.dropped = True
-        if isinstance(queue, OrderlyQueue) and self._order is not None:
-            self._order.leave(queue)
 
     def lost(self, queues: Iterable[MessageQueue]) -> None:
         """Drop queues that may belong to another member by now."""
@@ -170,23 +148,14 @@ class Membership:
             held = self.held.pop(queue, None)
             if held is not None:
                 held.task.cancel()
-                self._drop(held.queue)
+                self._mode.drop(held.queue)
         self.rebalance.wake()
 
     async def revoke(self, queues: Iterable[MessageQueue]) -> None:
         gone = [self.held.pop(queue) for queue in queues if queue in self.held]
         for held in gone:
             held.task.cancel()
-        if isinstance(self._locking, Handoff):
-            self._locking.leave(held.queue for held in gone)
-        elif self._order is not None:
-            for held in gone:
-                assert isinstance(held.queue, OrderlyQueue)
-                self._order.leave(held.queue)
-        else:
-            for held in gone:
-                held.queue.dropped = True
-            await self._group.offsets.release(held.queue.message_queue for held in gone)
+        await self._mode.revoke([held.queue for held in gone])
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Start a queue again at the offset that the broker returned.
@@ -200,7 +169,7 @@ class Membership:
         del self.held[message_queue]
         await self._store_now({message_queue: corrected})
         self._group.offsets.forget(message_queue)
-        self._drop(queue)
+        self._mode.drop(queue)
         loop = asyncio.get_running_loop()
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
@@ -225,7 +194,7 @@ class Membership:
             await self._store_now(ours)
             for held in dropped:
                 self._group.offsets.forget(held.queue.message_queue)
-                self._drop(held.queue)
+                self._mode.drop(held.queue)
         self.rebalance.wake()
 
     async def _store_now(self, table: Mapping[MessageQueue, int]) -> None:

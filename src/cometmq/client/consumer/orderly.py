@@ -9,60 +9,53 @@ concurrently.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
 from cometmq import logs
+from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import OrderlyQueue, suspension_s
 from cometmq.client.consumer.queue_locks import AGAIN_S, QueueLocks
 from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, ProcessQueue
-from cometmq.errors import CometError
+from cometmq.errors import CometError, ConfigError
 from cometmq.message import MessageExt, MessageQueue
-
-__all__ = ["Orderly"]
+from cometmq.periodic import Tasks
 
 log = logs.logger("cometmq.client.consumer.orderly")
 
 
 class Orderly:
-    """The consume mode of an orderly listener.
+    """The mode of an orderly listener (ConsumeMode)."""
 
-    made_room, consume and lost are notified of queues that hold fewer messages, of batches that are next, and
-    of queues whose lock may belong to another member.
-    """
-
+    success = OrderlyStatus.SUCCESS
     later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
     handled = (OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
+    repeats = True
 
-    def __init__(
-        self,
-        group: ConsumerGroup,
-        made_room: Callable[[ProcessQueue], None],
-        consume: Callable[[list[Batch]], None],
-        lost: Callable[[Collection[MessageQueue]], None],
-    ) -> None:
+    def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
         self._group = group
-        self._made_room = made_room
-        self._consume = consume
-        self._lost = lost
+        self._user = user
         self.locks = QueueLocks(group.instance, group.name, self._locks_lost)
         self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
-        self._loop = asyncio.get_running_loop()
-        self._timers: set[asyncio.TimerHandle] = set()
+        self._pauses = Tasks()
         self._leaving: dict[MessageQueue, OrderlyQueue] = {}
         self._called: set[MessageQueue] = set()
         """The queues whose messages a listener call is processing."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     # -- assignment and release of queues
 
-    async def take(self, queues: Iterable[MessageQueue]) -> list[MessageQueue]:
+    def start(self) -> None:
+        self.locks.start()
+
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Lock queues and return those that may be pulled now.
 
         These are locked for this member, and no earlier call of this member is running for them.
         """
+        del alone
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
         ours = await self.locks.take(free)
         return [queue for queue in free if queue in ours]
@@ -71,12 +64,24 @@ class Orderly:
         """Unlock queues that were locked but not assigned."""
         await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
-    def leave(self, queue: OrderlyQueue) -> None:
+    def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
+        return OrderlyQueue(queue, offset, now) if self.locks.holds(queue) else None
+
+    def drop(self, queue: ProcessQueue) -> None:
+        queue.dropped = True
+        self._leave(queue)
+
+    async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
+        for queue in queues:
+            self._leave(queue)
+
+    def _leave(self, queue: ProcessQueue) -> None:
         """Release a queue once no listener call is processing its messages."""
+        assert isinstance(queue, OrderlyQueue)
         queue.leaving = True
         self._leaving[queue.message_queue] = queue
         if not queue.called:
-            self._start(self._release_queue(queue))
+            self._tasks.start(self._release_queue(queue))
 
     async def _release_queue(self, queue: OrderlyQueue) -> None:
         try:
@@ -94,24 +99,29 @@ class Orderly:
             self._group.offsets.forget(queue)  # it may belong to another member by now
             if queue in self._leaving:
                 self._leaving[queue].dropped = True
-        self._lost(queues)
-
-    def _start(self, work: Coroutine[None, None, None]) -> None:
-        task = self._loop.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._user.lost(queues)
 
     async def close(self) -> None:
         """Release all locks except those of queues with a running call, which expire by themselves."""
-        for timer in self._timers:
-            timer.cancel()
-        self._timers.clear()
+        await self._pauses.finish(cancel=True)
         await self.locks.close()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.finish()
         if self._called:
             log.warning("%d queues stay locked for up to 60 s: their listeners still run", len(self._called))
         await self.locks.give_back(set(self.locks.table.queues) - self._called)
         await self.retry_topic.close()
+
+    def locked_at(self, queue: MessageQueue) -> float | None:
+        return self.locks.table.last_confirmed(queue)
+
+    def holds(self, queue: MessageQueue) -> bool:
+        return self.locks.holds(queue)
+
+    def drop_expired(self) -> None:
+        self.locks.let_go()
+
+    def wake(self) -> None:
+        self.locks.renew_soon()
 
     # -- one batch after another
 
@@ -124,7 +134,7 @@ class Orderly:
         assert isinstance(queue, OrderlyQueue)
         batch = queue.take()
         if batch is not None:
-            self._consume([batch])
+            self._user.consume([batch])
 
     def begin(self, batch: Batch) -> OrderlyContext | None:
         """Return the context of the call, None while the queue may not be consumed."""
@@ -135,7 +145,9 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            self._line_up_later(queue, AGAIN_S)  # in case the renewal does not drop the queue
+            self._pauses.start(
+                self._line_up_later(queue, AGAIN_S)
+            )  # in case the renewal does not drop the queue
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
@@ -155,11 +167,12 @@ class Orderly:
                 queue.put_back()
             self._called.discard(queue.message_queue)
             if queue.leaving:
-                self._start(self._release_queue(queue))
-            self._made_room(queue)
+                self._tasks.start(self._release_queue(queue))
+            self._user.made_room(queue)
             if again:
                 usual_s = self._group.options.suspend_current_queue_s
-                self._line_up_later(queue, suspension_s(context.suspend_current_queue_s, usual_s))
+                pause_s = suspension_s(context.suspend_current_queue_s, usual_s)
+                self._pauses.start(self._line_up_later(queue, pause_s))
             else:
                 self._line_up(queue)
 
@@ -187,6 +200,26 @@ class Orderly:
             self._group.offsets.update(queue.message_queue, offset, increase_only=False)
         return rest
 
+    def postpone(self, context: OrderlyContext, delay_level: int) -> OrderlyStatus:
+        del context
+        if delay_level:
+            raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream: its queue waits")
+        return self.later
+
+    async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
+        """Log overdue calls of a plain listener.
+
+        A thread cannot be ended, and no later message may be consumed before.
+        """
+        before = asyncio.get_running_loop().time() - timeout_s
+        for queue in queues:
+            batch = queue.oldest_started_before(before)
+            if batch is not None:
+                log.warning(
+                    "group %s: listener call for %s from offset %d takes more than %g s; the queue waits",
+                    self._group.name, queue.message_queue, batch.first_offset, timeout_s,
+                )  # fmt: skip
+
     async def _bury(self, message: MessageExt) -> bool:
         """Send the message to the dead-letter queue and return whether that succeeded.
 
@@ -205,10 +238,6 @@ class Orderly:
         )
         return True
 
-    def _line_up_later(self, queue: OrderlyQueue, wait_s: float) -> None:
-        def now() -> None:
-            self._timers.discard(timer)
-            self._line_up(queue)
-
-        timer = self._loop.call_later(wait_s, now)
-        self._timers.add(timer)
+    async def _line_up_later(self, queue: OrderlyQueue, wait_s: float) -> None:
+        await asyncio.sleep(wait_s)
+        self._line_up(queue)

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["LOCK_LIVE_S", "LockTable", "OrderlyQueue", "suspension_s"]
-
 LOCK_LIVE_S = 30.0
 """Validity of a lock in seconds from the time of the request.
 

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.retry_topic import check_delay_level
@@ -38,11 +37,7 @@ from cometmq.client.group.subscription import (
 )
 from cometmq.errors import ClientStateError
 from cometmq.message import MessageExt, MessageQueue
-from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.codes import check_group_name
 from cometmq.text import printable
-
-__all__ = ["PushConsumer"]
 
 
 class PushConsumer(LookingClient):
@@ -82,16 +77,10 @@ class PushConsumer(LookingClient):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        check_group_name(group)
         check_listener(listener)
         self._options = options if options is not None else PushOptions()
-        super().__init__(
-            f"{self._kind} of group {group}",
-            namesrv,
-            client,
-            instance_options(self._options, client_options),
-        )
-        self.group = group
+        own_options = instance_options(self._options, client_options)
+        super().__init__(self._kind, group, namesrv, client, own_options)
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
         self._session: PushSession | None = None
@@ -121,9 +110,9 @@ class PushConsumer(LookingClient):
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
             raise failures[next(iter(self._subscriptions))]  # not the error of the retry topic
-        await self._check_expressions(session, self._subscriptions.values())
-        await session.agreement.look()
-        await client.send_heartbeats()
+        for subscription in self._subscriptions.values():
+            await session.group.check_expression(subscription)
+        await session.join()
         await session.start()
 
     def _new_session(self, client: ClientInstance) -> PushSession:
@@ -156,24 +145,6 @@ class PushConsumer(LookingClient):
             finally:
                 await self._close_client()
 
-    async def _check_expressions(self, session: PushSession, subscriptions: Iterable[Subscription]) -> None:
-        """Compile SQL92 expressions at the brokers.
-
-        Raises BrokerError with the broker's remark for an invalid one.
-        """
-        client = session.group.instance
-        for subscription in subscriptions:
-            if subscription.expression_type == "TAG":
-                continue
-            data = subscription.data()
-
-            async def check(target: ReadTarget, data: SubscriptionData = data) -> None:
-                await client.brokers.check_client_config(target.addr, client.client_id, self.group, data)
-
-            route = client.routes.get(subscription.topic)
-            for queue in route.one_of_each_broker() if route is not None else ():
-                await client.reads.run(queue, check)
-
     async def subscribe(self, topic: str, expression: Expression | None = "*") -> None:
         """Add or change a subscription. This is also possible while the consumer is running.
 
@@ -190,7 +161,7 @@ class PushConsumer(LookingClient):
         session = self._session
         if session is not None and subscription.expression_type != "TAG":
             await session.group.instance.refresh_routes([topic])
-            await self._check_expressions(session, [subscription])
+            await session.group.check_expression(subscription)
         subscription = subscription.after(self._subscriptions.get(topic))
         self._subscriptions[topic] = subscription
         await self._subscriptions_changed(topic, subscription)

@@ -19,8 +19,6 @@ from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.remoting import Connection
 
-__all__ = ["QueueLocks"]
-
 log = logs.logger("cometmq.client.consumer.queue_locks")
 
 RENEW_INTERVAL_S = 20.0
@@ -113,8 +111,7 @@ class QueueLocks:
 
     async def close(self) -> None:
         """Stop renewing locks."""
-        self._renewals.cancel()
-        await self._renewals.stop()
+        await self._renewals.stop(cancel=True)
 
     async def _renew(self) -> None:
         self._soon = False

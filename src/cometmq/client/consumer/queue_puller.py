@@ -20,8 +20,6 @@ from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.frame import Frame
 
-__all__ = ["IDLE_S", "FlowControl", "QueuePuller"]
-
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0

@@ -15,8 +15,6 @@ from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RETRY_PREFIX
 
-__all__ = ["Holder", "Rebalance"]
-
 _MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each needs one or two requests to its broker."""
 _RETRY_TOPIC_PATIENCE = 10
@@ -67,7 +65,7 @@ class Rebalance:
             self._strategy = hashing(self._strategy, space.wrap_queue)
         self.problems: dict[str, str] = {}
         """The reason why a topic's queues could not be distributed, by topic."""
-        self._round = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._balanced = False
         self._periodic = Periodic(
             asyncio.get_running_loop(), self._interval_s, self.run, name=f"rebalance of group {group.name}"
@@ -75,7 +73,7 @@ class Rebalance:
         self._unlisted: set[str] = set()
         """The topics whose broker did not list this member in the last rebalance."""
         self._retry_topic_misses = 0
-        self._told: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
+        self._reported: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
         """All queues and this member's queues, as last reported to the queue listener, by topic."""
 
     def start(self) -> None:
@@ -86,16 +84,13 @@ class Rebalance:
         """Rebalance now, because members or subscriptions have changed."""
         self._periodic.soon()
 
-    def cancel(self) -> None:
-        self._periodic.cancel()
-
     async def stop(self) -> None:
-        await self._periodic.stop()
+        await self._periodic.stop(cancel=True)
 
     @property
     def lock(self) -> asyncio.Lock:
         """The lock for changes of the assigned queues outside a rebalance."""
-        return self._round
+        return self._lock
 
     def _interval_s(self) -> float:
         interval_s = self._group.options.rebalance_interval_s
@@ -106,7 +101,7 @@ class Rebalance:
 
         The next one follows soon unless every topic and every queue of this member is settled.
         """
-        async with self._round:
+        async with self._lock:
             self._balanced = False
             group, holder = self._group, self._holder
             topics = list(group.subscriptions)
@@ -114,7 +109,7 @@ class Rebalance:
             results = [await self._rebalance_topic(topic) for topic in topics]
             await holder.revoke([queue for queue in holder.queues if queue.topic not in group.subscriptions])
             await holder.finish_rebalance()
-            for table in (self.problems, self._told):
+            for table in (self.problems, self._reported):
                 for topic in table.keys() - set(topics):
                     del table[topic]
             if before != set(holder.queues):
@@ -152,7 +147,7 @@ class Rebalance:
         new = sorted(set(mine) - kept)
         free = sorted(await holder.claim(new, alone=set(members) <= {group.instance.client_id}))
         all_assigned = all(await for_each(free, self._assign, _MAX_CONCURRENT_ASSIGNMENTS))
-        self._tell(topic, queues, mine)
+        self._report(topic, queues, mine)
         if topic in self._unlisted:
             return False
         if len(free) < len(new):
@@ -185,12 +180,12 @@ class Rebalance:
         self.problems[topic] = text
         return False
 
-    def _tell(self, topic: str, queues: list[MessageQueue], mine: list[MessageQueue]) -> None:
+    def _report(self, topic: str, queues: list[MessageQueue], mine: list[MessageQueue]) -> None:
         """Notify the user's queue listener of changes."""
         listener = self._group.options.queue_listener
-        if listener is None or self._told.get(topic) == (queues, mine):
+        if listener is None or self._reported.get(topic) == (queues, mine):
             return
-        self._told[topic] = queues, mine
+        self._reported[topic] = queues, mine
         try:
             call_hook(listener, topic, tuple(queues), tuple(mine))
         except Exception:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from cometmq import logs
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.ranges import check_range
+from cometmq.client.cluster.options import check_range
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError
@@ -16,8 +16,6 @@ from cometmq.protocol.codes import CLIENT_INNER_PRODUCER_GROUP, RETRY_PREFIX
 from cometmq.protocol.compression import TYPE_MASK
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.record.layout import COMPRESSED
-
-__all__ = ["RetryTopic", "check_delay_level"]
 
 log = logs.logger("cometmq.client.consumer")
 

@@ -15,16 +15,12 @@ from typing import Any, Self
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.consumer.delivery import Delivery
-from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus, OrderlyStatus
 from cometmq.client.consumer.push import PushConsumer
 from cometmq.client.consumer.push_session import PushSession
-from cometmq.client.consumer.retry_topic import check_delay_level
 from cometmq.client.group.options import PushOptions
 from cometmq.client.group.subscription import Subscriptions
 from cometmq.errors import ClientStateError, ConfigError
 from cometmq.message import MessageExt
-
-__all__ = ["MessageStream"]
 
 
 async def _no_listener(messages: list[MessageExt]) -> None:
@@ -122,9 +118,7 @@ class MessageStream(PushConsumer):
                 `consume_timeout_s` has passed, or the queue was assigned to another member. The message is
                 delivered again.
         """
-        await self._delivery.acknowledge(
-            message, OrderlyStatus.SUCCESS if self._options.orderly else ConsumeStatus.SUCCESS
-        )
+        await self._delivery.ack(message)
 
     async def nack(self, message: MessageExt, delay_level: int = 0) -> None:
         """Request that a message is delivered again later.
@@ -141,15 +135,7 @@ class MessageStream(PushConsumer):
             ClientStateError: The message cannot be acknowledged (any more), as in `ack`.
             ConfigError: The delay level is invalid.
         """
-        context = self._delivery.context(message)
-        if isinstance(context, ConsumeContext):
-            check_delay_level(delay_level)
-            context.delay_level = delay_level
-            await self._delivery.acknowledge(message, ConsumeStatus.RECONSUME_LATER)
-            return
-        if delay_level:
-            raise ConfigError("delay_level", str(delay_level), "0 in an orderly stream: its queue waits")
-        await self._delivery.acknowledge(message, OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT)
+        await self._delivery.nack(message, delay_level)
 
     @property
     def _delivery(self) -> Delivery[Any, Any]:

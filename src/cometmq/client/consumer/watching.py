@@ -15,8 +15,6 @@ from cometmq.message import MessageQueue
 from cometmq.periodic import Periodic
 from cometmq.text import seconds
 
-__all__ = ["QueueWatch", "QueuesChanged", "Watchdog", "lag_of"]
-
 log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
@@ -136,8 +134,7 @@ class QueueWatch:
         self._known.pop(topic, None)
 
     async def stop(self) -> None:
-        self._periodic.cancel()
-        await self._periodic.stop()
+        await self._periodic.stop(cancel=True)
 
     async def _queues(self, topic: str) -> tuple[MessageQueue, ...] | None:
         if topic in await self._client.refresh_routes([topic]):

@@ -14,8 +14,6 @@ from cometmq.errors import CometError
 from cometmq.protocol.bodies import ConsumerConnection
 from cometmq.protocol.subscriptions import Wants, describe_differences, differences, wants_of
 
-__all__ = ["Agreement", "disagreements"]
-
 log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 3.0
@@ -56,14 +54,14 @@ class Agreement:
             problems += (f"members differ in {len(differing)} topics in all",)
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
-        if not problems and not _told_apart(found) and wanted == own and were <= others:
+        if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
             return  # such a broker keeps the newest subscription, which may be this member's by now
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)
         self.problems, self._differed = problems, (own, others)
 
 
-def _told_apart(found: ConsumerConnection) -> bool:
+def _distinguishes_members(found: ConsumerConnection) -> bool:
     """Return whether the broker reports each member's subscriptions.
 
     Apache's reports the last heartbeat's.
@@ -78,7 +76,7 @@ def disagreements(client_id: str, own: Wants, found: ConsumerConnection) -> list
         for each in found.connection_set
         if each.subscriptions is not None
     }
-    if not _told_apart(found) and {each.client_id for each in found.connection_set} - {client_id}:
+    if not _distinguishes_members(found) and {each.client_id for each in found.connection_set} - {client_id}:
         members[_ANOTHER] = wants_of(found.subscription_table.values())
     members[client_id] = own
     return [

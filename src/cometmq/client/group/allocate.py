@@ -17,18 +17,6 @@ from cometmq.client.cluster.workers import call_hook
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
 
-__all__ = [
-    "AllocateAveragely",
-    "AllocateAveragelyByCircle",
-    "AllocateByConfig",
-    "AllocateByConsistentHash",
-    "AllocateByMachineRoom",
-    "AllocateByMachineRoomNearby",
-    "AllocateStrategy",
-    "hashing",
-    "share_of",
-]
-
 
 class AllocateStrategy(Protocol):
     """A strategy with a name and a function that returns the queues of one member.

@@ -15,8 +15,6 @@ from cometmq.protocol.codes import MASTER_ID, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
 
-__all__ = ["Pulls"]
-
 RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
 """Creates the pull request for a broker."""
 

@@ -24,7 +24,7 @@ from cometmq.message import MessageExt, MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import RETRY_TOPIC
 
-__all__ = ["ConsumerGroup", "Group", "instance_options"]
+_MAX_COMPILED_EXPRESSIONS = 1_000
 
 
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
@@ -46,6 +46,8 @@ class Group:
     offsets: OffsetStore = field(init=False)
     pulls: Pulls = field(init=False)
     stats: Statistics = field(default_factory=Statistics)
+    _compiled: set[tuple[str, str, str]] = field(default_factory=set)
+    """Broker address, topic and expression of the SQL92 filters that brokers have compiled."""
     _start_time_ms: int = field(init=False)
     _file: FileOffsets | None = field(init=False, default=None)
 
@@ -79,6 +81,33 @@ class Group:
         """Release the file of local offsets."""
         if self._file is not None:
             self._file.close()
+
+    async def check_expression(self, subscription: Subscription) -> None:
+        """Compile an SQL92 expression at each broker of its topic. Raises BrokerError with the remark."""
+        route = self.instance.routes.get(subscription.topic)
+        for queue in route.one_of_each_broker() if route is not None else ():
+            await self.check_expression_at(queue, subscription)
+
+    async def check_expression_at(self, queue: MessageQueue, subscription: Subscription) -> None:
+        """Compile an expression at the broker that serves the reads of a queue."""
+        if subscription.expression_type != "TAG":
+            await self.instance.reads.run(
+                queue, lambda target: self.compile_expression(target.addr, subscription)
+            )
+
+    async def compile_expression(self, addr: str, subscription: Subscription) -> None:
+        """Compile each SQL92 expression at a broker once. Raises BrokerError with the broker's remark.
+
+        Apache's broker returns every message to a pull whose expression it cannot compile.
+        """
+        asked = addr, subscription.topic, subscription.expression
+        if subscription.expression_type == "TAG" or asked in self._compiled:
+            return
+        instance = self.instance
+        await instance.brokers.check_client_config(addr, instance.client_id, self.name, subscription.data())
+        if len(self._compiled) >= _MAX_COMPILED_EXPRESSIONS:
+            self._compiled.clear()
+        self._compiled.add(asked)
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
         """Return the start offset of a queue. stored: the group's stored offset, None if there is none."""

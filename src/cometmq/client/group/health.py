@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from cometmq.message import MessageQueue
 
-__all__ = ["ConsumerHealth", "QueueHealth", "problems_of"]
-
 
 @dataclass(frozen=True, slots=True)
 class QueueHealth:

@@ -30,8 +30,6 @@ from cometmq.message import MessageQueue
 from cometmq.private import lock_file, make_private_directory, open_private
 from cometmq.protocol.lenient import LenientError, ObjectKey, read_lenient
 
-__all__ = ["FileOffsets", "local_path", "parse_offsets", "render_offsets"]
-
 log = logs.logger("cometmq.client.consumer")
 
 T = TypeVar("T")

@@ -19,16 +19,6 @@ from cometmq.errors import CometError, ConnectError, Transient
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.codes import RETRY_PREFIX
 
-__all__ = [
-    "OffsetStore",
-    "OwnOffsets",
-    "RemoteOffsets",
-    "commit_rounds",
-    "default_start_time_ms",
-    "start_offset",
-    "warn_of_moved_offset",
-]
-
 log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
 _AT_ONCE = 64  # concurrent requests; a member may have thousands of queues

@@ -10,23 +10,11 @@ from typing import Literal, Protocol
 
 from cometmq.client.cluster.decoding import MAX_BODY
 from cometmq.client.cluster.hooks import ConsumeHook, FilterHook, check_hooks
-from cometmq.client.cluster.ranges import SOME_TIME, check_choice, check_range, check_ranges
+from cometmq.client.cluster.options import SOME_TIME, check_choice, check_range, check_ranges
 from cometmq.client.group.allocate import AllocateAveragely, AllocateStrategy
 from cometmq.client.group.process_queue import FlowLimits
 from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
-
-__all__ = [
-    "MAX_CONCURRENCY",
-    "ConsumeFromWhere",
-    "MemberOptions",
-    "MessageModel",
-    "OffsetStorage",
-    "PullOptions",
-    "PushOptions",
-    "QueueListener",
-]
-
 
 MAX_CONCURRENCY = 1000
 _RETRIES = 16

@@ -16,8 +16,6 @@ import msgspec
 from cometmq.client.group.statistics import TopicStats
 from cometmq.message import MessageExt, MessageQueue
 
-__all__ = ["Batch", "FlowLimits", "ProcessQueue"]
-
 _MIB = 1024 * 1024
 
 
@@ -151,6 +149,11 @@ class ProcessQueue:
     def bounds(self) -> tuple[int, int]:
         """Return the first and the last offset of the unfinished messages, (0, 0) without any."""
         return (self._batches[0].first_offset, self._highest) if self._batches else (0, 0)
+
+    @property
+    def taken(self) -> tuple[int, int, int]:
+        """First offset, last offset and number of taken, uncommitted messages (OrderlyQueue)."""
+        return 0, 0, 0
 
     def oldest_started_before(self, moment: float) -> Batch | None:
         """Return the oldest unfinished batch if its call began before `moment` (monotonic seconds)."""

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, replace
 
 from cometmq.protocol.bodies import ConsumeStatus
 
-__all__ = ["SAMPLE_S", "Statistics", "TopicStats"]
-
 SAMPLE_S = 10.0
 _OF_A_MINUTE = 6
 _OF_AN_HOUR = 360

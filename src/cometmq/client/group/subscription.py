@@ -7,15 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cometmq.errors import ConfigError, MessageIllegal
-from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text
+from cometmq.message import LONE_BAR, MessageExt, check_tag, check_text, check_topic_name
 from cometmq.protocol.bodies import SubscriptionData
-from cometmq.protocol.codes import check_topic_name
 from cometmq.protocol.properties.values import tags_code
-
-__all__ = [
-    "Expression", "Subscription", "Subscriptions", "as_subscription", "as_subscriptions", "filter_class",
-    "sql92", "tags",
-]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

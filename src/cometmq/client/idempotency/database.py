@@ -16,8 +16,6 @@ from cometmq.client.idempotency.memory import EXPIRY_S
 from cometmq.clock import boottime
 from cometmq.errors import ClientStateError, ConfigError, shown
 
-__all__ = ["DatabaseMarks", "SqliteMarks"]
-
 log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")

@@ -25,8 +25,6 @@ from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageExt
 from cometmq.protocol.properties.values import ORIGIN_MESSAGE_ID, UNIQ_KEY
 
-__all__ = ["AsyncHandler", "AsyncMarks", "Handler", "Marks", "idempotent", "unique_key"]
-
 _MAX_KEY_LENGTH = 255
 _HANDLED = (None, ConsumeStatus.SUCCESS, OrderlyStatus.SUCCESS, OrderlyStatus.COMMIT)
 

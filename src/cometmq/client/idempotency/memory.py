@@ -10,8 +10,6 @@ from typing import Any
 
 from cometmq.errors import BeingHandled
 
-__all__ = ["EXPIRY_S", "MemoryMarks"]
-
 EXPIRY_S = 7 * 24 * 3600.0
 """In seconds. Brokers keep messages for three days by default, and each retry is stored as a new message."""
 

@@ -13,8 +13,6 @@ from cometmq.errors import BeingHandled, ConfigError
 if TYPE_CHECKING:
     from redis.asyncio import Redis
 
-__all__ = ["RedisMarks"]
-
 log = logs.logger("cometmq.client.idempotency")
 
 _DONE = "done"

@@ -7,13 +7,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cometmq.client.cluster.hooks import EndTransactionHook, SendHook, Sending, check_hooks
-from cometmq.client.cluster.ranges import SOME_TIME, check_range, check_ranges
+from cometmq.client.cluster.options import SOME_TIME, check_range, check_ranges
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.errors import ConfigError
 from cometmq.protocol.codes import MAX_TOPIC_LENGTH, is_legal_name
 from cometmq.protocol.compression import Compression
-
-__all__ = ["ProducerOptions"]
 
 _SOME, _ANY = (1, math.inf), (0, math.inf)
 _RANGES = {

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from msgspec.structs import replace
 
 from cometmq.client.cluster.identity import KeyMaker
 from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
+from cometmq.client.cluster.telemetry import context_room
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.request_reply import is_reply
 from cometmq.errors import MessageIllegal
 from cometmq.message import Message, MessageQueue, SendResult
-from cometmq.protocol.batch import encode_batch
+from cometmq.protocol.batch import MIN_ITEM, encode_batch
 from cometmq.protocol.codes import (
     RETRY_PREFIX,
     UNSENDABLE_TOPICS,
@@ -24,8 +25,6 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import SendMessageResponseHeader
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties, is_reserved
-
-__all__ = ["Outgoing", "prepare", "prepare_batch", "prepare_half", "prepare_system"]
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 _TIMES = frozenset({names.TIMER_DELAY_SEC, names.TIMER_DELAY_MS, names.TIMER_DELIVER_MS})
@@ -243,3 +242,37 @@ def _check_fits_batch(message: Message, first: Message) -> None:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
     if message.wait_store != first.wait_store:
         raise MessageIllegal("messages of a batch need the same wait_store", message.topic, "wait_store")
+
+
+_UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
+"""Bytes that a send adds to the properties, for a client with an IPv6 address."""
+
+
+def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:
+    """Yield batches for `Producer.send_batch` with the messages in their order.
+
+    A message that cannot share a batch with its predecessor (another topic or another wait_store) begins a
+    new one. Messages are consumed from the iterable as needed. With OpenTelemetry, each batch leaves room for
+    the context that a send in the current span adds.
+
+    Args:
+        messages: The messages.
+        max_bytes: The maximum size of the messages of a batch with their properties in bytes, as
+            ProducerOptions.max_message_size. A larger message is in a batch of its own, which a send refuses.
+    """
+    added = MIN_ITEM + _UNIQUE_KEY + context_room()
+    batch: list[Message] = []
+    size = 0
+    for message in messages:
+        more = added + len(message.body) + len(encode_properties(message.wire_properties()))
+        if batch and (
+            size + more > max_bytes
+            or message.topic != batch[0].topic
+            or message.wait_store != batch[0].wait_store
+        ):
+            yield batch
+            batch, size = [], 0
+        batch.append(message)
+        size += more
+    if batch:
+        yield batch

@@ -15,22 +15,20 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 
-from cometmq.client.cluster.hooks import Sending, tell
+from cometmq.client.cluster.hooks import Sending, notify_hooks
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-from cometmq.client.cluster.options import ClientOptions
-from cometmq.client.cluster.ranges import check_range
+from cometmq.client.cluster.options import ClientOptions, check_range
 from cometmq.client.cluster.requests import UNREACHABLE_HINT
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.cluster.workers import call_hook, for_each
-from cometmq.client.producer.latency import SlowBrokers
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import Outgoing, prepare, prepare_batch
 from cometmq.client.producer.request_reply import as_request
 from cometmq.client.producer.retry import SendAttempts
-from cometmq.client.producer.selectors import QueueSelector, RoundRobin
+from cometmq.client.producer.selectors import QueueSelector, RoundRobin, SlowBrokers
 from cometmq.errors import (
     BrokerError,
     CometError,
@@ -39,15 +37,12 @@ from cometmq.errors import (
     RemotingError,
     ReplyTimeout,
     RequestNotSent,
-    SendTries,
 )
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, SendStatus
 from cometmq.protocol.addresses import vip_address
-from cometmq.protocol.codes import SysFlag, check_group_name
+from cometmq.protocol.codes import SysFlag
 from cometmq.protocol.timers import RecallHandle
 from cometmq.text import seconds
-
-__all__ = ["Producer", "select_by_random"]
 
 _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
@@ -114,9 +109,7 @@ class Producer(LookingClient):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        check_group_name(group)
-        super().__init__(f"producer of group {group}", namesrv, client, client_options)
-        self.group = group
+        super().__init__("producer", group, namesrv, client, client_options)
         self.options = options if options is not None else ProducerOptions()
         self._robin = RoundRobin(random.getrandbits(31))
         self._slow = SlowBrokers() if self.options.send_latency_fault_enable else None
@@ -258,7 +251,7 @@ class Producer(LookingClient):
             sending.error = error
             raise
         finally:
-            tell(self.options.send_hooks, "after_send", sending)
+            notify_hooks(self.options.send_hooks, "after_send", sending)
 
     @spanned
     async def send_batch(
@@ -384,7 +377,7 @@ class Producer(LookingClient):
     async def recall(self, recall_handle: str) -> str:
         """Cancel the delivery of a timer message whose delivery time has not come.
 
-        The answer does not tell whether the message was still waiting.
+        The answer does not show whether the message was still waiting.
 
         Args:
             recall_handle: The `recall_handle` of the message's SendResult.
@@ -411,21 +404,16 @@ class Producer(LookingClient):
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        """Send with retries.
-
-        If a try stored the message without SEND_OK and no later try succeeds, return its result.
-        """
-        self._under_way += 1
+        """Send with retries. SendAttempts decides on them and on the outcome."""
+        options, client, topic = self.options, self.client, outgoing.topic
+        tries = 1 if queue is not None else 1 + options.retry_times
         has_room = False
+        self._under_way += 1
         try:
             has_room = await self._room.acquire()
-            options = self.options
-            client = self.client
             loop = client.loop
-            topic = outgoing.topic
             begun = loop.time()
             budget_s = options.send_timeout_s if timeout_s is None else timeout_s
-            tries = 1 if queue is not None else 1 + options.retry_times
             attempts = SendAttempts(
                 begun + budget_s, tries, options.retry_response_codes, options.try_timeout_s
             )
@@ -435,57 +423,42 @@ class Producer(LookingClient):
                 route = await self._route_within(topic, budget_s)
                 left_s = attempts.timeout_s(loop.time())
             chosen = queue if queue is not None else self._choose(route)
-            stored: SendResult | None = None
-            pause_s = 0.0
             while True:
                 try:
                     if attempts.outcomes:
-                        await asyncio.sleep(attempts.route_pause_s)
-                        route = await self._route_within(topic, attempts.timeout_s(loop.time()))
-                        failed = chosen.broker_name
-                        chosen = self._choose(route, failed)
-                        if pause_s and chosen.broker_name == failed:
-                            await self._pause(topic, pause_s)
+                        chosen = await self._next_queue(topic, chosen.broker_name, attempts)
                         left_s = attempts.timeout_s(loop.time())
                     result = await self._attempt(outgoing, chosen, left_s)
                 except _TRY_FAILURES as error:
-                    failure = error
                     if not attempts.failed(chosen.broker_name, error, loop.time()):
                         break
-                    pause_s = attempts.pause_s(error, loop.time())
+                    attempts.pause_s(error, loop.time())
                     if isinstance(error, RemotingError):
                         client.refresh_soon(topic)  # the broker may have moved to another address
                 else:
-                    if (
-                        result.status is SendStatus.SEND_OK
-                        or tries == 1
-                        or not options.retry_another_broker_when_not_store_ok
-                    ):
+                    is_final = tries == 1 or not options.retry_another_broker_when_not_store_ok
+                    if is_final or result.status is SendStatus.SEND_OK:
                         return result
-                    stored, pause_s = result, 0.0
-                    if not attempts.stored_badly(chosen.broker_name, loop.time()):
+                    if not attempts.stored_badly(chosen.broker_name, result, loop.time()):
                         break
-            if stored is not None:
-                return stored
-            told = SendTries(topic, loop.time() - begun, tuple(attempts.outcomes))
-            failure.tries = told  # type: ignore[misc] # of this error alone
-            if len(told.outcomes) > 1:
-                failure.add_note(str(told))
-            try:
-                raise failure
-            finally:
-                del failure  # breaks the reference cycle between the error and this frame
+            return attempts.outcome(topic, loop.time() - begun)
         finally:
             if has_room:
                 self._room.release()
             self._ended()
 
-    async def _pause(self, topic: str, pause_s: float) -> None:
-        """Wait before the next try at the same broker, and refresh the route: the leader may have changed."""
-        await asyncio.sleep(pause_s)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(pause_s):
-                await self.client.refresh_routes([topic])
+    async def _next_queue(self, topic: str, failed: str, attempts: SendAttempts) -> MessageQueue:
+        """Return the queue of the next try, after a pause if the broker has refused for a moment."""
+        await asyncio.sleep(attempts.route_pause_s)
+        route = await self._route_within(topic, attempts.timeout_s(self.client.loop.time()))
+        chosen = self._choose(route, failed)
+        pause_s = attempts.broker_pause_s
+        if pause_s and chosen.broker_name == failed:
+            await asyncio.sleep(pause_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self.client.refresh_routes([topic])  # the leader may have changed
+        return chosen
 
     def _ended(self) -> None:
         self._under_way -= 1
@@ -549,14 +522,14 @@ class Producer(LookingClient):
             sending.error = error
             raise
         finally:
-            tell(self.options.send_hooks, "after_send", sending)
+            notify_hooks(self.options.send_hooks, "after_send", sending)
 
     def _begin_sending(self, outgoing: Outgoing, queue: MessageQueue, *, oneway: bool = False) -> Sending:
         """Run the `check_forbidden` functions and the `before_send` hooks. Raises what a check raises."""
         sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
         for check in self.options.check_forbidden:
             call_hook(check, sending)
-        tell(self.options.send_hooks, "before_send", sending)
+        notify_hooks(self.options.send_hooks, "before_send", sending)
         return sending
 
     async def _route(self, topic: str) -> TopicRoute:

@@ -13,8 +13,6 @@ from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import REPLY_TOPIC_POSTFIX
 from cometmq.protocol.properties import values as names
 
-__all__ = ["as_request", "is_reply", "reply_to"]
-
 _REPLY = "reply"
 _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
 

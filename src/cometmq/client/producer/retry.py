@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
+from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError, SendTries
+from cometmq.message import SendResult
 from cometmq.protocol.codes import ResponseCode
-
-__all__ = ["RETRY_RESPONSE_CODES", "SendAttempts"]
 
 RETRY_RESPONSE_CODES = frozenset(
     {
@@ -45,8 +44,14 @@ class SendAttempts(msgspec.Struct):
     """The broker name and the outcome of each try so far."""
     route_pause_s: float = 0.0
     """The seconds to wait before the route is read for the next try."""
+    broker_pause_s: float = 0.0
+    """The seconds to wait before another try at the same broker."""
     in_handoff: bool = False
     """Whether a broker has refused temporarily. A route without a master may then be a handoff, too."""
+    stored: SendResult | None = None
+    """The result of the last try that stored the message without SEND_OK."""
+    failure: CometError | None = None
+    """The error of the last try that failed."""
 
     def timeout_s(self, now: float) -> float:
         """Return the timeout of the next try: the remaining time, or `per_try_s` while more tries remain."""
@@ -62,12 +67,13 @@ class SendAttempts(msgspec.Struct):
         (docs/reference/client.md, Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))
+        self.failure = error
         if isinstance(error, BrokerError) and error.code not in self.retry_codes:
             return False
         return isinstance(error, BrokerError | RemotingError | NoRouteError) and self._may_go_on(now)
 
     def pause_s(self, error: CometError, now: float) -> float:
-        """Return the seconds to wait before the next try at the broker that raised `error`.
+        """Set and return the seconds to wait before the next try at the broker that raised `error`.
 
         Without a pause all tries at a broker that refuses temporarily would fail within milliseconds. The
         pause takes at most a third of the remaining time.
@@ -75,15 +81,30 @@ class SendAttempts(msgspec.Struct):
         pause: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
         pause = min(pause, max(0.0, self.deadline - now) / 3)
         self.route_pause_s = pause if self.in_handoff and isinstance(error, NoRouteError) else 0.0
-        if not isinstance(error, BrokerError) or error.code not in MOMENTARY_CODES:
-            return 0.0
-        self.in_handoff = True
-        return pause
+        momentary = isinstance(error, BrokerError) and error.code in MOMENTARY_CODES
+        self.in_handoff |= momentary
+        self.broker_pause_s = pause if momentary else 0.0
+        return self.broker_pause_s
 
-    def stored_badly(self, broker_name: str, now: float) -> bool:
+    def stored_badly(self, broker_name: str, result: SendResult, now: float) -> bool:
         """Record a try that stored the message without SEND_OK, and return whether another try is allowed."""
+        self.stored, self.broker_pause_s = result, 0.0
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
         return self._may_go_on(now)
+
+    def outcome(self, topic: str, took_s: float) -> SendResult:
+        """Return the result of a try that stored the message. Raises the last failure if there is none."""
+        if self.stored is not None:
+            return self.stored
+        failure, self.failure = self.failure, None
+        assert failure is not None
+        failure.tries = SendTries(topic, took_s, tuple(self.outcomes))  # type: ignore[misc] # of this error alone
+        if len(self.outcomes) > 1:
+            failure.add_note(str(failure.tries))
+        try:
+            raise failure
+        finally:
+            del failure  # breaks the reference cycle between the error and this frame
 
     def _may_go_on(self, now: float) -> bool:
         return len(self.outcomes) < self.tries and now < self.deadline

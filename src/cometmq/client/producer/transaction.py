@@ -28,7 +28,7 @@ from typing import Any, NamedTuple, Protocol
 import msgspec
 
 from cometmq import logs
-from cometmq.client.cluster.hooks import EndingTransaction, tell
+from cometmq.client.cluster.hooks import EndingTransaction, notify_hooks
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.telemetry import spanned
@@ -44,8 +44,10 @@ from cometmq.message import (
     SendStatus,
     TransactionSendResult,
     TransactionState,
+    check_topic_name,
 )
-from cometmq.protocol.codes import RequestCode, check_topic_name
+from cometmq.periodic import Tasks
+from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import CheckTransactionStateRequestHeader, EndTransactionRequestHeader
 from cometmq.protocol.ids import decode_offset_id
@@ -53,8 +55,6 @@ from cometmq.protocol.properties.values import decode_properties
 from cometmq.protocol.record.layout import COMMITTED, ROLLBACK
 from cometmq.remoting import Connection
 from cometmq.text import printable
-
-__all__ = ["TransactionListener", "TransactionProducer"]
 
 log = logs.logger("cometmq.client.producer")
 
@@ -145,7 +145,7 @@ class TransactionProducer(Producer):
             check_topic_name(topic)
         self._listener = listener
         self._waiting: asyncio.Queue[Check] = asyncio.Queue(self.options.max_checks_waiting)
-        self._workers: set[asyncio.Task[None]] = set()
+        self._workers = Tasks()
         self._threads: ThreadPoolExecutor | None = None
 
     # -- life
@@ -161,9 +161,7 @@ class TransactionProducer(Producer):
 
     def _begin_worker(self) -> None:
         if self._state in ("starting", "running"):
-            task = asyncio.get_running_loop().create_task(self._answer(), name=f"cometmq-check-{self.group}")
-            self._workers.add(task)
-            task.add_done_callback(self._workers.discard)
+            task = self._workers.start(self._answer(), name=f"cometmq-check-{self.group}")
             again_if_cancelled(task, self._begin_worker)
 
     async def _end(self, *, drain: bool) -> None:
@@ -214,15 +212,17 @@ class TransactionProducer(Producer):
             error: BaseException | None = None
             begun = _as_stored(message, outgoing, sent)
             if sent.status is SendStatus.SEND_OK:
-                state, error = await self._ask(self._listener.execute_local_transaction, begun, argument)
-            await self._tell(begun, state, error, trace=sent.trace_on)
+                state, error = await self._call_listener(
+                    self._listener.execute_local_transaction, begun, argument
+                )
+            await self._send_state(begun, state, error, trace=sent.trace_on)
         finally:
             self._ended()
         fields = msgspec.structs.asdict(sent)
         fields["transaction_id"] = sent.transaction_id or begun.msg_id  # RocketMQ 4.9 returns none
         return TransactionSendResult(**fields, state=state, error=error)
 
-    async def _tell(
+    async def _send_state(
         self, begun: MessageExt, state: TransactionState, error: BaseException | None, *, trace: bool
     ) -> None:
         """Send the state of a transaction in a oneway request.
@@ -233,7 +233,7 @@ class TransactionProducer(Producer):
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
             request.remark = _remark("executeLocalTransaction", error)
             addr = self._master_of(begun.queue)
-            self._tell_hooks(begun, state, addr, from_check=False)
+            self._notify_hooks(begun, state, addr, from_check=False)
             connection = await self.client.remoting.connect(addr)
             connection.oneway(request)
             if trace:
@@ -244,11 +244,11 @@ class TransactionProducer(Producer):
                 begun.msg_id, state.name, failure,
             )  # fmt: skip
 
-    def _tell_hooks(
+    def _notify_hooks(
         self, message: MessageExt, state: TransactionState, addr: str, *, from_check: bool
     ) -> None:
         ending = EndingTransaction(self.group, message, state, addr, from_check)
-        tell(self.options.end_transaction_hooks, "__call__", ending)
+        notify_hooks(self.options.end_transaction_hooks, "__call__", ending)
 
     def _trace_end(
         self, message: MessageExt, addr: str, state: TransactionState, *, from_check: bool
@@ -273,7 +273,7 @@ class TransactionProducer(Producer):
 
     # -- asking the listener
 
-    async def _ask(
+    async def _call_listener(
         self, method: Callable[..., Any], *given: object
     ) -> tuple[TransactionState, BaseException | None]:
         try:
@@ -316,12 +316,12 @@ class TransactionProducer(Producer):
             connection, asked, message = await self._waiting.get()
             if connection.closed:
                 continue  # the broker sends the check to another producer
-            state, error = await self._ask(self._listener.check_local_transaction, message)
+            state, error = await self._call_listener(self._listener.check_local_transaction, message)
             request = self._end_request(
                 message.msg_id, asked.tran_state_table_offset, asked.commit_log_offset, state, check=True
             )
             request.remark = _remark("checkLocalTransaction", error)
-            self._tell_hooks(message, state, connection.addr, from_check=True)
+            self._notify_hooks(message, state, connection.addr, from_check=True)
             try:
                 connection.oneway(request)
                 self._trace_end(message, connection.addr, state, from_check=True)

@@ -21,7 +21,7 @@ from cometmq.console.widgets.rows import Column, ListState, path_of
 from cometmq.console.widgets.services import page
 from cometmq.console.widgets.settings import Setting, setting_rows, settings_list
 from cometmq.errors import CometError
-from cometmq.protocol.bodies_admin import HaConnectionInfo, HaRuntimeInfo
+from cometmq.protocol.bodies.admin import HaConnectionInfo, HaRuntimeInfo
 
 INTERVAL_S = 10.0
 MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 200, 10_000

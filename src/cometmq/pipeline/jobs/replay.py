@@ -21,7 +21,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from cometmq.admin.dead_letters import belongs_to_system
 from cometmq.client.cluster.requests import NO_ROUTE_HINT
 from cometmq.errors import ConfigError, MessageIllegal, NoRouteError
-from cometmq.message import MessageQueue
+from cometmq.message import MessageQueue, check_topic_name
 from cometmq.pipeline.base.declare import job
 from cometmq.pipeline.base.engine import outcomes_in, run_action, slots
 from cometmq.pipeline.base.errors import JobStopped, ReplayError
@@ -34,7 +34,6 @@ from cometmq.pipeline.jobs.replay_state import Asked, Progress, Replay, ReplaySt
 from cometmq.pipeline.jobs.replay_task import COLUMNS, ReplayTask, Share, began_anew, task_function
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.objects import shown
-from cometmq.protocol.codes import check_topic_name
 
 QUEUES_MAX = 100_000
 _LOOK_S = 1.0

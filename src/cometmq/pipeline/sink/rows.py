@@ -35,9 +35,10 @@ from pyspark.sql.types import (
 )
 
 from cometmq.errors import ConfigError, MessageIllegal
+from cometmq.message import check_topic_name
 from cometmq.pipeline.base.errors import SinkRowError
 from cometmq.pipeline.base.options import WriteOptions
-from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS, check_topic_name
+from cometmq.protocol.codes import MAX_FRAME_LENGTH, UNSENDABLE_TOPICS
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 from cometmq.protocol.record.arrow import COLUMNS
 from cometmq.text import is_utf8

@@ -68,19 +68,6 @@ class Bodies:
     column: pa.StructType
     keep: bool
 
-    def parser(self) -> Parser:
-        if self.format == "json":
-            from cometmq.pipeline.table.body_json import JsonParser
-
-            return JsonParser(self.fields)
-        if self.format == "avro":
-            from cometmq.pipeline.table.body_avro import AvroParser
-
-            return AvroParser(self.schema[0].decode())
-        from cometmq.pipeline.table.body_protobuf import ProtobufParser
-
-        return ProtobufParser(*self.schema)
-
 
 def body_columns(column: pa.StructType) -> list[pa.Field]:
     """Return the columns for parsed bodies, besides the message's own."""

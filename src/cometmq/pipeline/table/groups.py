@@ -26,7 +26,7 @@ from cometmq.pipeline.base.offsets import Offsets
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.table.log import WRONG_TYPES, listing
 from cometmq.pipeline.table.small_files import read_json, replace_json
-from cometmq.protocol.bodies_admin import GroupList
+from cometmq.protocol.bodies.admin import GroupList
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import TopicRequestHeader

@@ -23,7 +23,7 @@ from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
 from cometmq.pipeline.live.reading import read_parts
-from cometmq.pipeline.table.bodies import Bodies, with_columns
+from cometmq.pipeline.table.bodies import Bodies, Parser, with_columns
 from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.partition_writer import PartitionWriter, StagedFile, runs
@@ -125,7 +125,7 @@ def _run(task: ArchiveTask) -> TaskResult:
         topic_in_files=task.topic_in_files,
     )  # fmt: skip
     bodies = task.bodies
-    parser = None if bodies is None else bodies.parser()
+    parser = None if bodies is None else _parser(bodies)
     queues = {item.queue: QueueCount() for item in task.ranges}
     quarantine = Quarantine(filesystem, root, task.staging, task.batch)
     for part in read_parts(task.namesrv, task.ranges, task.addresses, ARCHIVE_SCHEMA, task.pull):
@@ -195,3 +195,17 @@ class Quarantine:
         if self._rows:
             self._write()
         return [] if self._file is None else [self._file.close()]
+
+
+def _parser(bodies: Bodies) -> Parser:
+    if bodies.format == "json":
+        from cometmq.pipeline.table.body_json import JsonParser
+
+        return JsonParser(bodies.fields)
+    if bodies.format == "avro":
+        from cometmq.pipeline.table.body_avro import AvroParser
+
+        return AvroParser(bodies.schema[0].decode())
+    from cometmq.pipeline.table.body_protobuf import ProtobufParser
+
+    return ProtobufParser(*bodies.schema)

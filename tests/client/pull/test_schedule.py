@@ -11,7 +11,7 @@ from tests.kit.fakes import FakeBroker, FakeNamesrv, pull_answer
 from tests.kit.waiting import until
 
 from cometmq import MessageQueue, PullConsumer, PullOptions, PullTurn, sql92
-from cometmq.client.consumer import schedule
+from cometmq.client.pull import schedule
 from cometmq.errors import BrokerError, ClientStateError, ConfigError
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame

@@ -22,7 +22,8 @@ from cometmq import (
     sql92,
 )
 from cometmq.client.cluster.broker_api import BrokerApi
-from cometmq.client.consumer import queue_puller, reading_ahead
+from cometmq.client.consumer import queue_puller
+from cometmq.client.pull import reading_ahead
 from cometmq.errors import BrokerError, ClientStateError
 from cometmq.message import PullResult
 from cometmq.protocol.codes import RequestCode, ResponseCode

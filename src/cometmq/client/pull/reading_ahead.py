@@ -20,8 +20,7 @@ from cometmq.client.group.health import QueueHealth
 from cometmq.client.group.offsets import warn_of_moved_offset
 from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullResult, PullStatus
-
-__all__ = ["Fetched", "Fetcher"]
+from cometmq.periodic import Backoff
 
 log = logs.logger("cometmq.client.consumer")
 
@@ -67,8 +66,8 @@ class _Reader:
     asked_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
-    moved: int = 0
-    """The number of consecutive answers that the broker does not have the offset."""
+    moved: Backoff = field(default_factory=lambda: Backoff(IDLE_S, _MOVED_AGAIN_S))
+    """The pauses after answers that the broker does not have the offset."""
 
 
 class Fetcher:
@@ -249,9 +248,8 @@ class Fetcher:
         reader.offset = result.next_begin_offset
         if result.status is PullStatus.OFFSET_ILLEGAL:
             warn_of_moved_offset(queue, before, result)
-            reader.moved += 1
-            return min(IDLE_S * 2.0 ** min(reader.moved - 1, 10), _MOVED_AGAIN_S)
-        reader.moved = 0
+            return reader.moved.next_s()
+        reader.moved.reset()
         if result.messages:
             reader.ahead += 1
             reader.last = Fetched(queue, result.messages, result.next_begin_offset)

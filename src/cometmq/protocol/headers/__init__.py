@@ -8,7 +8,7 @@ declares as mandatory, because it does not enforce that (docs/reference/remoting
 from cometmq.protocol.ext import Header as Header
 from cometmq.protocol.ext import decode_ext as decode_ext
 from cometmq.protocol.ext import encode_ext as encode_ext
-from cometmq.protocol.headers_admin import *  # noqa: F403
-from cometmq.protocol.headers_client import *  # noqa: F403
-from cometmq.protocol.headers_message import *  # noqa: F403
-from cometmq.protocol.headers_namesrv import *  # noqa: F403
+from cometmq.protocol.headers.admin import *  # noqa: F403
+from cometmq.protocol.headers.client import *  # noqa: F403
+from cometmq.protocol.headers.message import *  # noqa: F403
+from cometmq.protocol.headers.namesrv import *  # noqa: F403

@@ -13,18 +13,11 @@ from cometmq.client.group.subscription import Expression, Subscription, as_subsc
 from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.frame import Frame
 
-__all__ = ["SinglePulls"]
-
-_MAX_CHECKED_EXPRESSIONS = 1_000
-
 
 class SinglePulls(LookingClient):
     """A client that pulls messages from one queue per call."""
 
-    group: str
     options: PullOptions
-    _checked: set[tuple[str, str, str]]
-    """Broker address, topic and expression of the SQL92 filters that brokers have compiled."""
 
     @property
     def _group(self) -> Group:
@@ -122,7 +115,7 @@ class SinglePulls(LookingClient):
             )
 
         async def request(target: ReadTarget) -> Frame:
-            await self._check_expression(target.addr, subscription)
+            await self._group.compile_expression(target.addr, subscription)
             return pull_request(
                 self.group,
                 queue,
@@ -140,23 +133,3 @@ class SinglePulls(LookingClient):
         if not subscription.tags:
             return result
         return msgspec.structs.replace(result, messages=subscription.filter(result.messages))
-
-    async def _check_expression(self, addr: str, subscription: Subscription) -> None:
-        """Compile each SQL92 expression at a broker once. Raises BrokerError with the broker's remark.
-
-        Apache's broker returns every message to a pull whose expression it cannot compile.
-        """
-        asked = addr, subscription.topic, subscription.expression
-        if subscription.expression_type == "TAG" or asked in self._checked:
-            return
-        client = self._running()
-        await client.brokers.check_client_config(addr, client.client_id, self.group, subscription.data())
-        if len(self._checked) >= _MAX_CHECKED_EXPRESSIONS:
-            self._checked.clear()
-        self._checked.add(asked)
-
-    async def _check_expression_at(self, queue: MessageQueue, subscription: Subscription) -> None:
-        """Compile an expression at the broker that serves the reads of a queue."""
-        if subscription.expression_type != "TAG":
-            reads = self._running().reads
-            await reads.run(queue, lambda target: self._check_expression(target.addr, subscription))

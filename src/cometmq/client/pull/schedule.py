@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 from cometmq import logs
 from cometmq.client.cluster.workers import again_if_cancelled, call_on_loop, cancel_all
@@ -16,37 +16,17 @@ from cometmq.errors import ConfigError, shown
 from cometmq.message import MessageQueue
 from cometmq.text import printable
 
-if TYPE_CHECKING:
-    from cometmq.client.consumer.pull import PullConsumer
-
-__all__ = ["PullTask", "PullTurn", "Schedule"]
-
 log = logs.logger("cometmq.client.consumer")
 
 _AT_ONCE = 20
-_NEXT_S, _AFTER_FAILURE_S = 0.2, 1.0  # (docs/reference/client.md, Scheduled pulls)
+NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # (docs/reference/client.md, Scheduled pulls)
 _DRAIN_S = 30.0
 
 
-@dataclass(slots=True)
-class PullTurn:
-    """The second argument of a scheduled function.
+class Turn(Protocol):
+    """The part of a PullTurn that the schedule uses."""
 
-    Attributes:
-        consumer: The pull consumer.
-        next_delay_s: The delay between this call and the next one in seconds, 0 or more. Any other value
-            counts as a failure of the call.
-    """
-
-    consumer: PullConsumer
-    next_delay_s: float = _NEXT_S
-
-
-PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
-"""An async function that is called again and again.
-
-After an exception the next call follows a second later.
-"""
+    next_delay_s: float
 
 
 @dataclass(slots=True, eq=False)
@@ -65,10 +45,10 @@ class _Loop:
 class Schedule:
     """One loop of calls per queue. At most 20 calls run concurrently."""
 
-    def __init__(self, offsets: OffsetStore, turn: Callable[[], PullTurn]) -> None:
+    def __init__(self, offsets: OffsetStore, turn: Callable[[], Turn]) -> None:
         self._offsets = offsets
         self._turn = turn
-        self.functions: dict[str, PullTask] = {}
+        self.functions: dict[str, Callable[[MessageQueue, Any], Awaitable[None]]] = {}
         """The scheduled functions by topic."""
         self._loops: dict[MessageQueue, _Loop] = {}
         self._ending: dict[MessageQueue, _Loop] = {}
@@ -152,7 +132,7 @@ class Schedule:
             self.problems.pop(queue, None)
             self._ending.pop(queue, None)
 
-    async def _call(self, queue: MessageQueue, turn: PullTurn) -> None:
+    async def _call(self, queue: MessageQueue, turn: Turn) -> None:
         try:
             await call_on_loop(self.functions[queue.topic], queue, turn)
             _check_delay(turn.next_delay_s)

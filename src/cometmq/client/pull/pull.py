@@ -19,34 +19,62 @@ or, sharing the queues with the other members of the group:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.workers import is_async
-from cometmq.client.consumer.polling import Polling
-from cometmq.client.consumer.pull_session import PullSession
 from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
-from cometmq.client.consumer.schedule import PullTask, PullTurn, Schedule
-from cometmq.client.consumer.single_pulls import SinglePulls
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of
 from cometmq.client.group.group import Group, instance_options
 from cometmq.client.group.health import ConsumerHealth, QueueHealth, problems_of
 from cometmq.client.group.offsets import OffsetStore
 from cometmq.client.group.options import PullOptions
-from cometmq.client.group.subscription import Expression, Subscription, as_subscription, sql92
+from cometmq.client.group.subscription import Expression, Subscription, as_subscription
+from cometmq.client.pull.polling import Polling
+from cometmq.client.pull.pull_session import PullSession
+from cometmq.client.pull.schedule import NEXT_DELAY_S, Schedule
+from cometmq.client.pull.single_pulls import SinglePulls
 from cometmq.errors import ClientStateError, ConfigError, shown
-from cometmq.message import MessageExt, MessageQueue, PullResult
+from cometmq.message import MessageExt, MessageQueue, PullResult, check_topic_name
 from cometmq.periodic import Periodic
-from cometmq.protocol.codes import check_group_name, check_topic_name
-
-__all__ = ["PullConsumer"]
 
 _CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
 """The consumer whose async function runs in this task or created it."""
+
+
+@dataclass(slots=True)
+class PullTurn:
+    """The second argument of a scheduled function.
+
+    Attributes:
+        consumer: The pull consumer.
+        next_delay_s: The delay between this call and the next one in seconds, 0 or more. Any other value
+            counts as a failure of the call.
+    """
+
+    consumer: PullConsumer
+    next_delay_s: float = NEXT_DELAY_S
+
+
+PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
+"""An async function that is called again and again.
+
+After an exception the next call follows a second later.
+"""
 
 
 class PullConsumer(SinglePulls):
@@ -81,15 +109,11 @@ class PullConsumer(SinglePulls):
         client: ClientInstance | None = None,
         client_options: ClientOptions | None = None,
     ) -> None:
-        check_group_name(group)
         self.options = options if options is not None else PullOptions()
-        super().__init__(
-            f"pull consumer of group {group}", namesrv, client, instance_options(self.options, client_options)
-        )
-        self.group = group
+        own_options = instance_options(self.options, client_options)
+        super().__init__("pull consumer", group, namesrv, client, own_options)
         self._expressions: dict[MessageQueue, Subscription] = {}
         """The filter expressions of the queues that the caller has assigned."""
-        self._checked = set()
         self._member: Group | None = None
         self._polled: Polling | None = None
         self._session: PullSession | None = None
@@ -144,8 +168,7 @@ class PullConsumer(SinglePulls):
         try:
             for job in (self._persisting, self._watching):
                 if job is not None:
-                    job.cancel()
-                    await job.stop()
+                    await job.stop(cancel=True)
             if self._queue_watch is not None:
                 await self._queue_watch.stop()
             if self._session is not None:
@@ -231,8 +254,8 @@ class PullConsumer(SinglePulls):
         if self._session is not None:
             raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
         wanted = set(queues)
-        for queue in sorted(wanted) if isinstance(expression, sql92) else ():
-            await self._check_expression_at(queue, as_subscription(queue.topic, expression))
+        for queue in sorted(wanted):
+            await self._group.check_expression_at(queue, as_subscription(queue.topic, expression))
         await polling.revoke([queue for queue in polling.queues if queue not in wanted])
         self._expressions = {queue: as_subscription(queue.topic, expression) for queue in wanted}
         for queue in sorted(wanted.difference(polling.queues)):
@@ -274,9 +297,7 @@ class PullConsumer(SinglePulls):
         failure = (await group.instance.refresh_routes([topic])).get(topic)
         if isinstance(failure, NameServersUnreachable):
             raise failure
-        route = group.instance.routes.get(topic)
-        for queue in route.one_of_each_broker() if route is not None else ():
-            await self._check_expression_at(queue, subscription)
+        await group.check_expression(subscription)
         if self._session is None:
             self._session = PullSession(group, self._polling)
         group.subscriptions[topic] = subscription.after(group.subscriptions.get(topic))

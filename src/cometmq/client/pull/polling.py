@@ -8,14 +8,12 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from functools import partial
 from typing import Any
 
-from cometmq.client.consumer.reading_ahead import Fetched, Fetcher, PullAt
-from cometmq.client.consumer.schedule import Schedule
+from cometmq.client.cluster.traces import trace_polled
 from cometmq.client.group.group import Group
 from cometmq.client.group.health import QueueHealth
-from cometmq.client.group.traces import trace_polled
+from cometmq.client.pull.reading_ahead import Fetched, Fetcher, PullAt
+from cometmq.client.pull.schedule import Schedule
 from cometmq.message import MessageExt, MessageQueue
-
-__all__ = ["Polling"]
 
 
 class Polling:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from cometmq.message import MessageQueue
-from cometmq.protocol.bodies_client import SubscriptionData
-from cometmq.protocol.bodies_route import DataVersion
+from cometmq.protocol.bodies.client import SubscriptionData
+from cometmq.protocol.bodies.route import DataVersion
 from cometmq.protocol.codes import language_name
 from cometmq.protocol.json_body import Body, IntegerKeyed, QueueKeyed, always, empty
 from cometmq.protocol.lenient import Json

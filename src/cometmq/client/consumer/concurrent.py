@@ -1,0 +1,199 @@
+"""The handling of a listener's results: consumed messages are committed, failed ones are consumed again.
+
+A failed message is sent back to its broker, otherwise to the group's retry topic, otherwise consumed again in
+this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable, Sequence
+
+from cometmq import logs
+from cometmq.client.consumer.consume_mode import ModeUser
+from cometmq.client.consumer.handoff import Handoff
+from cometmq.client.consumer.listener import ConsumeContext, ConsumeStatus
+from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
+from cometmq.client.group.group import ConsumerGroup
+from cometmq.client.group.process_queue import Batch, ProcessQueue
+from cometmq.errors import CometError
+from cometmq.message import MessageExt, MessageQueue
+from cometmq.periodic import Tasks
+
+log = logs.logger("cometmq.client.consumer")
+
+_AGAIN_HERE_S = 5.0
+"""Seconds before a retry in this process, if neither broker nor retry topic accepts a message."""
+_OVERDUE_LEVEL = 3
+_OVERDUE_PER_ROUND = 16
+
+
+class Concurrent:
+    """The mode of a listener without message order (ConsumeMode)."""
+
+    success = ConsumeStatus.SUCCESS
+    later = ConsumeStatus.RECONSUME_LATER
+    handled = (ConsumeStatus.SUCCESS,)
+    repeats = False
+
+    def __init__(self, group: ConsumerGroup, user: ModeUser) -> None:
+        self._group = group
+        self._user = user
+        self._handoff: Handoff | None = None
+        if group.clustering and group.options.handover_timeout_s > 0:
+            self._handoff = Handoff(group)
+        self.retry_topic = RetryTopic(group.instance, group.name, group.options.most_reconsume_times)
+        self._pauses = Tasks()
+
+    # -- queues
+
+    def start(self) -> None:
+        if self._handoff is not None:
+            self._handoff.locks.start()
+
+    async def close(self) -> None:
+        if self._handoff is not None:
+            await self._handoff.close()
+        await self._pauses.finish(cancel=True)
+        await self.retry_topic.close()
+
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
+        return queues if self._handoff is None else await self._handoff.take(queues, alone=alone)
+
+    def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
+        return ProcessQueue(queue, offset, now)
+
+    def drop(self, queue: ProcessQueue) -> None:
+        queue.dropped = True
+
+    async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
+        if self._handoff is not None:
+            self._handoff.leave(queues)
+            return
+        for queue in queues:
+            queue.dropped = True
+        await self._group.offsets.release(queue.message_queue for queue in queues)
+
+    async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
+        if self._handoff is not None:
+            await self._handoff.finish_rebalance(held)
+
+    def locked_at(self, queue: MessageQueue) -> float | None:
+        """Return None: brokers and administrators see the locks of orderly consumers only."""
+
+    def holds(self, queue: MessageQueue) -> bool:
+        del queue
+        return False
+
+    def drop_expired(self) -> None:
+        """Do nothing: the next rebalance requests the locks."""
+
+    def wake(self) -> None:
+        """Do nothing: a handoff's locks are requested by the next rebalance."""
+
+    # -- batches
+
+    def submit(self, batches: list[Batch]) -> None:
+        self._user.consume(batches)
+
+    def begin(self, batch: Batch) -> ConsumeContext | None:
+        """Return the context of a batch's call, None if the batch was sent back or its queue was revoked."""
+        queue = batch.queue
+        if batch.done or queue.dropped or queue.leaving:
+            return None
+        queue.calls += 1
+        return ConsumeContext(queue.message_queue)
+
+    async def acknowledge(self, batch: Batch, status: ConsumeStatus, context: ConsumeContext) -> None:
+        """Commit or send back the messages of a batch, according to the listener's result."""
+        queue = batch.queue
+        try:
+            if batch.done or queue.dropped:
+                return  # overdue and sent back already, or the queue was revoked
+            delay_level, ack_index = context.delay_level, context.ack_index
+            if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
+                wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
+                log.warning("listener context with %s, not whole numbers: all is consumed again", wrong)
+                delay_level, ack_index = 0, -1
+            failed = _failed_messages(batch.messages, status, ack_index)
+            if not failed or await self._went_back(batch, failed, delay_level):
+                self._finish(batch)
+        finally:
+            queue.calls -= 1
+            if queue.leaving and not queue.calls:
+                self._ended(queue)
+
+    async def _went_back(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
+        """Send messages back and return whether the batch is finished. The others are consumed again here."""
+        kept = await self._send_back_all(failed, delay_level)
+        if batch.done or batch.queue.dropped:
+            return False
+        if kept:
+            batch.queue.keep(batch, kept)
+            self._pauses.start(self._again_later(batch))
+        return not kept
+
+    def _ended(self, queue: ProcessQueue) -> None:
+        if self._handoff is not None:
+            self._handoff.ended(queue)
+
+    def postpone(self, context: ConsumeContext, delay_level: int) -> ConsumeStatus:
+        check_delay_level(delay_level)
+        context.delay_level = delay_level
+        return self.later
+
+    async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
+        """Send back messages of overdue calls. One of them would block its queue's offset."""
+        before = asyncio.get_running_loop().time() - timeout_s
+        for queue in queues:
+            for _ in range(_OVERDUE_PER_ROUND):
+                batch = queue.oldest_started_before(before)
+                if batch is None or queue.dropped:
+                    break
+                log.warning(
+                    "listener call for %s from offset %d takes more than %g s; its messages are sent back",
+                    queue.message_queue, batch.first_offset, timeout_s,
+                )  # fmt: skip
+                await self._send_back_overdue(batch)
+                if not batch.done:
+                    break
+
+    async def _send_back_overdue(self, batch: Batch) -> None:
+        kept = await self._send_back_all(batch.messages, _OVERDUE_LEVEL)
+        if not kept and not batch.done and not batch.queue.dropped:
+            self._finish(batch)
+
+    def _finish(self, batch: Batch) -> None:
+        offset = batch.queue.finish(batch)
+        if offset is not None:
+            self._group.offsets.update(batch.queue.message_queue, offset)
+        self._user.made_room(batch.queue)
+
+    async def _send_back_all(self, messages: Iterable[MessageExt], delay_level: int) -> list[MessageExt]:
+        """Send messages back and return those for which that failed."""
+        kept: list[MessageExt] = []
+        for message in messages:
+            if not self._group.clustering:
+                log.warning("broadcasting: message %s of %s failed, dropped", message.msg_id, message.topic)
+                continue
+            try:
+                await self.retry_topic.send_back(message, delay_level)
+            except CometError as error:
+                log.warning("message %s was not sent back, it is retried here: %s", message.msg_id, error)
+                message.reconsume_times += 1
+                kept.append(message)
+        return kept
+
+    async def _again_later(self, batch: Batch) -> None:
+        await asyncio.sleep(_AGAIN_HERE_S)
+        self._user.consume([batch])
+
+
+def _failed_messages(
+    messages: list[MessageExt], status: ConsumeStatus, ack_index: int | None
+) -> list[MessageExt]:
+    if status is not ConsumeStatus.SUCCESS:
+        return messages
+    if ack_index is None:
+        return []
+    return messages[max(ack_index, -1) + 1 :]

@@ -1,0 +1,95 @@
+"""The interface of a consume mode: everything that differs between concurrent and orderly consumption."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from enum import Enum
+from typing import Protocol, TypeVar
+
+from cometmq.client.consumer.retry_topic import RetryTopic
+from cometmq.client.group.process_queue import Batch, ProcessQueue
+from cometmq.message import MessageQueue
+
+C = TypeVar("C")
+S = TypeVar("S", bound=Enum)
+
+
+class ModeUser(Protocol):
+    """The consumer that uses a mode, as the mode sees it."""
+
+    def made_room(self, queue: ProcessQueue) -> None:
+        """Pull a queue again if its limits allow it: it holds fewer messages."""
+
+    def consume(self, batches: list[Batch]) -> None:
+        """Call the listener with batches, in their order."""
+
+    def lost(self, queues: Collection[MessageQueue]) -> None:
+        """Drop queues that may belong to another member by now."""
+
+
+class ConsumeMode(Protocol[C, S]):
+    """A consume mode. C: the context of a listener call, S: the results of listeners."""
+
+    success: S
+    """The result for consumed messages."""
+    later: S
+    """The result that stands for an exception."""
+    repeats: bool
+    """Whether the mode itself delivers a batch again whose acknowledgement failed."""
+    retry_topic: RetryTopic
+
+    @property
+    def handled(self) -> Collection[S]:
+        """The results after which messages count as consumed."""
+
+    # -- batches
+
+    def submit(self, batches: list[Batch]) -> None:
+        """Consume pulled batches."""
+
+    def begin(self, batch: Batch) -> C | None:
+        """Return the context for a call that is about to start, None if it must not start."""
+
+    async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
+        """Handle the result of a call."""
+
+    def postpone(self, context: C, delay_level: int) -> S:
+        """Return the result that requests another delivery. Raises ConfigError for an invalid delay level."""
+
+    async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
+        """Handle listener calls that take longer than `timeout_s` seconds."""
+
+    # -- queues
+
+    def start(self) -> None:
+        """Start to renew locks."""
+
+    async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
+        """Return the queues of this member's share that may be assigned now, see Holder.claim."""
+
+    def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
+        """Return the process queue for an assigned queue, None if the queue may not be pulled any more."""
+
+    def drop(self, queue: ProcessQueue) -> None:
+        """Ignore the later results of a queue."""
+
+    async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
+        """Release revoked queues."""
+
+    async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
+        """Complete a rebalance after which these queues are assigned."""
+
+    def locked_at(self, queue: MessageQueue) -> float | None:
+        """Return when the queue's lock was confirmed last (boottime), None without a lock."""
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Return whether the queue is locked for this member."""
+
+    def drop_expired(self) -> None:
+        """Drop the queues whose locks have expired."""
+
+    def wake(self) -> None:
+        """Renew locks soon, because brokers may have lost them."""
+
+    async def close(self) -> None:
+        """Release all queues and locks."""

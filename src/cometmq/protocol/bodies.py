@@ -1,6 +1,0 @@
-"""All JSON bodies by name. `X.decode(body)` reads a body, `x.encode()` writes one."""
-
-from cometmq.protocol.bodies_admin import *  # noqa: F403
-from cometmq.protocol.bodies_client import *  # noqa: F403
-from cometmq.protocol.bodies_route import *  # noqa: F403
-from cometmq.protocol.json_body import Body as Body
