@@ -166,7 +166,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin):
     # -- consumer groups
 
     async def correction_offsets(
-        self, topic: str, compare_group: str, left_out: Iterable[str]
+        self, topic: str, compare_group: str, left_out: Iterable[str] = ()
     ) -> dict[MessageQueue, int]:
         """Return the lowest offset that any consumer group has in each queue of a topic.
 

@@ -100,8 +100,8 @@ async def a_consumer_that_fails_once(namesrv: str) -> None:
 
     async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
         tries.put_nowait(messages[0].reconsume_times)
-        context.delay_level_when_next_consume = 1
-        return ConsumeStatus.SUCCESS if messages[0].reconsume_times else ConsumeStatus.LATER
+        context.delay_level = 1
+        return ConsumeStatus.SUCCESS if messages[0].reconsume_times else ConsumeStatus.RECONSUME_LATER
 
     async with sending(namesrv) as producer:
         await producer.send(Message("Orders", b"x"))
