@@ -6,9 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-from tests.kit.brokers import *  # noqa: F403
 from tests.kit.brokers import Cluster, Peer, StartCluster
-from tests.kit.waiting import until  # noqa: F401
 
 from cometmq.broker.base.delay_levels import DelayLevels
 from cometmq.standalone import Standalone

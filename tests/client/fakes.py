@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.kit.fakes import *  # noqa: F403
 from tests.kit.fakes import FakeNamesrv
 from tests.kit.waiting import until
 

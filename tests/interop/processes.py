@@ -30,9 +30,6 @@ QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
 """For a JVM that lives for seconds: its start takes 0.8 of the CPU time."""
 
 
-from tests.kit.waiting import wait_until  # noqa: E402, F401
-
-
 class ProcessError(Exception):
     """A process ended or stayed silent; the text carries the end of its output."""
 
