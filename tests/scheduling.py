@@ -50,6 +50,11 @@ class Rooms(LoadScopeScheduling):
         super().remove_node(node)
         return crashed
 
+    def _reschedule(self, node: WorkerController) -> None:
+        """Assign work to a worker, if it has collected the tests: one that replaces a dead worker may not yet."""
+        if node in self.registered_collections:
+            super()._reschedule(node)
+
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Rooms | None:
     """Return the scheduler of `make test`."""

@@ -80,6 +80,7 @@ class World:
         )  # fmt: skip
         running = asyncio.all_tasks()
         self.service.start()
+        store.retention.before_delete = self.service.move_on
         self._tasks = asyncio.all_tasks() - running
         self.tables.topics.ensure("Orders", 1)
 
