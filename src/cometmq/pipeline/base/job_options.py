@@ -388,7 +388,7 @@ class CompactOptions:
     _: KW_ONLY
     target_bytes: int = option(256 * 1024 * 1024, low=1, shown="256 MiB")
     older_than_s: float = option(3600.0, low=0)
-    retention_s: float = option(86400.0, low=0)
+    retention_s: float = option(86400.0, low=0, high=MAX_RETENTION_S)
     on_progress: Callable[[int, int], None] | None = None
     stop: threading.Event | None = None
 
