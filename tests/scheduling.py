@@ -51,7 +51,7 @@ class Rooms(LoadScopeScheduling):
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Assign work to a worker, if it has collected the tests: one that replaces a dead worker may not yet."""
+        """Assign work to a worker that has collected the tests; the successor of a dead one may not have."""
         if node in self.registered_collections:
             super()._reschedule(node)
 
