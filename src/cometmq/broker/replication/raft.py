@@ -368,7 +368,7 @@ class RaftReplication:
         return frame.response()
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)
-    async def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
+    def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Transfer the leadership or change the members. Only the leader accepts this request."""
         header = frame.header(ChangeRaftGroupHeader)
         member = self._member
@@ -378,9 +378,6 @@ class RaftReplication:
         }  # fmt: skip
         if header.action not in changes:
             return frame.response(ResponseCode.SYSTEM_ERROR, f"action is none of {', '.join(changes)}")
-        if header.action == "transfer" and self.serves:
-            # The next leader reads the tables of a majority: topics that a send has created must be there.
-            await self._tables.confirm()
         try:
             changes[header.action](header.member)
         except RaftRefused as refusal:
