@@ -1,7 +1,7 @@
 """Files on disk, no network: commit log, consume queues, index, checkpoint, flush, recovery, retention.
 
-`MessageStore` is the interface of the store; the formats are Apache RocketMQ's. Other rooms import from here.
-The tools that read the directory of a store without its broker are in `cometmq.store.inspect`.
+`MessageStore` is the interface of the store; the formats are Apache RocketMQ's. Other packages import only
+this module. The tools that read the directory of a store without its broker are in `cometmq.store.inspect`.
 """
 
 from cometmq.store.background.topic_retention import TopicLimit

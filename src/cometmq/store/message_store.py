@@ -87,7 +87,7 @@ class Commit(msgspec.Struct, gc=False):
         error: If set, none of the `placed` messages is stored.
         end_offset: The end of the log.
         visible: The number of messages that became visible.
-        arrivals: Those of them in `watched` queues.
+        arrivals: The visible messages in `watched` queues.
     """
 
     placed: list[TickMessage]
@@ -101,7 +101,7 @@ class Commit(msgspec.Struct, gc=False):
 class MessageStore:
     """An open store, created by `open`.
 
-    `start` gives it a loop for its background work; else all work is in place.
+    `start` moves background work to a loop; without it, all work is done on the calling thread.
 
     Operations of one part are methods of that part: `appender`, `replica`, `queues`, `lookups`, `index`,
     `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and `executor`
@@ -111,7 +111,7 @@ class MessageStore:
     def __init__(
         self, config: StoreConfig, disk: Disk, clock: Clock, lock: StoreLock, abort: AbortFile
     ) -> None:
-        """Use `MessageStore.open`."""
+        """Create the parts of the store. Use `MessageStore.open` instead."""
         self.config = config
         self.disk = disk
         self._lock = lock
@@ -119,7 +119,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.executor = StoreExecutor(disk)
-        self.slave = config.broker_role == SLAVE  # a new role takes effect at the next start
+        self.slave = config.broker_role == SLAVE  # a new role takes effect after a restart
         self._closed = False
         self._load_files(clock)
         ends = self._recover_log()
@@ -127,7 +127,7 @@ class MessageStore:
         self._make_background(clock)
 
     def _load_files(self, clock: Clock) -> None:
-        """Open the parts that hold what is on the disk."""
+        """Open the parts of the store that hold the files."""
         disk, config = self.disk, self.config
         self.log = CommitLog(self.files, LogDirectories(disk, config), config)
         self.queues = QueueTable(self.files, config)
@@ -181,7 +181,10 @@ class MessageStore:
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
         flusher.on_failure = self._flush_failed
         self.newest_ms = max(self.recovered.newest_ms, flusher.written_ms)
-        """The latest known store time of a record, in ms. This clock, or a leader's, has shown that time."""
+        """The latest known store time of a record, in ms.
+
+        The clock of this machine or of an earlier leader has shown that time.
+        """
         self.dispatcher = Dispatcher(queues, self.index, self.deleted, config, self._dispatched)
         self.reader = QueueReader(log, config, physical_memory())
         self.lookups = Lookup(log, queues, self.index, self.executor, config)
@@ -246,7 +249,7 @@ class MessageStore:
     def open(cls, config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None) -> MessageStore:
         """Lock the directory of a store, load and recover it.
 
-        Raises StoreError, OSError; then nothing stays locked.
+        Raises StoreError, OSError; in that case nothing stays locked.
         """
         disk = disk or OsDisk()
         own: tuple[str, ...] = ()
@@ -254,7 +257,7 @@ class MessageStore:
             own = (config.raft_log_dir, os.path.join(config.raft_log_dir, "index"))
         check_locations(disk, config)
         if config.moves(INDEX):
-            own = (*own, config.location(INDEX))  # exists before it is locked
+            own = (*own, config.location(INDEX))  # the directory must exist before it is locked
         parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
         for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)
@@ -287,7 +290,10 @@ class MessageStore:
             self.close()
 
     def close(self) -> None:
-        """Stop in place, as `stop` does. The stop counts as clean only if everything was written."""
+        """Stop on the calling thread, otherwise as `stop` does.
+
+        The stop counts as clean only if everything was written.
+        """
         if self._closed:
             return
         self.appender.encode_pending()
@@ -313,7 +319,7 @@ class MessageStore:
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply new settings. File sizes, paths and the role change only with a new start."""
+        """Apply new settings. File sizes, paths and the role change only after a restart."""
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
         locations = (FIELD_OF_KEY[key] for key in LOCATIONS)
         fixed = (*paths, *locations, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
@@ -329,7 +335,7 @@ class MessageStore:
     # -- writing ----------------------------------------------------------------------------------
 
     def commit(self) -> Commit:
-        """Write what was appended since the last call. After an error nothing of it is stored."""
+        """Write the messages appended since the last call. After an error none of them is stored."""
         encoded, placed, refused = self.appender.end_tick()
         groups: Sequence[WrittenGroup] = encoded
         raft_log = self.raft_log
@@ -362,9 +368,9 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Handle written records, which become visible now or with their flush.
+        """Handle written records, which become visible now or after their flush.
 
-        Returns their number if they are visible now, and the arrivals in watched queues.
+        Returns the number of records that are visible now, and the arrivals in watched queues.
         """
         if groups:
             _, _, now_ms = last_of(groups)
@@ -375,7 +381,7 @@ class MessageStore:
         self.space.reserve()
         if self.raft_log is not None:
             self.raft_log.written()
-            self.dispatcher.dispatch_flushed(self.log.end, groups)  # after the group has committed them
+            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible once the group has committed
             if self.config.sync_flush:
                 self.flusher.request()
             elif not self.config.flush_commit_log_timed:
@@ -417,7 +423,7 @@ class MessageStore:
     ) -> Got:
         """Read messages of a queue.
 
-        Raises OSError, and NotInMemory: then `executor.query` reads them.
+        Raises OSError, and NotInMemory if `executor.query` must read the messages.
         """
         return self.reader.get(
             self.queues.find_queue(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
@@ -426,7 +432,10 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether an offset outside a queue is corrected. Not on a slave without offsetCheckInSlave."""
+        """Whether an offset outside a queue is corrected.
+
+        False only on a slave without offsetCheckInSlave.
+        """
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:

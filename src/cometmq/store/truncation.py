@@ -92,7 +92,7 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # One of the earlier segments is enough: its records show the latest store time.
+        # The segments before this one need no scan: the records of one segment show the latest store time.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)

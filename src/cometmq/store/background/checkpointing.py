@@ -1,4 +1,4 @@
-"""The checkpoint follows the dispatched records once queues and index are on the device."""
+"""The checkpoint moves forward to the dispatched records once queues and index are on the device."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_MAX_RECORDS_BEHIND = 300_000  # records; recovery scans them in one or two seconds
+_MAX_RECORDS_BEHIND = 300_000  # records after the checkpoint; recovery scans them in one or two seconds
 _MAX_BYTES_BEHIND = 384 << 20
 
 
 class Covered(NamedTuple):
-    """The records dispatched at one moment.
+    """The records that were dispatched up to one moment.
 
     Attributes:
         position: The log position after the last of these records.
         last: The position at which the last of these records begins.
         stored_ms: The store time of the last record, in epoch ms.
         queue_ends: The sum of the queues' maximum offsets, as in a `CheckpointPosition`.
-        behind: How many of these records the checkpoint does not cover.
-        step_backs: How often the clock had stepped back.
+        behind: The number of these records that the checkpoint does not cover.
+        step_backs: The number of times that the clock had stepped back.
     """
 
     position: int
@@ -55,7 +55,7 @@ class Checkpointing:
         self._last = recovered.last_position if recovered.records else known.last if known else -1
         self._position = self._tried = recovered.visible
         self._behind = 0  # records dispatched since the checkpoint was last moved
-        self._changed = recovered.rebuilt  # an unchanged store gets no checkpoint position
+        self._changed = recovered.rebuilt  # an unchanged store needs no new checkpoint position
         self._step_backs = 0
         self.stored_ms = self.flusher.written_ms  # the store time of the last dispatched record
 
@@ -67,13 +67,13 @@ class Checkpointing:
 
     @property
     def far_behind(self) -> bool:
-        """Whether a recovery would scan many records. So a busy store moves its checkpoint more often."""
+        """Whether a recovery would scan many records, so that a busy store must move its checkpoint now."""
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
         """Return the records that a write cycle covers if it begins now."""
-        # The sum is unknown during a deletion, which is recorded for the earlier end of the log: recovery
-        # would miss queues that it does not know to be deleted since.
+        # The sum is unknown during a deletion. The deletion is recorded for the earlier end of the log, so
+        # recovery would miss queues without knowing that they have been deleted since.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
@@ -90,7 +90,7 @@ class Checkpointing:
         return saved, self.index.full_until_ms
 
     def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint: everything covered is on the device. The caller flushes the checkpoint."""
+        """Move the checkpoint to `covered`, which is on the device. The caller flushes the checkpoint."""
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:
             checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
@@ -101,7 +101,7 @@ class Checkpointing:
     def clock_stepped_back(self, now_ms: int) -> None:
         """Lower the checkpoint.
 
-        Otherwise recovery would count later records, whose times are earlier, as durable.
+        Otherwise recovery would treat later records, whose times are earlier, as durable.
         """
         checkpoint = self.checkpoint
         self._step_backs += 1

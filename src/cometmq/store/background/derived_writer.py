@@ -32,7 +32,7 @@ from cometmq.store.tables.min_offsets import MinOffsets
 log = logs.logger(__name__)
 
 _EAGER_LOOK = 4096
-_MANY_FILES = 256  # for more files, one sync of the whole file system is cheaper
+_MANY_FILES = 256  # for more files than this, one sync of the whole file system is cheaper
 _SLICES_PER_CYCLE = 2  # ten thousand busy queues are written every 20 s, a few hundred every second
 _SLICE = 256  # queues written per iteration of the loop
 _CYCLE = "writing queues and index"
@@ -55,7 +55,7 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
-    """Sync the whole file system of these files, by one of their directories that still exists."""
+    """Sync the whole file system of these files by means of one of their directories that still exists."""
     for path in paths:
         with suppress(FileNotFoundError):  # its topic was deleted
             return disk.sync_filesystem(os.path.dirname(path))
@@ -82,12 +82,12 @@ class DerivedWriter:
 
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
-        self._unwritten = 0  # records since the queues were last searched for large windows
-        self._look_at = _EAGER_LOOK  # the number of records after which they are searched again
-        self._lost: OSError | None = None  # the failed sync because of which the checkpoint stays
+        self._unwritten = 0  # records written since the last search for queues with large windows
+        self._look_at = _EAGER_LOOK  # the number of such records that starts the next search
+        self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
         self._unsynced_names: set[str] = set()  # directories that must still be synced
-        self._durable_until = 0  # queues and index are on the device for all records before this position
+        self._durable_until = 0  # queues and index of all records before it are on the device
 
     # -- writing ----------------------------------------------------------------------------------
 
@@ -125,7 +125,7 @@ class DerivedWriter:
             for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_PER_CYCLE):
                 if self.queues.write_dirty(_SLICE):
                     break
-                await asyncio.sleep(0)  # yields to the loop's other work between two slices
+                await asyncio.sleep(0)  # let the event loop do other work between two slices
             part = Flag.WRITE_INDEX_ERROR
             self.index.write()
             if thorough:
@@ -143,7 +143,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # each round tries again
+        if self.flags.reasons.get(part) != reason:  # the next cycle tries the write again
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 
@@ -166,7 +166,7 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # too slow: the next cycle syncs `work`; or failed: the checkpoint never moves again
+            return  # too slow: the next cycle syncs again; or failed: the checkpoint never moves again
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
@@ -176,7 +176,7 @@ class DerivedWriter:
         await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync everything in place. Return whether it succeeded.
+        """Write and sync all queues and the index on the loop. Return whether it succeeded.
 
         `slots` includes the index slots.
         """
@@ -237,23 +237,26 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return the files and directories of queues and index to sync, until a sync succeeds."""
+        """Return the files and directories of queues and index to sync.
+
+        They stay listed until a sync succeeds.
+        """
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint: the last result of `_to_sync` is on the device."""
+        """Move the checkpoint, because the files of the last `_to_sync` are on the device."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
         self.checkpointing.move(covered, saved, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
-        """Keep the checkpoint for good: the state of the device is unknown.
+        """Stop moving the checkpoint, because the state of the device is unknown.
 
-        The next start recovers from there.
+        The next start recovers from the present checkpoint.
         """
         if self._lost is None:
             log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)

@@ -19,7 +19,7 @@ log = logs.logger(__name__)
 class Fullness:
     """The used shares of the partitions of log, queues and index, as last measured; -1 if unreadable.
 
-    Loop thread only. A change of settings replaces `config`.
+    For the loop thread only. A change of settings replaces `config`.
     """
 
     disk: Disk
@@ -62,7 +62,7 @@ class Fullness:
     def _used(self, path: str) -> float:
         """Return the used share of a partition, rounded up to a percent; -1 if it cannot be read.
 
-        Any thread.
+        Any thread may call it.
         """
         try:
             usage = self.disk.usage(path)

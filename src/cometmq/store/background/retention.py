@@ -11,9 +11,9 @@ the device, because from then on only they show which offsets were assigned. Eac
 the next one in that directory. Files of queues and index are deleted after those of the log, so a record that
 reappears after a failure still has its queue.
 
-Messages that are still needed are moved from a segment to the end of the log before it is deleted. A log that
-contains almost nothing else gains no space by that. So while the disk is full, the whole log is processed
-once, and again only after a segment's worth of other messages has arrived (`_gains_nothing`).
+Messages that are still needed are moved from a segment to the end of the log before it is deleted. Moving
+gains no space in a log that contains almost nothing else. So while the disk is full, the whole log is
+processed once, and again only after a segment's worth of other messages has arrived (`_gains_nothing`).
 """
 
 from __future__ import annotations
@@ -49,16 +49,18 @@ _LOG_CYCLE, _DERIVED_CYCLE = "retention (log)", "retention (queues)"
 
 @dataclass(eq=False, kw_only=True)
 class Retention:
-    """Deletes the expired files of one store. Loop thread only; one cycle of each kind runs at a time.
+    """Deletes the expired files of one store. For the loop thread only.
+
+    One cycle of each kind runs at a time.
 
     Attributes:
         config: The settings; a change of settings replaces it.
         make_durable_before: Makes queues and index durable up to a log position. Returns whether it
-            succeeded.
+        succeeded.
         on_space_freed: Called after segments were deleted.
         before_delete: Called before the log is deleted up to a position, to move the messages that are still
-            needed. Returns whether it succeeded.
-        wanted_from: Returns the log position from which on connected slaves still need the log.
+        needed. Returns whether it succeeded.
+        wanted_from: Returns the first log position that a connected slave still needs.
     """
 
     disk: Disk
@@ -81,12 +83,12 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # the queues' minimum offsets are correct for it
+        self._corrected_min = self.commit_log.min_position  # the queues' last correction was for it
         self._derived_min = -1
-        self._sweep_end = -1  # the log's end when forced deletion last began at its beginning
-        self._swept = 0  # bytes that moved messages have added to the log since
+        self._sweep_end = -1  # the end of the log when forced deletion last started with the first segment
+        self._swept = 0  # bytes that moved messages have added to the log since that start
         self._logged_full = False
-        self._logged_needed = -1  # the segment that a slave needs and for which a line was logged
+        self._logged_needed = -1  # the segment that a slave needs and that was last reported in the log file
         self.synced_min = -1
         """The beginning of the log after a power failure."""
 
@@ -106,7 +108,7 @@ class Retention:
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Run the cycle of the log and wait for it, or only correct the queues; start the other cycle."""
+        """Run the cycle of the log, or only correct the queues, and wait for it. Start the other cycle."""
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
         else:
@@ -181,7 +183,7 @@ class Retention:
         return deleted
 
     def _is_needed(self, path: str, behind: int, forced: bool) -> bool:
-        """Return whether the first segment, which ends at `behind`, stays because a slave needs it."""
+        """Return whether the first segment (it ends at `behind`) stays because a slave needs it."""
         wanted = self.wanted_from()
         if wanted >= behind:
             return False
@@ -221,7 +223,7 @@ class Retention:
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
-        """Delete one file durably. Return whether it succeeded; else the next cycle retries it."""
+        """Delete one file durably. Return whether it succeeded; if not, the next cycle tries again."""
         try:
             await self.executor.run(unlink_any, self.disk, path)
         except OSError as failure:
@@ -247,7 +249,7 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # of many requests that wait, each would hold a list of all queues
+        async with self._correcting:  # each waiting request would hold a list of all queues
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -301,7 +303,8 @@ class Retention:
             if queue.deleted:
                 break
             try:
-                # The executor could run after a new topic of this name has created a new file of this name.
+                # Deleted here on the loop: the executor could run after a new topic of this name has created
+                # a file of this name.
                 queue.delete_file(path)
             except OSError as failure:
                 log.error("%s could not be deleted, trying again: %s", path, failure)

@@ -18,17 +18,20 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failed reservation, unless retention has freed space
+_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failure, unless retention has freed space
 PART = 512 << 10  # bytes per write; the next sync of the log includes it
-# The distance from the end of the log to the first zeros, which the log does not reach while they are
-# written.
+# The minimum distance, in bytes, from the end of the log to the first prepared zeros. The log does not reach
+# them while they are being written.
 MARGIN = 16 << 20
-AHEAD = 32 << 20  # the distance to the last zeros
+AHEAD = 32 << 20  # the distance, in bytes, from the end of the log to the last prepared zeros
 _PAGE = 4096
 
 
 class ZeroAhead:
-    """Writes zeros ahead of one log. Methods belong to the loop. Positions are those of the log, in bytes."""
+    """Writes zeros ahead of one log. All methods must be called on the loop.
+
+    Positions are those of the log, in bytes.
+    """
 
     __slots__ = ("_disk", "_log", "_pool", "_start", "_stop", "_task", "_zeros")
 
@@ -37,7 +40,7 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # the part written now, or last
+        self._start = self._stop = 0  # the part that is being written, or was written last
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
@@ -50,7 +53,7 @@ class ZeroAhead:
             self._task = None
             if failure is not None:  # no reason to stop: syncs take longer, and report the problem
                 log.warning("the space ahead of the log could not be prepared: %s", failure)
-                self._stop = commit_log.limit  # no more in this segment
+                self._stop = commit_log.limit  # prepare no more of this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -66,12 +69,15 @@ class ZeroAhead:
     def wait_for_zeros(self, stop: int) -> None:
         """Wait while zeros may be written before `stop`, the end of the next write of the log."""
         if self._task is not None and stop > self._start:
-            self._task.exception()  # waits; `write_next` reports errors
+            self._task.exception()  # mark the exception as retrieved; `write_next` reports it
 
 
 @dataclass(eq=False)
 class SpaceAhead:
-    """The reservation of the next segment in the executor. Loop thread only. Inactive before `attach`."""
+    """The reservation of the next segment in the executor. For the loop thread only.
+
+    Inactive before `attach`.
+    """
 
     commit_log: CommitLog
     clock: Clock

@@ -13,7 +13,7 @@ Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 class BackgroundTasks:
-    """Runs tasks by name on a loop, if there is one. Loop thread only."""
+    """Runs tasks by name on a loop, if there is one. For the loop thread only."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

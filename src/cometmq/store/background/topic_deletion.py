@@ -2,7 +2,7 @@
 
 There are three steps. A thread records the deletion on the device. One rename on the loop moves the directory
 of the topic away, and the store forgets its queues; from then on a new topic of that name may begin. A thread
-removes the files. After a crash behind the first step, the next start completes the deletion.
+removes the files. After a crash that follows the first step, the next start completes the deletion.
 
 A slave or follower detects a deletion later: by a record that restarts a queue, or because its master does
 not know the topic. Then it removes the queues of the deleted topic in place.
@@ -33,7 +33,7 @@ TRIES = 3
 
 @dataclass(eq=False, kw_only=True)
 class TopicDeletion:
-    """Deletes topics of one store. Loop thread only."""
+    """Deletes topics of one store. For the loop thread only."""
 
     disk: Disk
     executor: StoreExecutor
@@ -53,8 +53,10 @@ class TopicDeletion:
     async def delete(self, topics: Sequence[str]) -> int:
         """Delete the queues of topics, with the messages of this tick. Return the number of queues.
 
-        The records stay in the log until their segments are deleted. Raises OSError: the topics that still
-        exist then continue as before.
+        The records stay in the log until their segments are deleted.
+
+        Raises:
+            OSError: The topics that still exist continue as before.
         """
         async with self._lock:
             left = list(dict.fromkeys(topics))
@@ -100,7 +102,7 @@ class TopicDeletion:
             kept = [queue for queue in kept if queue not in old]
             end = max(end, *(queue.max_physical for queue in old))
         if not kept:
-            end = max(end, dispatched)  # after the checkpoint position, some queues do not exist yet
+            end = max(end, dispatched)  # later records may have no queue yet
         before, floors = self.deleted.ends, self.min_offsets.by_topic
         self.min_offsets.drop([topic])
         try:
@@ -128,10 +130,10 @@ class TopicDeletion:
             await self._remove_files([])
 
     async def _attempt(self, left: list[str], tries: int) -> int:
-        """Delete those topics that receive no message while their deletion is recorded, also from `left`.
+        """Delete the topics that receive no message while their deletion is recorded, and those in `left`.
 
-        After some attempts the loop waits for the device, so that none receives any. Returns the number of
-        queues. Raises OSError.
+        After `tries` attempts the loop waits for the device, so that no topic receives a message. Returns the
+        number of queues. Raises OSError.
         """
         wait = tries > TRIES
         if wait:
@@ -144,10 +146,10 @@ class TopicDeletion:
             self._record(left, end, begin)
         else:
             await self.executor.run(self._record, list(left), end, begin)
-        self.appender.encode_pending()  # encodes the messages that arrived meanwhile
+        self.appender.encode_pending()  # encodes the messages that arrived during the recording
         if self.commit_log.end < end and tries <= 2 * TRIES:
-            # A write has failed or may fail. Then the next messages of the topics would lie before `end` and
-            # count as deleted.
+            # A write has failed or may fail. After that, the next messages of the topics would lie before
+            # `end` and count as deleted.
             return 0
         gone = 0
         for topic in list(left):
@@ -158,8 +160,8 @@ class TopicDeletion:
 
     def _record(self, topics: Sequence[str], end: int, begin: int) -> None:
         """Record on the device that all records before `end` are deleted. Raises OSError. Any thread."""
-        # Segments that retention has deleted must not reappear after a power failure once their topics are
-        # forgotten here.
+        # Segments that retention has deleted must not reappear after a power failure once the table no longer
+        # contains their topics.
         for directory in self.commit_log.directories.all:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, end, begin)
@@ -173,7 +175,7 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            self.deleted.lower(self.commit_log.end)  # the log may have been cut meanwhile
+            self.deleted.lower(self.commit_log.end)  # the log may have been cut during the recording
             self.min_offsets.save()
         except OSError as failure:
             log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)

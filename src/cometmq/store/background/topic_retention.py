@@ -4,8 +4,8 @@ The minimum offsets of the topic's queues are raised. The space is freed when re
 The work per cycle is bounded: it processes a part of the queues and counts units in slices. A thread reads
 uncached units.
 
-Hidden messages stay hidden, so ages are measured by `SteadyTime`, which a wrong clock does not change at
-once.
+Hidden messages stay hidden forever, so ages are measured by `SteadyTime`, which a wrong clock does not change
+immediately.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Counted(msgspec.Struct):
 
 @dataclass(eq=False, kw_only=True)
 class TopicRetention:
-    """Raises the minimum offsets of topics with limits of their own. Loop thread only."""
+    """Raises the minimum offsets of topics with limits of their own. For the loop thread only."""
 
     steady: SteadyTime
     executor: StoreExecutor
@@ -140,7 +140,7 @@ class TopicRetention:
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # hidden by the age limit
+        while counted.begin < begin:  # the age limit hides these units
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -180,7 +180,7 @@ class PurgePlan(NamedTuple):
 
 @dataclass(eq=False, kw_only=True)
 class Purge:
-    """Hides messages of one store on request, up to an offset or a time. Loop thread only."""
+    """Hides messages of one store on request, up to an offset or a time. For the loop thread only."""
 
     executor: StoreExecutor
     queues: QueueTable

@@ -26,7 +26,7 @@ _SAVE_RAFT_LOG_INTERVAL_MS = 3000  # as in DLedger
 
 @dataclass(eq=False, kw_only=True)
 class Upkeep:
-    """The background work of one store. Loop thread only.
+    """The background work of one store. For the loop thread only.
 
     One thread syncs the log; another one does everything else that waits for the device.
     """
@@ -54,7 +54,7 @@ class Upkeep:
         """The process that syncs the log under SYNC_FLUSH, where each send waits for a sync."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Move flushes, reservations and deletions to the background of `loop`."""
+        """Use `loop` and its threads for flushes, reservations and deletions from now on."""
         self._loop = loop
         self._pools = [ThreadPoolExecutor(1, "cometmq-flush"), ThreadPoolExecutor(1, "cometmq-store")]
         sync_pool, pool = self._pools
@@ -92,7 +92,7 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """End the background work in order. `make_durable` writes the rest."""
+        """End the background work in order. `make_durable` writes what the tasks have not written."""
         self._cancel_timers()
         self.executor.end()
         await self.tasks.stop()

@@ -27,7 +27,7 @@ _MARGIN_MS = 3000
 _POSITION = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of CheckpointPosition
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_POSITION_AT = 64 - _FIELDS.size  # offset in `rest`
+_POSITION_AT = 64 - _FIELDS.size  # offset of the checkpoint position in `rest`
 POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
 """The location of the checkpoint position in the file."""
 
@@ -57,7 +57,7 @@ class CheckpointPosition(NamedTuple):
 class Checkpoint:
     """The checkpoint file and its values in memory.
 
-    The values belong to the loop; `flush` may run in any thread.
+    Only the loop may change the values; `flush` may run in any thread.
     """
 
     __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "physic_ms", "saved")

@@ -14,7 +14,7 @@ from cometmq.clock import boottime
 
 
 class Clock(Protocol):
-    """A source of time."""
+    """A source of time for the store."""
 
     def time_ms(self) -> int:
         """Return the wall clock in Unix epoch milliseconds."""
@@ -64,10 +64,10 @@ class SteadyTime:
     """Wall time for deletion and delivery: a clock that jumps forward and back again has no effect.
 
     It starts at the store time of the newest record, or at the clock's time if that is earlier, and advances
-    with a clock that cannot be set and that includes suspension. A wall clock that is behind it, or up to 2 s
-    ahead, is adopted immediately. One that is further ahead is adopted once every call of `now_ms` within
-    `proof_s` has seen it ahead, by the smallest of these differences. The steady time is never ahead of the
-    wall clock.
+    with a clock that cannot be set and that includes suspension. A wall clock that is behind the steady time,
+    or up to 2 s ahead, is adopted immediately. If every call of `now_ms` within `proof_s` has found the wall
+    clock further ahead, the steady time moves forward by the smallest of these differences. The steady time
+    is never ahead of the wall clock.
     """
 
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
@@ -79,7 +79,7 @@ class SteadyTime:
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # the smallest difference since `_since`
+        self._ahead_ms = wall_ms - self._now_ms  # the smallest lead of the wall clock since `_since`
 
     def now_ms(self) -> int:
         """Read the clock and return the steady time in epoch milliseconds."""

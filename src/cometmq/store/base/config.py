@@ -166,17 +166,17 @@ class StoreConfig:
         """Return the path of the directory or file that one of `LOCATIONS` names.
 
         Args:
-            key: A key of `LOCATIONS`. Without a value it means the usual name below the root.
+            key: A key of `LOCATIONS`. If its setting is empty, the result is the usual name below the root.
         """
         own = os.path.expanduser(getattr(self, FIELD_OF_KEY[key]).strip()).rstrip("/")
         return own or os.path.join(self.root, LOCATIONS[key])
 
     def parent_of(self, key: str) -> str:
-        """Return the directory that holds what one of `LOCATIONS` names."""
+        """Return the parent directory of the path that one of `LOCATIONS` names."""
         return os.path.dirname(self.location(key)) or "."
 
     def moves(self, key: str) -> bool:
-        """Return whether one of `LOCATIONS` has a value."""
+        """Return whether the setting of one of `LOCATIONS` is not empty."""
         return bool(getattr(self, FIELD_OF_KEY[key]).strip())
 
     def at_root(self, *keys: str) -> StoreConfig:
@@ -251,7 +251,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
-_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # at most 270,000 years
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # eight digits of days are 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DELAY_LEVELS = 256  # each level has its own queue and offset
 

@@ -1,7 +1,7 @@
 """The open files of the store: a bounded number, of which the least recently used one is closed first.
 
-The table belongs to the loop's thread; other threads open paths themselves. The descriptor of a deleted path
-must be dropped, or a new file of that name would be read through the old descriptor.
+Only the loop's thread may use the table; other threads open paths themselves. The descriptor of a deleted
+path must be dropped, or a new file of that name would be read through the old descriptor.
 """
 
 from __future__ import annotations

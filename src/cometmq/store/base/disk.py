@@ -1,8 +1,8 @@
 """The store's only access to files.
 
 Everything the store does to a disk passes through a `Disk`, so a test can make the n-th write fail, record
-every operation for power-loss images, or verify that nothing else happens. Methods work on plain descriptors:
-one more call per message would be measurable. Errors are `OSError` as the system raises them.
+every operation for power-loss images, or verify that no other operation happens. Methods work on plain
+descriptors: one more call per message would be measurable. Errors are `OSError` as the system raises them.
 
 `RWF_NOWAIT` (Linux): a read that would have to wait for the device fails with EAGAIN immediately.
 `pread_cached` turns that, and a short read before the end of the file, into None. File systems that do not
@@ -40,7 +40,7 @@ NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
 _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
-_NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.ENOLCK)  # EBADF: NFS locks only what is open for writing
+_NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.ENOLCK)  # EBADF: NFS locks only files open for writing
 
 
 class FileFacts(NamedTuple):
@@ -108,7 +108,7 @@ class OsDisk:
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         """Open a regular file and return its descriptor.
 
-        Raises OSError, also if something else is at the path.
+        Raises OSError, also if the path is not a regular file.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if create:
@@ -139,7 +139,7 @@ class OsDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """Return `length` bytes if all of them are in the page cache, else None.
 
-        The result is None at the end of the file, too: the caller's waiting read then tells the difference.
+        The result is None at the end of the file, too. Then the caller's waiting read shows which case it is.
         """
         if not self._nowait:
             return self.pread(fd, length, offset)
@@ -277,7 +277,7 @@ class OsDisk:
         return fd
 
     def locked(self, fd: int) -> bool:
-        """Return whether another process holds that lock; False if the system cannot tell."""
+        """Return whether another process holds the lock of `try_lock`; False if the system cannot tell."""
         if sys.platform != "linux":
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -296,7 +296,7 @@ def is_numbered(name: str, digits: int) -> bool:
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
     """Write all of `data`, continuing after short writes.
 
-    Raises OSError; a part may have been written then.
+    Raises OSError after which a part of `data` may have been written.
     """
     written = disk.pwrite(fd, data, offset)
     length = len(data)
@@ -321,14 +321,14 @@ def is_zero(data: bytes) -> bool:
 def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     """Overwrite [start, stop) of a file with zeros. Raises OSError.
 
-    The length of the file never changes: a file that a power failure leaves short would look like one of
-    another size.
+    The length of the file never changes, because a file that a power failure left short would look like a
+    file of another size.
 
     Returns:
-        Whether something else than zeros, or an unreadable part, was there.
+        Whether the range held anything other than zeros, or an unreadable part.
     """
     changed = False
-    length = 1 << 12  # usually followed by a hole
+    length = 1 << 12  # a short first read, because a hole usually follows
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)
@@ -384,7 +384,7 @@ def write_new_file(disk: Disk, path: str, data: bytes) -> None:
 
 
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
-    """Replace a small file atomically and sync it. Raises OSError; the old content is still there then.
+    """Replace a small file atomically and sync it. After an OSError the file still has the old content.
 
     At every moment, a power failure included, the file holds either the old content or the new.
     """

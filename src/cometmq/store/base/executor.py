@@ -23,10 +23,11 @@ _LARGE_ANSWERS = 2
 
 
 class StoreExecutor:
-    """The executor and the loop in which one store does work that may wait. Loop thread only.
+    """The executor and the loop in which one store does work that may wait. For the loop thread only.
 
     Attributes:
-        large_answers: Held while an answer of many megabytes is assembled; at most two at the same time.
+        large_answers: A lock that is held while an answer of many megabytes is assembled; at most two at the
+            same time.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -47,7 +48,7 @@ class StoreExecutor:
         self._ending.set()
 
     def detach(self) -> None:
-        """Run everything in place from now on."""
+        """Run all work on the calling thread from now on."""
         self._loop = self._pool = None
 
     @property
@@ -63,7 +64,7 @@ class StoreExecutor:
     async def tick_end(self) -> None:
         """Wait until a tick of the broker has just ended. Returns immediately without a loop."""
         if self._loop is not None:
-            # A timer runs after the reads of its loop iteration, and its waiters after the tick that those
+            # This timer runs after the reads of its loop iteration. Its waiters run after the tick that those
             # reads requested.
             await asyncio.sleep(0.001)
 
@@ -83,12 +84,12 @@ class StoreExecutor:
     async def query(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
         """Return the result of a query, without waiting on the loop for ranges that are not in memory.
 
-        A thread reads a missing range, then the query is repeated from its beginning. So before its last
-        read, a query must not change anything that it could not change twice.
+        A thread reads a missing range, then the query is repeated from its beginning. So until its last read,
+        a query may only make changes that it can repeat.
 
         Args:
             question: The query.
-            miss: The miss that the caller has already met in this query.
+            miss: The NotInMemory exception, if the caller has already executed the query once.
 
         Raises:
             OSError: A read failed.

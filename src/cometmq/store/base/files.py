@@ -1,7 +1,8 @@
 """Reading of store files from the loop without waiting for a device, shared by every reader of the store.
 
-Every reader has a parameter `reads` and passes it on, down to the file. A `Reads` that may not wait raises
-`NotInMemory`; the query is repeated once a thread has read the missing range (see uncached_reads.py).
+Every reader has a parameter `reads` and passes it on, down to the file. If a read would have to wait and
+`reads` does not allow it, the read raises `NotInMemory`, and the query is repeated once a thread has read the
+missing range (see uncached_reads.py).
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ class Reads:
 
 WAITING = Reads(wait=True)
 CACHED = Reads()
-"""Reads of what is in memory only."""
+"""The mode in which a read only uses data in memory."""
 
 
 def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | None:
-    """Return the facts of one of many files of `size` bytes; None if the file is gone.
+    """Return the facts about a store file that must have `size` bytes; None if the file is gone.
 
     Raises:
         StoreError: The path is not a regular file, or the file was written with another size.

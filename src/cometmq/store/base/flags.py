@@ -1,6 +1,6 @@
-"""The causes for which a store is not writable.
+"""The reasons for which a store is not writable.
 
-Numbers are the bits of RocketMQ's running flags.
+The numbers are the bits of RocketMQ's running flags.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import enum
 
 
 class Flag(enum.Enum):
-    """A cause. Each cause is raised and cleared independently."""
+    """A reason for which a store is not writable. Each is raised and cleared independently."""
 
     NOT_WRITEABLE = 2
     WRITE_LOGICS_ERROR = 4
@@ -18,7 +18,7 @@ class Flag(enum.Enum):
 
 
 class RunningFlags:
-    """The raised flags, each with its reason in the words that a refused client receives."""
+    """The raised flags, each with its reason as text, which clients receive with a refusal."""
 
     def __init__(self) -> None:
         self.reasons: dict[Flag, str] = {}
@@ -28,7 +28,7 @@ class RunningFlags:
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
-        """Clear the flag: its cause is gone."""
+        """Clear the flag, because its cause no longer exists."""
         self.reasons.pop(flag, None)
 
     @property

@@ -4,7 +4,7 @@
 acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
 end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
 existence counts. The directories of log, consume queues and index have locks of their own, because settings
-can name those of another store.
+can name directories of another store.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _held: set[str] = set()  # POSIX record locks do not exclude a second owner in t
 
 
 def _lock_path(root: str) -> str:
-    """Return the same path for all paths of a store.
+    """Return the path of the lock file, the same one for all paths of a store.
 
-    A link at the file itself is not resolved: the file is written.
+    If the lock file itself is a symbolic link, the link is not followed, because the file is written.
     """
     return os.path.join(os.path.realpath(root), "lock")
 

@@ -16,7 +16,7 @@ _BLOCK = 1 << 16
 
 
 class ReadOnlyFiles:
-    """A few dozen descriptors, opened for reading only. A context manager."""
+    """A context manager for reading files. It keeps a few dozen descriptors open."""
 
     __slots__ = ("_descriptors", "disk")
 
@@ -39,7 +39,7 @@ class ReadOnlyFiles:
         return b"" if fd is None else self.disk.pread(fd, length, offset)
 
     def next_data(self, path: str, offset: int) -> int | None:
-        """Return the start of the next bytes from `offset` on that are not a hole; None if there are none."""
+        """Return the start of the first bytes from `offset` on that are not a hole; None without any."""
         fd = self._descriptor(path)
         return None if fd is None else self.disk.next_data(fd, offset)
 

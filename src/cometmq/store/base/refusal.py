@@ -8,10 +8,10 @@ from cometmq.text import printable
 
 
 class StoreRefused(StoreError, Transient):
-    """A refusal: nothing was stored. `response_code` and `remark` are the answer to the client."""
+    """The store refuses a message: nothing was stored. `response_code` and `remark` go to the client."""
 
     def __init__(self, response_code: int, remark: str) -> None:
-        # BaseException.args are the arguments with which pickle calls the class.
+        # BaseException.args must be the arguments with which pickle calls the class.
         super().__init__(remark)
         self.args = (response_code, remark)
         self.response_code = response_code
@@ -22,7 +22,7 @@ class StoreRefused(StoreError, Transient):
 
 
 class QueueRefused(StoreRefused):
-    """A topic or queue id with which no queue is made: its directory would lie outside of the store."""
+    """A topic or queue id for which no queue is made, because its directory would lie outside the store."""
 
     def __init__(self, topic: str, queue_id: int) -> None:
         super().__init__(

@@ -25,7 +25,7 @@ _MAX_PARALLEL_READS = 2
 
 
 class UncachedReads:
-    """The uncached reads of one store that are in progress. Loop thread only."""
+    """The uncached reads of one store that are in progress. For the loop thread only."""
 
     __slots__ = ("_disk", "_handing_over", "_places", "_under_way")
 
@@ -33,7 +33,7 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._handing_over = asyncio.Lock()  # held by the one query that is passed bytes, to bound memory
+        self._handing_over = asyncio.Lock()  # the one query that receives bytes directly holds it
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Return the result of a query after `missing` was not in memory. Raises OSError."""
@@ -48,7 +48,7 @@ class UncachedReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # a bad sector in the block: the wanted range itself may be readable
+                break  # a sector of the block is bad, but the requested range itself may be readable
         async with self._handing_over:
             return await self._hand_over(question, missing)
 

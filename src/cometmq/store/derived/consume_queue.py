@@ -37,7 +37,7 @@ def file_name(position: int) -> str:
 
 
 class ConsumeQueue:
-    """The units of one (topic, queue id). Loop thread only."""
+    """The units of one (topic, queue id). For the loop thread only."""
 
     __slots__ = (
         "_dir_made", "_files", "_last_base", "_last_path", "damaged", "deleted", "dirty", "file_size",
@@ -55,14 +55,14 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        # For records: the length and bytes of the topic, the magic that goes with them, and the topic's
+        # For records: the length and bytes of the topic, the magic number of their format, and the topic's
         # `key_prefix`.
-        self.record_topic = b""  # until it is asked for; then one object for all queues of the topic
+        self.record_topic = b""  # empty until it is needed; then one object for all queues of the topic
         self.magic = 0
         self.key_prefix = 0
-        self.positions: list[int] = []  # first bytes of the existing files, ascending
+        self.positions: list[int] = []  # positions of the first bytes of the existing files, ascending
         self.next_offset = 0  # the queue offset of the next message
-        self.max_offset = 0  # the end that is visible to readers
+        self.max_offset = 0  # the end of the units that readers can see
         self.min_offset = 0
         self.max_physical = 0  # the commit-log position after the last unit's record
         self.window = bytearray()
@@ -73,7 +73,7 @@ class ConsumeQueue:
         self.damaged = False  # whether units have certainly been lost from the files
         self.tidy = False  # whether only zeros followed the end when the files were loaded
         self.unsynced_files: set[int] = set()
-        self.new_names = False  # whether names were made or deleted since the directories were last synced
+        self.new_names = False  # whether files were created or deleted since the directories were last synced
 
     def path_of(self, base: int) -> str:
         """Return the path of the file that starts at a position. The last path is cached."""
@@ -104,7 +104,7 @@ class ConsumeQueue:
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if self.max_offset == 0:
-            # The queue continues at `offset` on an empty disk, or with files that hold no valid unit. write()
+            # The queue continues at `offset` with no files, or with files that hold no valid unit. write()
             # fills the start of its first file.
             self._begin_at(offset)
         else:
@@ -134,8 +134,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            # A copy, not a view: a view that a failure's traceback keeps alive would prevent the window from
-            # growing.
+            # This is a copy, not a view: if the traceback of a failure kept a view alive, the window could
+            # not grow.
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
@@ -145,11 +145,9 @@ class ConsumeQueue:
             self.window_start += surplus
 
     def make_last_file(self) -> None:
-        """Give a queue without files, which does not begin at 0, a file of fillers that ends at its end.
+        """Create the last file of a queue that has no files and does not begin at 0: fillers up to its end.
 
-        Raises OSError.
-
-        Without that file the next start would treat the end as a loss.
+        Without that file the next start would treat the end as a loss. Raises OSError.
         """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
@@ -193,7 +191,7 @@ class ConsumeQueue:
         Args:
             offset: The first unit, in [min_offset, max_offset).
             count: The maximum number of units.
-            reads: How to read.
+            reads: Whether the read may wait for the device.
 
         Returns:
             The units, or None if the file is missing.
@@ -202,7 +200,7 @@ class ConsumeQueue:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # files of another queue may be at this path now
+            return None  # Files of another queue may now have this path.
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -402,7 +400,7 @@ class ConsumeQueue:
         return 0
 
     def _look_behind(self, end: int, log_end: int) -> None:
-        """Detect damage: units of older records after the end show that the end is not the true one."""
+        """Detect damage: if units of older records follow the end, it is not the true end."""
         disk = self._files.disk
         self.tidy = True
         for base in self.positions:
@@ -427,7 +425,7 @@ class ConsumeQueue:
     def cut(self) -> bool:
         """Overwrite everything after the end with zeros, so that no stale unit reappears.
 
-        Return whether there was any.
+        Return whether there was anything but zeros.
         """
         changed = False
         end = self.max_offset * UNIT
@@ -438,7 +436,7 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # the unit must not reappear after a power failure
+                self.new_names = changed = True  # the deleted file must not reappear after a power failure
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

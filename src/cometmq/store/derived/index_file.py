@@ -35,10 +35,10 @@ MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per iteration of the loop: 1 to 2 ms at 5 us each."""
 
 MAX_STEP_BACK_MS = 600_000
-"""Searches find messages although the clock was set back by up to this much, in ms, within a file.
+"""A search finds messages even if the clock was set back by up to this many ms within a file.
 
-Apache's broker does not find them: it takes the times of the first and last entry for the limits of a file,
-and stops at the first entry that is too old.
+Apache's broker does not find them: it assumes that the times of the first and the last entry limit those of a
+file, and stops at the first entry that is too old.
 """
 
 IntArray = NDArray[np.int64]
@@ -55,7 +55,7 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
     """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
-    slots[slot] = numbers  # of equal slots the last assignment wins
+    slots[slot] = numbers  # if several entries have the same slot, the last assignment wins
     if not np.array_equal(slots[slot], numbers):  # some of these entries share a slot
         order = np.argsort(slot, kind="stable")
         later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
@@ -64,7 +64,7 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
 
 
 class IndexFile:
-    """An index file with its header in memory. Loop thread, except `search`, which only reads."""
+    """An index file with its header in memory. For the loop thread, except `search`, which only reads."""
 
     __slots__ = (
         "_files", "_pending", "_slots", "begin_ms", "begin_position", "capacity", "count", "end_ms",
@@ -117,9 +117,11 @@ class IndexFile:
     def load(self) -> bool:
         """Read the header.
 
+        An end time before the begin time is possible if the clock was set back. Then the newest entry has 0
+        seconds.
+
         Returns:
-            False when length or header cannot be those of an index file. An end before the beginning is
-            possible: the clock was set back. The newest entry then has 0 seconds.
+            False if the length or the header cannot be those of an index file.
         """
         facts = self._files.disk.facts(self.path)
         if facts is None or facts.size != file_length(self.slot_count, self.capacity):
@@ -193,7 +195,7 @@ class IndexFile:
         """Return the slots updated by the entries from `first` on: each is the newest entry of its chain."""
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
-        slots[hashes % self.slot_count] = numbers  # of equal slots the last one wins
+        slots[hashes % self.slot_count] = numbers  # if several entries have the same slot, the last one wins
         return slots
 
     def _slots_on_disk(self) -> NDArray[np.int32]:
@@ -231,7 +233,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # the slots include entries that were forgotten
+                slots = None  # the slots in the file contain entries that were removed
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -254,7 +256,8 @@ class IndexFile:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            # Computed before the header changes, as in Apache's broker.
+            # Computed before the header changes, as in Apache's broker, because the header's times are the
+            # base.
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
         previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
@@ -307,7 +310,7 @@ class IndexFile:
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # full, and written completely
+                return  # The file is full and was written completely.
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
@@ -323,7 +326,8 @@ class IndexFile:
     def overlaps(self, begin: int, end: int) -> bool:
         """Return whether the file may have entries of a time in [begin, end] (ms).
 
-        An end before the beginning tells nothing: the clock was set back.
+        If the end of the file is before its beginning, the clock was set back, and the file may have any
+        time.
         """
         latest = self.end_ms + MAX_STEP_BACK_MS
         return self._earliest_ms <= end and (begin <= latest or self.end_ms < self.begin_ms)
@@ -352,7 +356,7 @@ class IndexFile:
         number: int | None = None
 
         def step(reads: Reads) -> bool:
-            """Visit some entries, resuming after a miss. Return False at the end of the chain."""
+            """Visit some entries, also after a repeated call. Return False at the end of the chain."""
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)
@@ -367,7 +371,8 @@ class IndexFile:
                 in_range = begin <= time_ms + 999 and earliest <= end and position < before
                 if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
-                # Entries of 0 seconds may be later than the clock: behind them there may be newer ones.
+                # An entry of 0 seconds may be later than its time shows, so newer entries may precede it in
+                # the chain.
                 if previous >= number or (seconds and time_ms + MAX_STEP_BACK_MS < begin):
                     return False
                 number = previous

@@ -47,7 +47,7 @@ class _Waiting:
 
 
 class IndexService:
-    """The files of the `index` directory, oldest first. Loop thread, except `search`."""
+    """The files of the `index` directory, oldest first. For the loop thread, except `search`."""
 
     def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
         self._files = files
@@ -63,7 +63,7 @@ class IndexService:
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unproven: list[IndexFile] = []
-        self._doomed: list[str] = []  # files to delete: damaged ones, and those after the checkpoint position
+        self._doomed: list[str] = []  # damaged files, and files after the checkpoint position
         self._new_names = False
 
     @property
@@ -100,16 +100,16 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash and chain the waiting keys, in new files as they fill up.
+        """Hash and chain the waiting keys, and create new files as the present ones fill up.
 
-        Raises OSError; the rest then keeps waiting.
+        After an OSError, the remaining keys keep waiting.
         """
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # even without a key: a missing index file counts as lost
+                self._roll()  # a file even without keys: a missing index counts as lost
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -119,7 +119,7 @@ class IndexService:
             self._hashed = None
 
     def add_hashed(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> None:
-        """Chain keys of `hashed_keys`, after those that wait. Raises OSError."""
+        """Chain keys of `hashed_keys`, after the keys that already wait. Raises OSError."""
         self.index_waiting_keys()
         self._hashed = hashes, positions, times_ms
         self.index_waiting_keys()
@@ -140,7 +140,7 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """Return a name from the local time, `yyyyMMddHHmmssSSS`, greater than the newest one always."""
+        """Return a name from the local time, `yyyyMMddHHmmssSSS`, always greater than the newest name."""
         now = self._clock.time_ms()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
         if self.files:
@@ -217,17 +217,16 @@ class IndexService:
     ) -> tuple[list[str], bool]:
         """Read the headers of the files on disk. `resume` must follow.
 
-        An index that is switched off is loaded, too, for searches and retention, but no file of it is
-        rebuilt.
+        A disabled index is loaded, too, for searches and retention, but its files are not rebuilt.
 
         After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. Here the
-        checkpoint position tells which entries are durable, and newer ones are forgotten. Without one, such a
-        file is checked entry by entry and deleted only if it is damaged. `resume` deletes the files: before
-        that, the caller must make sure that the checkpoint covers none of them.
+        checkpoint position tells which entries are durable, and newer entries are removed. Without a
+        checkpoint position, such a file is checked entry by entry and deleted only if it is damaged. `resume`
+        deletes the files: before that, the caller must make sure that the checkpoint covers none of them.
 
         Returns:
             Notes about damage, and whether entries have been lost: then the log after `end_position` must be
-                dispatched again.
+            dispatched again.
         """
         notes: list[str] = []
         counted = self._trusted(saved)
@@ -251,7 +250,7 @@ class IndexService:
                 self._unproven.append(file)
             self.files.append(file)
             if not good:
-                # All newer files go, too: positions must ascend from file to file.
+                # All newer files are deleted, too, because positions must ascend from file to file.
                 notes.append(f"{path}: damaged, deleted and rebuilt from the log")
                 break
         else:
@@ -265,7 +264,7 @@ class IndexService:
         return notes, self.enabled
 
     def _trusted(self, saved: CheckpointPosition | None) -> IndexFile | None:
-        """Return the newest file at the checkpoint position, as it was then; None if there was none."""
+        """Return the newest file with the entries that the checkpoint position covers; None without any."""
         if saved is None or saved.index_name <= 0:
             return None
         path = os.path.join(self._directory, f"{saved.index_name:017d}")
@@ -273,7 +272,7 @@ class IndexService:
         return file if file.load_counted(saved.index_count, saved.index_slots, saved.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
-        """Make the newest file writable. Entries of records at or after `cut_at` are forgotten first."""
+        """Make the newest file writable, after removing the entries of records at or after `cut_at`."""
         for path in self._doomed:
             self._files.delete(path)
             self._new_names = True  # the files must not reappear after a power failure
@@ -339,10 +338,10 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
     try:
         hashes = hash_equal(given)
-    except TypeError:  # not all of them are bytes
+    except TypeError:  # some of these values are text, not bytes
         hashes = None
     if hashes is None:
-        # Given keys are encoded as properties, so that all keys take the same path.
+        # The keys are encoded as properties, so that the rest of the function handles one form only.
         texts = map(_as_properties, properties, given)
         hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]

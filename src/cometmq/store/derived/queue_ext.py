@@ -47,7 +47,10 @@ class ExtFiles:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Return whether a directory belongs to the store: nothing that a link points to is deleted."""
+        """Return whether a directory belongs to the store.
+
+        Directories behind links do not: nothing there is deleted.
+        """
         return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:
@@ -59,10 +62,10 @@ class ExtFiles:
         return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
 
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
-        """Return the files of a queue before the ext unit that a tags code is the address of.
+        """Return the files of a queue that lie before the ext unit at the address `code`.
 
-        Readers do not see units before it. The result is empty for a hash, as in Apache's broker, and for an
-        address outside of all files.
+        Readers do not see units before that ext unit. The result is empty for a hash, as in Apache's broker,
+        and for an address outside of all files.
         """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST

@@ -24,8 +24,8 @@ TRASH = ".deleted"
 
 Apache's broker ignores it because the names are not queue ids.
 """
-_MAX_NAME_BYTES = 255  # bytes, of a directory
-_MAX_UNWRITTEN_UNITS = 256  # a queue with this many unwritten units is written immediately
+_MAX_NAME_BYTES = 255  # maximum length of a directory's name in bytes
+_MAX_UNWRITTEN_UNITS = 256  # a queue that reaches this number of unwritten units is written immediately
 
 
 def names_a_directory(topic: str) -> bool:
@@ -40,7 +40,7 @@ def names_a_directory(topic: str) -> bool:
 
 
 class QueueTable:
-    """The consume queues of one store. Loop thread only."""
+    """The consume queues of one store. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, config: StoreConfig) -> None:
         self._files = files
@@ -48,7 +48,7 @@ class QueueTable:
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # read in hot code, not to be changed
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # hot code reads it and must not change it
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: deque[ConsumeQueue] = deque()  # the queue that waits longest comes first
 
@@ -93,7 +93,7 @@ class QueueTable:
         return queue
 
     def topics(self) -> list[str]:
-        """Return the topics that have, or had, a message here."""
+        """Return the topics that have queues here, also if their messages have expired."""
         return sorted(
             topic for topic, queues in self._topics.items() if any(q.max_offset for q in queues.values())
         )
@@ -212,7 +212,7 @@ class QueueTable:
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
     def move_to_trash(self, topic: str, keep: Container[int] = ()) -> int:
-        """Forget a topic's queues and move their files into the trash, except the queue ids in `keep`.
+        """Move the files of a topic into the trash and drop its queues, except the queue ids in `keep`.
 
         Returns:
             The number of queues moved.
@@ -234,7 +234,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # the dirty list skips it
+            queues.pop(queue_id).mark_deleted()  # the list of dirty queues skips a deleted queue
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -252,14 +252,14 @@ class QueueTable:
         disk = self._files.disk
         if not disk.is_dir(self._trash) or disk.is_link(self._trash):
             return
-        # The moves must be durable first: a topic's directory that reappeared with half its files would be
-        # damaged.
+        # The moves must be durable first. Otherwise a topic's directory could reappear with half its files,
+        # as a damaged one.
         disk.fsync_dir(self.directory)
         disk.fsync_dir(self._trash)
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
             if disk.is_link(topic_dir):
-                disk.unlink(topic_dir)  # the link itself; its target is not part of the store
+                disk.unlink(topic_dir)  # unlink the link itself; its target is not part of the store
                 continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))

@@ -37,7 +37,7 @@ class DerivedData:
     """The units and keys of records, in the order of the log.
 
     Attributes:
-        queues: Topic and queue id by number.
+        queues: Topic and queue id by the number that units contain.
         records: The number of records.
         hidden: The number of records of deleted topics.
         indexed: The number of records passed to the index, including those without keys.
@@ -136,7 +136,7 @@ class DerivedData:
 class QueueBuilder:
     """Builds queues from units.
 
-    `former_ends` is that of QueueOrder; `findings` receives what is not served.
+    `former_ends` is the argument of QueueOrder; `findings` receives the records that fit no queue.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class QueueBuilder:
         self._codes: dict[int, int] = {}  # tags codes of records that may wait, by log position
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue of records with this topic and queue id; None if there can be none."""
+        """Return the queue of records with this topic and queue id; None if the pair is invalid."""
         try:
             return self._queues.of_record(topic, queue_id)
         except QueueRefused:
@@ -182,7 +182,7 @@ class QueueBuilder:
         self._queues.write_dirty()
 
     def finish(self, log_min: int) -> int:
-        """Write waiting units after the last one.
+        """Write the units that still wait, after the last record.
 
         Return the number of units that readers find from `log_min` on.
         """

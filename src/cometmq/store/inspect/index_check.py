@@ -68,13 +68,16 @@ class _Keys:
 
 
 class IndexCheck:
-    """All index files of a store at the time of creation. Call `check_records`, then `finish`."""
+    """All index files of a store at the time when this object was created.
+
+    Call `check_records`, then `finish`.
+    """
 
     def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
         self._layout = layout
         self._findings = findings
         self._log = LogReader(files, layout.config)
-        self.log_min = layout.log_min  # the caller raises it when the log loses segments
+        self.log_min = layout.log_min  # the caller raises it when retention shortens the log
         self._index = IndexFiles(layout, files, findings)
         self._index.check_files()
         self._readable = self._index.readable
@@ -85,8 +88,8 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # keys after the last entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # by file: their count, and the first entry
+        self._behind = _Keys()  # keys of records after the last entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of entries, first entry
         self._twice = 0
         self._first_twice = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -114,7 +117,7 @@ class IndexCheck:
             self._compare(*self._wanted(group, part))
 
     def _drop(self, positions: IntArray) -> None:
-        """Skip the entries of these records."""
+        """Skip the entries of the records at these positions."""
         more = len(positions) > 0
         while more:
             known = len(self._ahead.position)
@@ -133,7 +136,7 @@ class IndexCheck:
         return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Skip entries from before the first record, whose records retention has deleted."""
+        """Skip the entries before the first record: retention has deleted their records."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -153,7 +156,7 @@ class IndexCheck:
                 self._expired_to = header.end_position  # retention has deleted the file
 
     def _peek(self, count: int) -> IntArray:
-        """Read at least `count` entries into `_ahead`, or all that are left. Return their positions."""
+        """Read at least `count` entries into `_ahead`, or all remaining entries. Return their positions."""
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
         return self._ahead.position
@@ -221,7 +224,7 @@ class IndexCheck:
         self._findings.add(ERROR, "index-entry", *self._spot(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
-        """Return whether an entry is correct but has occurred before."""
+        """Return whether an entry repeats an earlier, correct entry."""
         facts = self._log.facts(int(window.position[at]))
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False
@@ -233,7 +236,8 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The first entry of a file counts from the end of the file before. The very first one is 0.
+        # The first entry of a file counts from the end time of the previous file. The very first entry has 0
+        # seconds.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
@@ -246,7 +250,7 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Check a time in the header: that of the first or last record, the latter to within a second."""
+        """Check a time in the header: the first record's exactly, the last record's to within a second."""
         file, header = self._readable[file_number]
         if not self._index.all_written(file_number):
             return
@@ -260,7 +264,7 @@ class IndexCheck:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Report what remains after the last record."""
+        """Report the entries and keys that remain after the last record."""
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
@@ -285,7 +289,7 @@ class IndexCheck:
             self._at_the_end("index-short", path, -1, problem)
 
     def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
-        """Report what an unclean stop may leave at the end of the index."""
+        """Report an inconsistency at the end of the index: after an unclean stop it is only a warning."""
         severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)

@@ -38,7 +38,7 @@ def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
 
 @dataclass(eq=False)
 class IndexFiles:
-    """The index files of a store at the time of creation; `readable` are those with a plausible header."""
+    """The index files that a store has now; `readable` are the files with a plausible header."""
 
     layout: StoreLayout
     files: ReadOnlyFiles
@@ -57,7 +57,7 @@ class IndexFiles:
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Return whether a readable file is complete. Slots and header of the newest may be written later."""
+        """Return whether a readable file is complete. Slots and header of the newest file may be missing."""
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:
@@ -153,7 +153,7 @@ class IndexFiles:
             self._error("index-header", file, 32, problem)
 
     def _check_rest(self, file: StoreFile, number: int) -> None:
-        """Report bytes in entry 0, or from the next free entry on, which nothing uses."""
+        """Report nonzero bytes in places that no entry uses: entry 0, and everything after the last entry."""
         stop = file.length if number else self.location(1)
         at = first_byte(self.files, file.path, self.location(number), stop)
         if at is not None:

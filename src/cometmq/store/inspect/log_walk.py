@@ -35,13 +35,13 @@ from cometmq.store.raft_log.entry_index import location_on_disk
 from cometmq.store.raft_log.member_files import read_checkpoint
 from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayout, log_files, read_layout
 
-RECHECK_DELAY_S = 0.05  # seconds between two reads of a place that a broker may be writing
+RECHECK_DELAY_S = 0.05  # seconds between two reads of data that a broker may be writing
 _UNITS = 4096  # units read at the end of a queue; if all are fillers, the queue counts as empty
 _MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record that are examined for the reason
 
 
 def no_pause(_seconds: float) -> None:
-    """Do not wait: no broker is writing, or it does not matter."""
+    """Do not wait. For stores that no broker is writing."""
 
 
 @dataclass(eq=False)
@@ -50,9 +50,9 @@ class LogWalk:
 
     Attributes:
         segments: The number of segments, after the walk.
-        log_min: The first position that still existed.
+        log_min: The first position that still existed during the walk.
         end: The position after the last record.
-        last_store_ms: The latest store time, since a clock may step back.
+        last_store_ms: The latest store time of all records, because a clock may step back.
         damage: The skipped parts.
     """
 
@@ -147,7 +147,7 @@ class LogWalk:
             self._torn(file, file.base)
 
     def _enter(self, file: StoreFile) -> None:
-        """Handle the first record of a segment: the segment before must have been closed, or filled."""
+        """Handle the first record of a segment: the previous segment must be closed or full."""
         if self._open is None or self._open[0] == file:
             return
         before, end, _ = self._open
@@ -157,7 +157,7 @@ class LogWalk:
             self._damaged(before, Damage(before.path, end, stop))
 
     def _should_recheck(self, position: int) -> bool:
-        """Return whether to read an invalid place once more, because a broker may be writing it."""
+        """Return whether to read invalid data once more, because a broker may be writing it."""
         if position == self._seen_twice or not self.layout.live:
             return False
         self._seen_twice = position
@@ -191,7 +191,7 @@ class LogWalk:
     def _wrong_length(self, file: StoreFile) -> None:
         now = self.disk.facts(file.path)
         if self.layout.live and (now is None or now.size == self._size):
-            return  # it was being created or deleted
+            return  # the broker was creating or deleting the segment
         problem = f"{file.length} bytes instead of {self._size}"
         repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)

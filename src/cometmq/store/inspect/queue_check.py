@@ -32,8 +32,8 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
-# Failed searches, for the true queue of a record and for a flipped bit in its properties. Damaged records are
-# few: after more failures the units count as damaged. A search for a bit takes up to 25 ms.
+# The number of failed searches, for the true queue of a record or for a flipped bit in its properties, after
+# which units count as damaged. Damaged records are few, and a search for a bit takes up to 25 ms.
 _MAX_FAILED_SEARCHES = 100
 _MAX_POSITIONS_BEHIND = 1 << 20  # records after a queue's end whose positions are kept
 _MAX_DELAYED_MESSAGES = 1 << 20  # delayed messages whose tags codes are kept
@@ -78,14 +78,14 @@ class Evidence:
 
 @dataclass(slots=True, eq=False)
 class QueueProgress:
-    """The progress of the check of one queue: its units before offset `next` are checked."""
+    """The progress of the check of one queue: its units before offset `next` have been checked."""
 
     topic: str
     queue_id: int
     units: UnitFiles
     next: int
     behind: int = 0  # records whose units would lie after the queue's end
-    behind_at: array[int] = field(default_factory=lambda: array("q"))  # the positions of the first of them
+    behind_at: array[int] = field(default_factory=lambda: array("q"))  # the positions of the first ones
 
     @property
     def name(self) -> str:
@@ -109,7 +109,7 @@ class QueueCheck:
     deleted: DeletedTopics | None
 
     def __post_init__(self) -> None:
-        self.log_min = self.layout.log_min  # the caller raises it when the log loses segments
+        self.log_min = self.layout.log_min  # the caller raises it when retention shortens the log
         self._ext = ExtUnits(self.files, self.layout.root)
         self._delays = self.layout.config.delay_levels_ms
         self._log = LogReader(self.files, self.layout.config)
@@ -126,7 +126,7 @@ class QueueCheck:
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
-        self._to_correct: list[int] = []  # positions of records of this group
+        self._to_correct: list[int] = []  # positions of this group's records with damaged offsets
         self._gone: dict[str, int] = {}  # the number of records of topics without queues and table entry
 
     def _check_files(self, queue: QueueFiles) -> None:
@@ -164,7 +164,7 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # equal differences: no gaps
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # equal differences mean no gaps
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
         unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
@@ -213,7 +213,7 @@ class QueueCheck:
         """Register that the units [start, stop) have their records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        if state.behind:  # later records have their offsets
+        if state.behind:  # later records have these queue offsets
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")
@@ -278,7 +278,7 @@ class QueueCheck:
             and state.topic == TIMER_TOPIC
             and is_[2] == stored_tags_code(facts.properties)
         ):
-            return  # the code of Apache's broker
+            return  # Apache's broker stores this code
         if is_[:2] == wanted[:2] and self._is_flip(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._report_damaged_record(
@@ -324,7 +324,7 @@ class QueueCheck:
         return False
 
     def _report_misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
-        """Report a record whose unit is at `place` although the record names another place."""
+        """Report a record whose unit is at `place` although the record names another queue or offset."""
         self.evidence.queue_offsets[facts.position] = place
         self._to_correct.append(facts.position)
         names = ("topic", "queue id", "queue offset")
@@ -380,7 +380,7 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            return  # its record is out of order, or its topic was deleted
+            return  # the record is out of order, or its topic was deleted
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:
@@ -478,6 +478,6 @@ def _pieces(units: bytes) -> list[bytes]:
 
 
 def _stretches(chosen: NDArray[np.bool_]) -> list[IntArray]:
-    """Return the chosen numbers in consecutive groups."""
+    """Return the indexes of the true elements, divided into groups of consecutive ones."""
     numbers = np.flatnonzero(chosen)
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

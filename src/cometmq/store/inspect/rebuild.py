@@ -1,7 +1,7 @@
 """`rebuild` computes consume queues and index from the log again, for a store that no broker uses.
 
-The log is walked twice: first together with the old queues, to find the records about which they are more
-reliable than the log (see Evidence), then to create the new ones.
+The log is walked twice: first together with the old queues, to find the records whose queue units are more
+reliable than the records themselves (see Evidence), then to create the new ones.
 
 The new directories are created beside the old ones and replace them once they are complete and on the device.
 The old ones are removed last. After an interruption, the next start finds the old ones or the new ones, or
@@ -38,7 +38,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 SCRATCH = "rebuild.tmp"
 _WRITE_EVERY = 4096  # units or keys per write
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
-"""The setting of the path of each directory, by its name."""
+"""The setting that holds the path of each directory, by the directory's name."""
 _MAX_MISPLACED = 64
 
 
@@ -87,8 +87,8 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     """Create the new directories and replace the old ones."""
     check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
-    # A rename stays within a file system, so each scratch directory is beside the directory that it replaces.
-    # Outside of the root its name is not that of another store's.
+    # A rename must stay within a file system, so each scratch directory is beside the directory that it
+    # replaces. Outside of the root, its name must differ from the names of another store's directories.
     scratch = {
         part: f"{places[part]}.{SCRATCH}" if layout.config.moves(key) else os.path.join(layout.root, SCRATCH)
         for part, key in PARTS.items()
@@ -182,7 +182,7 @@ def collect_evidence(
     """
     if not layout.queues:
         return Evidence()
-    findings = Findings()  # the findings of `verify`, which are not reported here
+    findings = Findings()  # findings as of `verify`, which a rebuild does not report
     with ReadOnlyFiles(disk) as files:
         check = QueueCheck(layout, files, findings, no_pause, None, deleted)
         walk = LogWalk(disk, layout, findings)
@@ -190,7 +190,7 @@ def collect_evidence(
             check.check_records(group)
             progress(walk.end - walk.log_min)
         check.finish(walk)
-    # A queue that contradicts more records is itself damaged.
+    # If a queue contradicts many records, the queue itself is damaged.
     queue_offsets = check.evidence.queue_offsets
     in_queue = Counter(place[:2] for place in queue_offsets.values())
     check.evidence.queue_offsets = {

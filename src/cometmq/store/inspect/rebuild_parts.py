@@ -51,12 +51,12 @@ _CHUNK = 1 << 20  # units or keys per file in the scratch directory
 
 
 class SegmentData(msgspec.Struct):
-    """The content of one segment.
+    """The result of one processed segment of the log.
 
     Attributes:
         queues: Topic and queue id by the number in the units.
-        chunks: For each file of units, the beginnings of the units of each part, and the end of the last
-            ones.
+        chunks: For each file of units, the index of the first unit of each part, and the end of the last
+            part.
     """
 
     base: int
@@ -70,7 +70,7 @@ class SegmentData(msgspec.Struct):
 
 
 class QueuesMade(msgspec.Struct):
-    """Some of the queues.
+    """The result of a part that has made some of the queues.
 
     `spare` is the number of units without space in the log that QueueOrder has used.
     """
@@ -83,7 +83,7 @@ class QueuesMade(msgspec.Struct):
 
 
 class IndexMade(msgspec.Struct):
-    """The index of a rebuild."""
+    """The result of the part that has made the index."""
 
     files: int
     entries: int
@@ -137,7 +137,8 @@ class RebuildParts:
 
         def write() -> None:
             units, keys = data.take()
-            # The units are sorted by part; within a part they keep the order of the log.
+            # The units are sorted by the part that will make their queue; within a part they keep the order
+            # of the log.
             own = np.array([self.part_of(*each) for each in data.queues], np.int64)
             part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
             order = np.argsort(part, kind="stable")
@@ -186,7 +187,7 @@ class RebuildParts:
                     if each not in own and self.part_of(*each) == part:
                         queue = own[each] = builder.queue(*each)
                         if queue is not None:
-                            remove_tree(disk, queue.path)  # left by an interrupted process
+                            remove_tree(disk, queue.path)  # an interrupted process may have left it
                 table = [own.get(each) for each in segment.queues]
                 for number, begins in enumerate(segment.chunks):
                     begin, end = begins[part : part + 2]
@@ -206,7 +207,7 @@ class RebuildParts:
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
-        remove_tree(disk, directory)  # left by an interrupted process
+        remove_tree(disk, directory)  # an interrupted process may have left it
         disk.makedirs(directory)
         index = IndexService(files, clock or SystemClock(), self._new_config())
         try:

@@ -30,7 +30,7 @@ _DAY_MS = 86_400_000
 class QueueStats(msgspec.Struct):
     """The statistics of one queue.
 
-    Times are epoch ms, -1 without messages. `bytes` is the size of the records.
+    Times are epoch ms; -1 if the queue has no messages. `bytes` is the size of the records.
     """
 
     topic: str
@@ -78,7 +78,7 @@ class Outlook(msgspec.Struct):
 
 
 class StoreStats(msgspec.Struct):
-    """A whole store.
+    """The statistics of a whole store.
 
     `allocated` is in bytes on the device; `queue_files` includes those of consumequeue_ext.
     """

@@ -17,11 +17,11 @@ from cometmq.store.recovery.store_layout import QueueFiles
 _CHUNK_UNITS = 4096  # units per read
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # the same limit as in recovery
 
 
 class UnitFiles:
-    """The units of one queue, from offset `first` to before `end` at the time of creation."""
+    """The units of one queue, from offset `first` to before `end`, as of the creation of this object."""
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -73,7 +73,7 @@ class UnitFiles:
         return b"".join(parts)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Yield the offset of the first unit, and units of [start, stop), a few thousand at a time."""
+        """Yield the units of [start, stop) in chunks of a few thousand, each with its first offset."""
         while start < stop:
             start = self._behind_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
@@ -83,7 +83,7 @@ class UnitFiles:
             start += count
 
     def _behind_hole(self, offset: int) -> int:
-        """Return the start of the next file if the hole before it is too wide: its name is damaged."""
+        """Return the start of the next file if the hole before it is too wide: then its name is damaged."""
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset

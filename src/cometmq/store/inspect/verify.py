@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 
 
 class VerifyReport(msgspec.Struct):
-    """The numbers of the checked parts, and the findings."""
+    """The result of `verify`: the numbers of the checked parts, and the findings."""
 
     root: str
     live: bool
@@ -85,7 +85,7 @@ def verify(
     Args:
         config, commit_log_dir: See `read_layout`.
         progress: Receives the bytes processed, and their total.
-        pause: Waits for some seconds while a broker may be writing.
+        pause: Called to wait for a number of seconds while a broker may be writing.
 
     Raises:
         StoreError: There is no store, or it belongs to a running raft member, whose committed end is unknown.
@@ -237,7 +237,7 @@ class TableCheck:
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """Return the table or None, and the problem; "" if the file does not exist."""
         table, problem = self._parse(path, name)
-        if table is None and self.layout.live:  # it may just be replaced
+        if table is None and self.layout.live:  # the broker may be replacing the file
             self.pause(RECHECK_DELAY_S)
             table, problem = self._parse(path, name)
         return table, problem

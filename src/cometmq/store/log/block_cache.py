@@ -1,16 +1,16 @@
 """A cache of recently read blocks of the log.
 
 Consumers that drain several queues of a topic each request single records of the same part of the log.
-Reading one block for all of them needs one copy from the page cache instead of one per queue. It pays once a
-few records of the block were requested, by one pull or by several. Blocks lie completely before the end of
-the log, so they never change; readers get views of them.
+Reading one block for all of them needs one copy from the page cache instead of one per queue. It saves time
+once a few records of the block were requested, by one pull or by several. Blocks lie completely before the
+end of the log, so they never change; readers get views of them.
 """
 
 from __future__ import annotations
 
 BLOCK = 128 << 10
 _KEPT = 64  # blocks: 8 MiB; enough for 32 records that lie far apart, and the blocks after them
-DENSE = 4  # requested records that justify loading their block
+DENSE = 4  # number of requested records from which on their block is loaded
 _MAX_COUNTED_BLOCKS = 4096
 
 

@@ -60,27 +60,27 @@ class CommitLog:
         self._disk = files.disk
         self.directories = directories
         self.segment_size = config.mapped_file_size_commit_log
-        self.segments: list[int] = []  # first positions, ascending
+        self.segments: list[int] = []  # positions of the first bytes of the segments, ascending
         self.end = 0
         self.next = 0
-        self.segment_base = -1  # the segment of `next`; -1 before the first
-        self.limit = 0  # end of that segment
+        self.segment_base = -1  # the segment that contains `next`; -1 if there is none yet
+        self.limit = 0  # the position at which that segment ends
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
         # Writes go through a view: a slice of a bytearray copies its value twice.
         self._view = memoryview(self.buffer)
         self.used = 0
-        self._extents: list[Extent] = []  # parts of the tick, each in one segment and one chunk
+        self._extents: list[Extent] = []  # parts of this tick's data, each within one segment and one chunk
         self._read_fds: dict[int, int] = {}
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # usable bytes when a reservation last failed for lack of space
+        self._room_at_failure = -1  # free bytes when a reservation last failed for lack of space
         # The areas that failed writes may have changed (descriptor, segment, first position, end). `claim`
         # zeroes them.
         self.scars: list[tuple[int, int, int, int]] = []
-        self.before_write: Callable[[int], None] | None = None  # called with a tick's end
+        self.before_write: Callable[[int], None] | None = None  # called with the end of a tick's data
         self.unsynced: dict[int, int] = {}  # descriptors of segments with data that is not on the device
 
     # -- segments ---------------------------------------------------------------------------------
@@ -97,8 +97,8 @@ class CommitLog:
 
         Any thread may call it.
 
-        After a full disk it tries again only when there is more space, because each try uses all remaining
-        space for a moment.
+        After a failure for lack of space, it tries again only when there is more space, because each try uses
+        all remaining space for a moment.
 
         Raises:
             OSError: The segment cannot be created (ENOSPC …). No file is left.
@@ -109,7 +109,7 @@ class CommitLog:
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
-            # An earlier reservation failed and could not even remove its file.
+            # An earlier reservation failed, and its file could not be removed then.
             self._disk.unlink(path)
             fd = self._disk.open(path, create=True, exclusive=True)
         try:
@@ -195,7 +195,7 @@ class CommitLog:
             self._extents[-1].stop = self.used
 
     def _new_chunk(self, size: int) -> None:
-        """Continue in another chunk. The part of this tick in the current chunk becomes an extent."""
+        """Continue in another chunk. The tick's data in the present chunk becomes an extent."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
         self._view = memoryview(self.buffer)
@@ -271,7 +271,7 @@ class CommitLog:
         self._new_tick()
 
     def discard_tick(self) -> None:
-        """Drop what was claimed since the last `write_tick`. None of it was written."""
+        """Drop all data of this tick: none of it was written."""
         self._end_extent()
         self._undo_tick()
         self.scars.clear()
@@ -330,9 +330,9 @@ class CommitLog:
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
         """Return a block (see BlockCache) for the records at the ascending positions `wanted`, or None.
 
-        None means that it is not worth loading, or cannot be loaded: near the end of the log, in segments
-        whose length is no multiple of a block, if it was deleted, or if the device cannot read a part of it.
-        Raises NotInMemory, OSError.
+        The result is None if loading the block is not worthwhile or impossible: near the end of the log, in
+        segments whose length is no multiple of a block, if it was deleted, or if the device cannot read a
+        part of it. Raises NotInMemory, OSError.
         """
         found = self.blocks.get(number)
         if found is not None:
@@ -434,7 +434,7 @@ class CommitLog:
         self.resume([], base)
 
     def close_segments(self) -> list[int]:
-        """Close all files before a cut, and return the segments. `resume` must follow."""
+        """Close all files before a cut, and return the segments. The caller must then call `resume`."""
         self.close()
         self.limit = 0
         self.blocks.clear()

@@ -17,7 +17,10 @@ from cometmq.store.base.disk import Disk
 
 
 class LogDirectories:
-    """The directories of one log. Those in `full` get no new segments while another one can."""
+    """The directories of one log.
+
+    Directories in `full` get no new segment if another directory can take it.
+    """
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
 

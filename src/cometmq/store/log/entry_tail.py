@@ -9,11 +9,10 @@ from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 
 
 class EntryTail:
-    """The entries from index `first` on, by columns.
+    """The entries from index `first` on, in columns.
 
-    Positions and sizes are those of whole entries, in bytes.
-
-    `term` is the term of entries that `head` creates.
+    Positions and sizes are those of whole entries, in bytes. `term` is the term of the entries that `head`
+    creates.
     """
 
     __slots__ = ("first", "positions", "sizes", "term", "terms")

@@ -31,7 +31,7 @@ _TURNS = 4
 
 @dataclass(eq=False)
 class LogFlusher:
-    """The flush state of one commit log. All methods belong to the loop.
+    """The flush state of one commit log. All methods must be called on the loop.
 
     A change of settings replaces `config`.
     """
@@ -46,7 +46,7 @@ class LogFlusher:
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
         self._syncing = False
-        self._sync_began: float | None = None  # the start of the sync in progress
+        self._sync_began: float | None = None  # the time at which the sync in progress began
         self._wanted = False
         self._sync_ended: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
@@ -63,16 +63,16 @@ class LogFlusher:
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
-        """Use `syncer` from now on. Before, and after `detach`, syncs block."""
+        """Use `syncer` from now on. Before this call, and after `detach`, a sync blocks the loop."""
         self._loop = loop
         self._syncer = syncer
 
     async def detach(self) -> None:
-        """Wait for the sync in progress. Later syncs block."""
+        """Wait for the sync in progress. Later syncs block the loop."""
         if self._syncing and self._loop is not None:
             if self._sync_ended is None:
                 self._sync_ended = self._loop.create_future()
-            await asyncio.shield(self._sync_ended)  # others may wait for it, too
+            await asyncio.shield(self._sync_ended)  # other coroutines may wait for the sync, too
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +92,7 @@ class LogFlusher:
             self._idle = None
 
     def abandon(self) -> None:
-        """Drop all waiters: the store is abandoned as it is."""
+        """Drop all waiters, because the store is abandoned as a crash would leave it."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:
@@ -152,7 +152,7 @@ class LogFlusher:
     # -- execution -------------------------------------------------------------------------------
 
     def flush_now(self) -> None:
-        """Sync and wait for it. As in the thread, a failure is recorded, not raised."""
+        """Sync on the calling thread. As in the background, a failure is recorded, not raised."""
         if self.failure is not None or self.flushed >= self.commit_log.end:
             return
         end, end_ms = self.commit_log.end, self.written_ms

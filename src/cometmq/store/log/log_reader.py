@@ -37,7 +37,7 @@ class LogReader:
         return found[0] if found is not None else None
 
     def facts_behind(self, position: int) -> Facts | None:
-        """Return the facts about the record after one that ends at `position`, or at a segment's start."""
+        """Return the facts of the record that follows log position `position` or begins a segment there."""
         return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:

@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Sequence
 
 CHUNK = 1 << 17
-_LARGE = 1 << 20  # for records that fill most of a chunk, or more
+_LARGE = 1 << 20  # chunk for records that fill most of an ordinary chunk, or more
 _NOWHERE = 1 << 62
-_CHUNKS = 4  # maximum number kept
+_CHUNKS = 4  # maximum number of chunks in use
 
 
 class RecentBytes:
@@ -24,13 +24,13 @@ class RecentBytes:
     def __init__(self) -> None:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
-        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # by length
+        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # unused chunks by length
         self.start = _NOWHERE  # positions from here on may be in memory
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
         """Return an empty chunk with room for `size` bytes.
 
-        `busy` ones are not written yet, and not reused.
+        The chunks in `busy` are not written yet, so they are not reused.
         """
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:

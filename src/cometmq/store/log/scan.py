@@ -22,7 +22,7 @@ from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_fac
 from cometmq.store.base.disk import Disk, is_zero
 
 _BLOCK = 4 << 20
-_PIECE = 4096  # bytes per read where the device fails
+_PIECE = 4096  # bytes per read in areas that the device cannot read
 
 
 class Damage(NamedTuple):
@@ -62,7 +62,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = MAX_BATCH_RECORDS  # records checked together; fewer for a while after damage
+        self._most = MAX_BATCH_RECORDS  # number of records checked together; fewer for a while after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1
@@ -71,7 +71,7 @@ class SegmentScan:
         self.unreadable: set[int] = set()
 
     def groups(self, start: int) -> Generator[RecordGroup, None, None]:
-        """Yield groups of valid records from `start` on, where a record or the segment begins.
+        """Yield groups of valid records from `start` on. A record or the segment must begin there.
 
         Damage lies between groups.
         """
@@ -92,7 +92,8 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank alone holds no message: unless a later segment does, this is a torn end.
+                    # A blank record holds no message, so if only a blank one follows, this is a torn end,
+                    # unless a later segment holds messages.
                     self.end = self.damage.pop().start
                     self.dirt = True
                     return
@@ -175,8 +176,8 @@ class SegmentScan:
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):
             return min(least, rest)
-        # Bytes that contain another position are not a record, whatever size they give. Otherwise a body full
-        # of old records would cause a long read for each of them.
+        # Bytes that contain the position of another record are not a record, whatever size they contain.
+        # Without this check, a body full of old records would cause a long read for each of them.
         size, own = claim_of(self._data, offset + gap)
         return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 
@@ -225,17 +226,17 @@ class SegmentScan:
                 hole, behind = self._hole(behind)
             if stop >= self.length:
                 break
-            # Blocks overlap, so that no magic number across a border is missed.
+            # Blocks overlap, so that a magic number that crosses the border of two blocks is found.
             place = max(place + 1, stop - self.framing.magic_at - MAGIC_AT)
         if not self.dirt and self._read(1, at).strip(b"\0"):
             self.dirt = True
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:
-        """Return start and end of a part after `at` that was never written, or the end of the segment twice.
+        """Return start and end of the next part after `at` that was never written.
 
-        The search looks well ahead: reserved space counts as data once it has been read, even by the system's
-        read-ahead.
+        Without such a part, both are the end of the segment. The search looks well ahead: reserved space
+        counts as data once it has been read, even by the system's read-ahead.
         """
         step = _BLOCK
         while at + step < self.length:
@@ -252,7 +253,8 @@ class SegmentScan:
         framed = self.framing.gap > 0
         while True:
             record = data.find(MAGICS_BEGIN, at)
-            # A blank that closes a raft log's segment has no magic number worth the search, and no message.
+            # A raft log's closing blank record needs no search: it has no magic number that is rare enough,
+            # and no message.
             blank = -1 if framed else data.find(BLANK_MAGIC_BYTES, at)
             if record < 0 and blank < 0:
                 return None

@@ -31,7 +31,7 @@ SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
 _MAX_RESTART_DELAY_S = (
-    60.0  # maximum delay; it starts at _RESTART_DELAY_S again after a process that lived this long
+    60.0  # maximum delay; a process that lived this long resets the delay to _RESTART_DELAY_S
 )
 
 
@@ -60,7 +60,7 @@ class ThreadSyncer:
     pool: ThreadPoolExecutor
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments, see Syncer."""
+        """Sync all segments (see Syncer)."""
         self.pool.submit(self._work, segments, done)
 
     def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -75,7 +75,7 @@ class ThreadSyncer:
 
 @dataclass(eq=False)
 class ChildSyncer:
-    """Syncs in a process (see sync_child.py), and in the thread what the process cannot do."""
+    """Syncs in a process (see sync_child.py), and in a thread while the process cannot sync."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop
@@ -86,9 +86,9 @@ class ChildSyncer:
         self._flying: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._again: asyncio.TimerHandle | None = None  # the start of another process
+        self._again: asyncio.TimerHandle | None = None  # the scheduled start of the next process
         self._again_s = _RESTART_DELAY_S
-        self._started_at = 0.0  # by the loop's clock
+        self._started_at = 0.0  # the start of the process by the loop's clock
         self._start()
 
     def _start(self) -> None:
@@ -104,7 +104,7 @@ class ChildSyncer:
         self.loop.add_reader(ours, self._answered)
 
     def _start_process(self) -> socket.socket:
-        """Start the process and return our end of its socket. Raises OSError."""
+        """Start the process and return the broker's end of its socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -144,7 +144,7 @@ class ChildSyncer:
         return None if self._process is None else self._process.pid
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments, see Syncer."""
+        """Sync all segments (see Syncer)."""
         if self._socket is None or len(segments) > sync_child.MAX_DESCRIPTORS:
             self.thread.sync(segments, done)
             return
@@ -188,7 +188,7 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _lose(self, problem: OSError) -> None:
-        """Continue in the thread, beginning with the sync in progress, until another process has started."""
+        """Use the thread, beginning with the sync in progress, until another process has started."""
         flying, self._flying = self._flying, None
         self._end()
         log.warning("the sync process has ended, a thread syncs for %g s: %s", self._wait(), problem)
@@ -196,7 +196,7 @@ class ChildSyncer:
             self.thread.sync(*flying)
 
     def close(self) -> None:
-        """End the process. A sync in progress reports nothing more."""
+        """End the process. The result of a sync in progress is not reported."""
         self._flying = None
         if self._again is not None:
             self._again.cancel()

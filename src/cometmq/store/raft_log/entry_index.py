@@ -37,7 +37,7 @@ class EntryLocation(NamedTuple):
 
 
 class EntryIndex:
-    """The index files of one member. Loop thread only."""
+    """The index files of one member. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
         """Open the index. Raises StoreError for files of another length, OSError."""
@@ -45,7 +45,7 @@ class EntryIndex:
         self._disk = files.disk
         self._directory = directory
         self._bases: list[int] = []
-        self._unsynced: set[str] = set()  # paths of files, and of the directory if it has new names
+        self._unsynced: set[str] = set()  # paths to sync: files, and the directory if it has new names
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
                 facts = part_facts(
@@ -166,7 +166,7 @@ def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
 
 
 def sync_all(disk: Disk, paths: Iterable[str]) -> None:
-    """Sync files and directories. Raises OSError. In any thread."""
+    """Sync files and directories. Raises OSError. Any thread may call it."""
     for path in paths:
         if disk.is_dir(path):
             disk.fsync_dir(path)

@@ -69,7 +69,7 @@ class LogEnds:
         self.end = self.visible = self.segments[0] if self.segments else 0
         self.waiting: list[RecordGroup] = []
         self._torn = False
-        self._holes = False  # whether valid entries follow the end of the valid log
+        self._holes = False  # whether valid entries exist after the end of the valid log
 
     def find(self) -> None:
         """Scan the log, and cut a torn tail.
@@ -92,7 +92,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # the checkpoint must be true once the log is complete again
+        if self.suspect:  # the checkpoint must not claim entries that a suspect log lacks
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)
@@ -103,12 +103,12 @@ class LogEnds:
         self.waiting = [group for group in map(self._behind_visible, self.waiting) if group is not None]
 
     def _behind_visible(self, group: RecordGroup) -> RecordGroup | None:
-        """Return the entries of a group that are not committed."""
+        """Return the entries of a group that are not committed yet; None if all are."""
         count = int(np.count_nonzero(group.position > self.visible))
         return group.last_ones(count) if count else None
 
     def _sync(self, start: int) -> None:
-        """Sync the part that will be scanned: the index may then contain its entries."""
+        """Sync the log from `start` on before the scan, because the index may then contain its entries."""
         for base in self.segments:
             if base + self._size > start:
                 with opened(self.disk, self.directories.path_of(base)) as fd:
@@ -161,7 +161,7 @@ class LogEnds:
         self._torn = self._torn or self._holes
 
     def _take(self, group: RecordGroup) -> bool:
-        """Add entries to the log. Return False if they do not continue it."""
+        """Add entries to the scanned log. Return False if they do not continue it."""
         heads = group.heads
         assert heads is not None
         index, term = heads["index"].tolist(), heads["term"].tolist()

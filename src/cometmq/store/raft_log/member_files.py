@@ -21,7 +21,7 @@ _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
 """A key of CometMQ. Apache's broker ignores it and drops it with its next checkpoint."""
 _SUSPECT, _FORGOT = "suspect", "forgot"
-_LIMIT = 1 << 16  # bytes
+_LIMIT = 1 << 16  # maximum length of a file in bytes
 
 
 class TermAndVote(NamedTuple):
@@ -79,7 +79,7 @@ def is_suspect(disk: Disk, directory: str) -> bool:
 
 
 def write_suspect(disk: Disk, directory: str, why: str) -> None:
-    """Record that the log may lack such entries. Raises OSError."""
+    """Record that the log may lack entries that other members rely on. Raises OSError."""
     replace_file(disk, os.path.join(directory, _SUSPECT), why.encode())
 
 
@@ -95,7 +95,7 @@ def write_forgotten(disk: Disk, directory: str, why: str) -> None:
 
 
 def forget_suspect(disk: Disk, directory: str) -> None:
-    """Record that the log is complete again. Raises OSError. Any thread."""
+    """Record that the log is complete again. Raises OSError. Any thread may call it."""
     unlink_any(disk, os.path.join(directory, _FORGOT))
     unlink_any(disk, os.path.join(directory, _SUSPECT))
     disk.fsync_dir(directory)

@@ -51,7 +51,7 @@ _MAX_ENTRIES_PER_LOOKUP = 4096  # entries located per call
 
 
 class RaftLogMismatch(StoreError, Terminal):
-    """Entries that do not continue this log. `expected` and `got` are the indexes of the entry."""
+    """Received entries do not continue this log. `expected` and `got` are indexes of entries."""
 
     def __init__(self, expected: int, got: int, problem: str) -> None:
         super().__init__(f"entry {got}, where {expected} was expected: {problem}")
@@ -102,9 +102,9 @@ class RaftLog:
         self._tail.term = ends.term
         self._first = ends.first
         self._first_base = commit_log.min_position
-        self._written = self._tail.next  # the index after the last written entry
+        self._written = self._tail.next  # the index that follows the last written entry
         self._received: list[RecordGroup] = []
-        self._changing = asyncio.Lock()  # held while the log is cut, or its checkpoint is written
+        self._changing = asyncio.Lock()  # held while the log is cut, or while its checkpoint is written
         self.committed = ends.committed
         self.synced = ends.last
         """The index of the last entry that is on the device."""
@@ -175,7 +175,7 @@ class RaftLog:
         return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
-        """Return one or more entries from `first` on: before `stop`, within `most` bytes, of one segment.
+        """Return at least one entry from `first` on: before `stop`, at most `most` bytes, within one segment.
 
         All of them have the same term. Raises StoreError if `first` does not exist, OSError.
         """
@@ -265,7 +265,7 @@ class RaftLog:
             raise RaftLogMismatch(expected, index[0], "indexes and terms do not follow each other")
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk raises an error of its own
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk raises its own error
             raise StoreError(f"the store accepts no entries: {self._flags.why()}")
         self._claim(head, len(data))
         self._log.put(data)
@@ -288,10 +288,10 @@ class RaftLog:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
-        for queue in self._queues:  # queues of a log that was reset
+        for queue in self._queues:  # this log was reset, and its queues still exist
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # its next message may be far away
+                queue.forget_all()  # the next message may have a much higher offset
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -391,7 +391,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # the log forgets them below
+        for segment in self._log.segments_to_sync():  # `close_segments` below drops them
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()
@@ -437,7 +437,7 @@ class RaftLog:
     # -- the member's files -----------------------------------------------------------------------
 
     def distrust(self, why: str) -> None:
-        """Record that log, term and vote may be lost although other members rely on them. Raises OSError."""
+        """Record durably that log, term and vote may be lost although others rely on them. Raises OSError."""
         write_forgotten(self._disk, self.directory, why)
 
     def save(self) -> None:
@@ -449,7 +449,7 @@ class RaftLog:
         write_checkpoint(self._disk, self.directory, self._checkpoint(last))
 
     def _checkpoint(self, last: int) -> RaftLogCheckpoint:
-        """Return the checkpoint. It names no entry from before the first one, as a log has that was reset."""
+        """Return the checkpoint. An index before the first entry, as after a reset, is replaced by -1."""
         known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
         return RaftLogCheckpoint(*known)
 

@@ -2,7 +2,8 @@
 
 A message that moves within the log (a timer message that is delivered or moved) stores the position of its
 former record, plus 1 because 0 means none, in the field of the prepared transaction. Clients cannot write
-that field. So a walk over the newest part of the log shows what was done there, even if no file does.
+that field. So a walk over the newest part of the log shows which messages moved, even if no file has recorded
+it.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the value of that field in the record that replaces the one at a log position."""
+    """Return the value of the prepared transaction's field in the record that replaces this one."""
     return position + 1
 
 
 async def links(
     commit_log: CommitLog, disk: Disk, executor: StoreExecutor, start: int, end: int | None = None
 ) -> AsyncIterator[Ints]:
-    """Yield the positions of replaced records, in pieces.
+    """Yield the positions of replaced records, in lists.
 
     They come from the records from log position `start`, where a record begins, to `end`, by default the
     log's current end. Raises OSError.
@@ -84,7 +85,7 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # A record torn by a power failure has replaced nothing.
+            # A record that a power failure has torn does not count: it has replaced no other record.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)

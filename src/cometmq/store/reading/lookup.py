@@ -27,10 +27,10 @@ from cometmq.store.log.scan import SegmentScan
 
 log = logs.logger(__name__)
 
-_POSITIONS_AT_ONCE = 32  # records that may have a key, per step
-_MAX_RECORDS_READ = 256  # maximum of these, because keys of other topics may have the same hash
+_POSITIONS_AT_ONCE = 32  # positions from the index, examined per step
+_MAX_RECORDS_READ = 256  # maximum number of records read, because keys of other topics may have the same hash
 _UNITS_A_TURN = 256  # units examined per turn of the loop; each may require reading a record
-_BYTES_A_TURN = 1 << 20  # of records, copied and checked in about 1 ms
+_BYTES_A_TURN = 1 << 20  # bytes of records, copied and checked in about 1 ms
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +48,7 @@ class _Found:
     records: list[bytes] = field(default_factory=list)
 
     def add(self, record: bytes) -> None:
-        """Add a record of the topic and the time; the index has only hashes and approximate times."""
+        """Add a record if it has the topic and the time: the index has only hashes and approximate times."""
         place = place_of(record)
         in_range = place is not None and self.begin_ms <= place.store_timestamp_ms <= self.end_ms
         if in_range and topic_of(record) == self.topic:
@@ -74,7 +74,8 @@ class Lookup:
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
         """Return the record at a log position, or None.
 
-        None also stands for a record too long for a frame, which bytes within a message can imitate.
+        The result is also None for a record too long for a frame, because bytes within a message can imitate
+        one.
         """
         head = self.commit_log.read(position, 4, reads)
         if head is None:
@@ -167,15 +168,17 @@ class Lookup:
     async def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
         """Return the offset for a store time.
 
-        A queue without a readable message returns its beginning, which is its end; no queue returns 0.
+        The result is the beginning (which is the end) of a queue without readable messages, and 0 if there is
+        no queue.
 
         Args:
             queue: The queue.
             timestamp_ms: The time.
-            mode: None for the nearest message (4.9): of equal distances the earlier one, of equal times the
-                one next to the requested time. "LOWER" for the first message stored at or after the time,
-                else the queue's end; "UPPER" for the last one stored at or before it, else the queue's
-                beginning (5.x).
+            mode: None for the nearest message (4.9): the earlier one of two equally near ones, and of several
+                with one time the one next to the requested time. "LOWER" for the first message stored at or
+                after the time,
+            else the queue's end; "UPPER" for the last one stored at or before it, else the queue's
+            beginning (5.x).
         """
         if queue is None:
             return 0
@@ -205,7 +208,7 @@ class Lookup:
                 break
             if real[1] >= timestamp_ms:
                 if not step:
-                    return real[0]  # the usual result, without a search
+                    return real[0]  # this is the usual result and needs no search
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
@@ -303,5 +306,5 @@ async def lost_units(
                     if np.any(ours & (offsets >= count - 1)):
                         return units.tobytes()
         except FileNotFoundError:
-            continue  # retention has deleted it meanwhile
+            continue  # retention has deleted the record meanwhile
     return units.tobytes()

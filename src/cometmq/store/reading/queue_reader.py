@@ -4,7 +4,7 @@ Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 
 per call. Consecutive records of the log are read together, so 32 cost one system call and one copy from the
 page cache; others come from the blocks in which they lie (block_cache.py).
 
-Most reads have no filter and meet no limit: their units are checked as a whole, by loops in C; others are
+Most reads have no filter and reach no limit: their units are checked as a whole, by loops in C; others are
 checked unit by unit. Where a record is missing or damaged, or filtered by its content, records are read one
 by one.
 """
@@ -41,23 +41,26 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # skipped by one pull: 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # maximum fillers that one pull skips, in 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # units checked as a whole
 _MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read loads: 3 ms
-_STRETCH = 1024  # units read at a time, for the pulls that follow: 20 KiB
+_STRETCH = 1024  # units read at a time and cached for the next pulls: 20 KiB
 _MAX_CACHED_QUEUES = 64  # queues with cached units: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
-"""Returns whether a record matches, or None if it was not checked, in which case the read ends before it."""
+"""Returns whether a record matches.
+
+None: the function could not decide, and the read ends before the record.
+"""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """The positions and sizes of the chosen records, the number of scanned units, the last position."""
 
 
 class Limits(NamedTuple):
-    """The messages and bytes after which a response takes no further message from memory, or from disk."""
+    """The numbers of messages and bytes that a response may contain, from memory and from disk."""
 
     messages: int
     size: int
@@ -66,7 +69,7 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read: data on disk is read ahead anyway."""
+"""The limits of a bulk read. They are equal for disk and memory, because data on disk is read ahead."""
 
 
 @lru_cache(64)
@@ -82,7 +85,7 @@ def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
 
 
 class GetStatus(enum.Enum):
-    """The outcome of a read. The names are the remarks on the wire."""
+    """The outcome of a read. The names of the members are sent to clients as remarks."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -97,7 +100,8 @@ class GetStatus(enum.Enum):
 class Got(msgspec.Struct, frozen=True, gc=False):
     """The result of a read. The concatenation of `buffers` is `count` complete commit-log records.
 
-    `behind` is the distance in bytes from the last examined record to the end of the log, 0 without one.
+    `behind` is the distance in bytes from the last examined record to the end of the log, 0 if no record was
+    examined.
     """
 
     status: GetStatus
@@ -116,14 +120,14 @@ def physical_memory() -> int:
 
 
 class QueueReader:
-    """The reader of one store's queues. All methods belong to the loop."""
+    """The reader of one store's queues. All methods must be called on the loop."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, memory_bytes: int) -> None:
         self._log = log
         self.memory_bytes = memory_bytes
         self._stretches: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
-        self.refused: Callable[[int, str], None] = _log_refused  # called for damage that readers find
+        self.refused: Callable[[int, str], None] = _log_refused  # called for damage that a reader finds
 
     def configure(self, config: StoreConfig) -> None:
         """Apply settings, which may change while the store runs."""
@@ -179,7 +183,7 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return Got(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # no more units than messages
+        several = max(1, limits.messages, limits.messages_on_disk)  # never more units than messages
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
@@ -198,7 +202,7 @@ class QueueReader:
                 count, found = self._records(positions, sizes, reads, partly=bulk)
             if found is not None:
                 if count < len(positions):
-                    # The next read begins with the rest.
+                    # The next read begins with the remaining records.
                     places = np.frombuffer(data, UNIT_DTYPE)["position"]
                     scanned = max(count, int(np.flatnonzero(places == positions[count])[0]))
                     last = positions[count - 1]
@@ -230,7 +234,7 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Return the next offset after `data` without results: after the fillers at its end and behind it."""
+        """Return the next offset if no unit of `data` is a message: the offset after the run of fillers."""
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
@@ -252,7 +256,7 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records by loops in C, or return None if a limit applies and `_pick` must choose."""
+        """Choose all records by loops in C. Return None if a limit applies, so that `_pick` must choose."""
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MAX_UNITS_PER_CHECK:
@@ -356,7 +360,7 @@ class QueueReader:
         return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Return bytes of the log, or None if some are unreadable: then each record is read by itself."""
+        """Return bytes of the log, or None if some are unreadable, so that each record is read separately."""
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -394,7 +398,7 @@ class QueueReader:
                 begun = buffers or (records is not None and scanned > 1)
                 if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
-                scanned -= 1  # the next read begins here and reports it
+                scanned -= 1  # the next read begins with this record and reports it
                 break
             if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
@@ -428,7 +432,7 @@ class QueueReader:
         return Got(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
-        """Return the bytes of one record, from its block if that was requested often."""
+        """Return the bytes of one record, from a cached block if the block was requested often."""
         number, at = divmod(position, BLOCK)
         block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
         return self._log.read(position, size, reads) if block is None else block[at : at + size]
@@ -466,9 +470,9 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
-    """Return whether a record of this size begins there.
+    """Return whether a record of this size begins at data[at:].
 
-    A lost page reads as zeros, which no client may get.
+    A lost page reads as zeros, which no client may receive.
     """
     stored, magic = _start_of(data, at)
     return stored == size and magic in _MAGICS

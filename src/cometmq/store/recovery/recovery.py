@@ -49,7 +49,7 @@ class EntriesLost(StoreCorrupt):
 
 
 class RaftLogEnds(Protocol):
-    """The ends of a raft log: the position up to which readers see it, and the end of all entries."""
+    """The ends of a raft log: of the part that readers see, and of all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -76,7 +76,7 @@ class Recovery:
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # the position of the last record that is indexed
-        self._whole_from = _NOWHERE  # see RecoveryScan
+        self._whole_from = _NOWHERE  # see `whole_from` of RecoveryScan
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:
@@ -124,7 +124,7 @@ class Recovery:
                 self.checkpoint.distrust()
                 start = self._first
                 self._reload(start, result)
-        # The last records may have no unit in a queue. After a clean stop the index contains their keys.
+        # The last records may have no queue unit. After a clean stop, the index contains their keys.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
@@ -159,7 +159,7 @@ class Recovery:
         )  # fmt: skip
 
     def _saved_position(self) -> CheckpointPosition | None:
-        """Return the checkpoint position if the log confirms it, else None."""
+        """Return the checkpoint position if the log confirms it, or if there is none; else None."""
         saved = self.checkpoint.saved
         if saved is None or is_position_valid(
             self._log_reader, self._segments, self.commit_log.segment_size, saved
@@ -168,7 +168,7 @@ class Recovery:
         return None
 
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
-        """Return the start of the scan: the checkpoint position, or a segment that its times cover."""
+        """Return the start of the scan: the checkpoint position, or a segment that the times cover."""
         if saved is not None:
             return max(walk_from(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
@@ -180,7 +180,7 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return the position from which on a gap ends a slave's log: its master sends the rest again."""
+        """Return the position after which a gap ends a slave's log: its master sends the rest again."""
         if self.config.broker_role != SLAVE:
             return _NOWHERE
         return self._checked_start(None) if saved is None else saved.position
@@ -341,7 +341,7 @@ def is_position_valid(
 ) -> bool:
     """Return whether the log still contains the last record of the checkpoint position.
 
-    If the position names no record, a record or zeros must begin there.
+    If the checkpoint names no last record, a record or zeros must begin at its position.
     """
     position = saved.position
     if saved.last >= 0:
@@ -361,7 +361,7 @@ def is_position_valid(
 def walk_from(saved: CheckpointPosition, segment_size: int) -> int:
     """Return where a scan from the checkpoint position begins.
 
-    Small segments are scanned as a whole: this costs little and repairs more.
+    Small segments are scanned as a whole, which costs little and repairs more.
     """
     if segment_size >= _MIN_SEGMENT_BYTES:
         return saved.position

@@ -29,12 +29,12 @@ class Recovered:
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # end of the dispatched records; in a raft log others may follow
+    visible: int = 0  # end of the dispatched records; a raft log may have later ones
     last_store_ms: int = 0
     newest_ms: int = 0  # the latest store time of all records: a clock may step back
     last_position: int = -1  # position of the last scanned record
     records: int = 0
-    rebuilt: bool = False  # whether queues or index were rebuilt and are not durable yet
+    rebuilt: bool = False  # whether queues or index were rebuilt and are not on the device yet
     not_served: int = 0  # records that fit no queue; the notes name the first of them
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
@@ -51,7 +51,7 @@ class RecoveryScan:
     """A scan of the log from position `start` on, which adds to `result`.
 
     Attributes:
-        former_ends: A former end of each queue, by topic and queue id.
+        former_ends: The end that each queue had earlier, by topic and queue id.
         whole_from: From this position on, the first gap ends the log. The scan skips earlier damage.
         index_until: The position of the last record that is indexed.
         until: Records from this position on are not dispatched.
@@ -111,7 +111,7 @@ class RecoveryScan:
             self._touched |= touched
         self._touched |= self._dispatch.finish()
         for queue in self._touched:
-            queue.new_names = True  # a file made just before the process died may have no lasting name yet
+            queue.new_names = True  # the name of a file created just before a crash may not be durable
             queue.write()
         result.end = min(max(end, result.end), self.until)
 
@@ -137,7 +137,7 @@ class RecoveryScan:
                     reached = group.end
                     yield group
             if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # no valid record in them, but in this one
+                result.damage += empty  # the earlier segments have no valid record, but this one has
                 empty.clear()
                 result.damage += scan.damage
                 if self.torn:
@@ -151,7 +151,7 @@ class RecoveryScan:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _end_at(self, end: int) -> None:
-        """End the log here, regardless of what follows."""
+        """End the log at `end`, regardless of the bytes that follow."""
         self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
         self.result.end = end
         base = end - end % self.commit_log.segment_size

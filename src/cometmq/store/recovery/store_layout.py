@@ -41,7 +41,8 @@ MAX_CONF_BYTES = 1 << 20
 _PROBE_ENTRIES = 64
 _MAX_INDEX_READ_BYTES = 64 << 20  # bytes; the number of slots of a larger index file is not determined
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
-# Queue files that are read first. Reading those of ten thousand queues took half a second of a start.
+# The maximum number of queues whose files are read first. Reading the files of ten thousand queues took half
+# a second of a start.
 _MAX_SAMPLED_QUEUES = 100
 _ANEW = "remove this directory: the next start makes it anew from the log"
 MAX_FILE_BYTES = (1 << 31) - 1
@@ -72,7 +73,7 @@ class StoreLayout(NamedTuple):
         config: The settings, with the lengths of the existing files.
         live: Whether a broker holds the lock of the store.
         clean: Whether the last stop was clean. False while a broker runs.
-        strays: Paths that belong to no store.
+        strays: Paths of files that are not part of a store.
     """
 
     root: str
@@ -119,7 +120,7 @@ def read_layout(
     elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
         if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
             raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
-        # The store was moved to this directory.
+        # A store that was moved to this directory keeps its old paths in its configuration.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     if moved := misplaced(disk, config):
         config = config.at_root(*moved)
@@ -169,7 +170,7 @@ def locked_layout(
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
         layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
-        # The layout is live because of this lock.
+        # The layout counts as in use because of this very lock.
         clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
         yield layout._replace(live=False, clean=clean)
     finally:
@@ -220,7 +221,7 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
     """Return the segments of the log from all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    if len(directories) > 1:  # the lists may lack a segment older than one they contain
+    if len(directories) > 1:  # The lists may contain a segment and lack an older one.
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
         found = [file for file in found if made is None or file.base < made]
@@ -252,14 +253,14 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files that a broker may have created. Longer files are foreign: they are strays."""
+    """Return the files that a broker may have created. Files longer than any possible length are strays."""
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
 
 
 def misplaced(disk: Disk, config: StoreConfig) -> list[str]:
-    """Return the keys of `LOCATIONS` whose paths hold nothing while the default path holds something."""
+    """Return the keys of `LOCATIONS` whose own paths are empty although the default paths hold files."""
     found = []
     for key, name in LOCATIONS.items():
         path, usual = config.location(key), os.path.join(config.root, name)
@@ -273,8 +274,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
     Raises:
         ConfigError: A path is not this store's own (see `check_paths`), or lies in the directory of a store
-            that is in use. Or a directory or file was left below the root: the broker would begin with an
-            empty one, and queues could lose their offsets.
+        that is in use. Or a directory or file still lies below the root: the broker would begin with an empty
+            one, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
@@ -304,12 +305,12 @@ def check_paths(config: StoreConfig) -> None:
     if member:
         raft_log = os.path.basename(config.raft_log_dir)
         usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
-    # Each path with the setting that may name it or a path inside it.
+    # Each path, with the name of the setting that may refer to the path or to a path inside it.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
         resolved, owner = os.path.realpath(path), _LOG_KEYS[0] if key in _LOG_KEYS else key
-        if key in unused or (owner, path) in seen:  # A directory of the log may be named again as read-only.
+        if key in unused or (owner, path) in seen:  # a log directory may also be a read-only one
             continue
         seen.add((owner, path))
         if _is_within(root, resolved):
@@ -332,7 +333,7 @@ def _is_in_use(disk: Disk, root: str) -> bool:
     try:
         return lock_held(disk, root)
     except OSError:
-        return False  # its `lock` is not that of a store
+        return False  # its file `lock` does not belong to a store
 
 
 def _holds_something(disk: Disk, path: str) -> bool:
@@ -375,7 +376,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
-        return configured  # a file confirms it; longer files are damaged
+        return configured  # one file confirms this length; longer files are damaged
     seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
     if seen or fits(configured):
         return seen or configured
@@ -383,7 +384,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
-    """Return slots and capacity of the index files: as configured, a usual pair, or read from a file."""
+    """Return slots and capacity of the index files: as configured, a common pair, or read from a file."""
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (
         configured,
@@ -420,7 +421,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # the location of entry 0, if this is the last entry
+        first = at - 4 - (count - 1) * ENTRY.size  # the position of entry 0 if this is the last entry
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -460,7 +461,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # saves reading thousands of directories
+        return  # this saves reading thousands of directories
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):

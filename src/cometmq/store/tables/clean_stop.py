@@ -2,9 +2,9 @@
 
 A queue whose newest sector, file or directory is lost looks like a shorter queue, and would assign offsets
 that its messages already have. So a clean stop writes the ends of all queues to a small table, and a start
-that finds less rebuilds the queues from the log. Apache's broker does not have this file; ends from before it
-ran are lower bounds. A damaged table counts as empty, and its `.bak` is not used: a wrong end would move a
-queue, while a missing end only leaves damage undetected.
+that finds less rebuilds the queues from the log. Apache's broker does not have this file; ends that are older
+than a run of Apache's broker are lower bounds. A damaged table counts as empty, and its `.bak` is not used: a
+wrong end would move a queue, while a missing end only leaves damage undetected.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Remove the table from the device: queues may end anywhere from now on. Raises OSError."""
+        """Remove the table from the device, because from now on queues may end anywhere. Raises OSError."""
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:

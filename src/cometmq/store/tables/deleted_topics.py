@@ -6,7 +6,7 @@ is stored with the end of the log at that moment, until the log begins after it.
 file: there, deleted messages can reappear and hide new ones after a crash.
 
 No stored position lies after the end of the log: if the log becomes shorter (by a power failure or a cut),
-what is written from there on is new.
+all records written from there on are new.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of deletions, the newest, that a slave receives at a time. It detects others itself."""
+"""The maximum number of deletions, always the newest ones, that a slave receives at a time."""
 
 
 class DeletedTopics:
@@ -43,8 +43,8 @@ class DeletedTopics:
         """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
-        self._lock = threading.Lock()  # a cut in the loop may coincide with a deletion in a thread
-        self.under_way = 0  # deletions that may be recorded here while their queues still exist
+        self._lock = threading.Lock()  # the loop may cut the log while a thread records a deletion
+        self.under_way = 0  # number of deletions that may be recorded here while their queues still exist
 
     def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:
         """Record a deletion on the device. Raises OSError without a change."""
@@ -77,9 +77,9 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """Return the newest deletions of which a log from `log_min` to `log_end` may still hold messages.
+        """Return the newest deletions whose messages a log from `log_min` to `log_end` may still hold.
 
-        A deletion that is being recorded may have an end that the log has not reached.
+        The recorded end of a deletion in progress may be later than the end of the log.
         """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
         return {topic: min(end, log_end) for end, topic in ends[:MAX_ANNOUNCED_DELETIONS]}

@@ -20,7 +20,10 @@ log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One file of `config/` with the content that its name requires. Its methods wait for the device."""
+    """One file of `config/` with the content that its name requires.
+
+    All methods block until the disk has answered.
+    """
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 

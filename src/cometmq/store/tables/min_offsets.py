@@ -1,8 +1,8 @@
 """Minimum offsets that were moved on purpose: by a purge, or by a topic's own retention.
 
 The log keeps such messages until their segment is deleted, and queues can be rebuilt from the log; so the
-beginning of each queue is stored in a separate table. Apache's broker does not have this file: with it,
-messages whose segments still exist can be read again.
+beginning of each queue is stored in a separate table. Apache's broker does not have this file. If it serves
+the store, such messages can be read again until their segments are deleted.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class MinOffsets:
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `set_offsets` for queues whose minimum was not raised further since."""
+        """Undo `set_offsets` for the queues whose minimum has not been raised further."""
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:

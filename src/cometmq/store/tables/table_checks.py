@@ -145,7 +145,7 @@ def render(value: Any, level: int = 0) -> str:
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Return the rule of Apache's tables: the field `name`, optionally a version, and newer additions."""
+    """Return the rule of Apache's tables: the field `name`, an optional version, and later additions."""
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
     def rule(table: Table) -> Table:
@@ -187,7 +187,7 @@ def _topic_and_group(entries: Table) -> None:
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
-    """Refuse keys that differ from known ones in a single bit: their value would get the default."""
+    """Refuse keys that differ from known ones in a single bit: a default would replace their value."""
     if not isinstance(value, dict):
         return
     for key in value:

@@ -34,7 +34,7 @@ from cometmq.store.writing.batch_items import Common, Items, batch_items
 
 log = logs.logger(__name__)
 
-REFUSED = -1  # in place of a size
+REFUSED = -1  # stands in place of a size
 _PIECES = 5  # pieces that form a record
 _MAX_TOPIC_BYTES = 255
 _MAX_PROPERTIES_BYTES = 32_767
@@ -63,7 +63,7 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickMessage(msgspec.Struct, gc=False):
-    """A message of a tick: the data to encode, then its position.
+    """A message of a tick: the data to encode, and after the encoding its position.
 
     Messages in a row that share one object of traits are encoded faster. Times are in ms.
 
@@ -99,12 +99,12 @@ class Refused(NamedTuple):
 
 @final
 class BatchRecords(NamedTuple):
-    """The records of a batch, by column, until their dispatch."""
+    """The records of a batch, in columns, until their dispatch."""
 
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """The queue offset of the first record; the others follow."""
+    """The queue offset of the first record; those of the others follow it."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
@@ -115,7 +115,7 @@ class BatchRecords(NamedTuple):
     """The only key of each record to index, or None for the keys in its properties."""
 
     def part(self, start: int, stop: int) -> BatchRecords:
-        """Return the records from number `start` to before `stop`."""
+        """Return the records with the numbers from `start` to before `stop`."""
         part, properties, keys = slice(start, stop), self.properties, self.keys
         return self._replace(
             queue_offset=self.queue_offset + start,
@@ -132,7 +132,7 @@ EncodedGroup = list[TickMessage] | BatchRecords
 
 
 class SizeLimits(NamedTuple):
-    """The maximum sizes in bytes that a message may have."""
+    """The maximum sizes of a message's parts, in bytes."""
 
     body: int
     record: int
@@ -147,7 +147,7 @@ class EncodedTick(NamedTuple):
 
 
 class Appender:
-    """Encodes into the commit log's tick buffer. All methods belong to the loop."""
+    """Encodes messages into the commit log's tick buffer. All methods must be called on the loop."""
 
     __slots__ = (
         "_encoded",
@@ -176,17 +176,17 @@ class Appender:
     ) -> None:
         self._log = commit_log
         self._gap = commit_log.framing.gap
-        self.entries = EntryTail(0)  # in a raft log
+        self.entries = EntryTail(0)  # the entries of the records, in a raft log
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
         self.shut = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
-        self.pending: list[TickMessage] = []  # not encoded yet; always the same list object
+        self.pending: list[TickMessage] = []  # messages to encode; always the same list object
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
-        self._unput = 0  # index in `_encoded` from which on records are not in the tick's buffer
-        self._groups: list[EncodedGroup] = [self._encoded]  # records of this tick; the last group grows
-        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker has its port
+        self._unput = 0  # index in `_encoded` of the first record that is not in the tick's buffer
+        self._groups: list[EncodedGroup] = [self._encoded]  # records of this tick; only the last group grows
+        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker's port is known
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
@@ -201,7 +201,7 @@ class Appender:
     def end_tick(self) -> EncodedTick:
         """Encode pending messages and return all records of this tick.
 
-        Later messages belong to the next one.
+        Messages added later belong to the next tick.
         """
         self.encode_pending()
         groups, refused = self._groups, self._refused
@@ -258,11 +258,11 @@ class Appender:
         Args:
             topic, queue_id, body, properties: The message.
             index_keys: The keys to index; None for those in the properties.
-            delay_ms: For a waiting message, the unit's tags code is the store time plus this.
+            delay_ms: For a waiting message: the unit's tags code is the store time plus this delay.
             stored_before: Whether the message moves within the store, so that a lowered maxMessageSize does
-                not apply.
-            makes_room: Whether it moves so that its segment can be deleted, so that a full disk is no
-                obstacle.
+            not apply.
+            makes_room: Whether the message moves so that its segment can be deleted. Then a full disk does
+                not prevent it.
 
         Raises:
             StoreRefused: The message is refused. Nothing has changed.
@@ -340,13 +340,13 @@ class Appender:
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
-        """Return the positions of consecutive records that begin here."""
+        """Return the log positions of consecutive records of these sizes that begin at the next position."""
         gap = self._gap
         steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Return consecutive records, each after the head of its entry."""
+        """Return consecutive records, each preceded by the head of its raft entry."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -383,7 +383,7 @@ class Appender:
             message.body = bytes(body)
 
     def waiting(self) -> bool:
-        """Whether there is anything for `end_tick`."""
+        """Whether there are messages for `end_tick` to encode."""
         return bool(self.pending or self._groups[0] or self._refused)
 
     def encode_pending(self) -> None:
@@ -406,10 +406,10 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Drop what is not in the tick's buffer, and refuse what was neither encoded nor refused."""
+        """Drop records that are not in the tick's buffer, and refuse the messages without an outcome."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # no memory, or a bug: only these messages must suffer from it
+        else:  # memory is exhausted, or there is a bug: only these messages are lost
             log.error("messages could not be encoded", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._unput :]
@@ -468,7 +468,7 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                self._refuse(message, refusal.with_traceback(None))  # the traceback holds all messages
+                self._refuse(message, refusal.with_traceback(None))  # the traceback refers to all messages
                 continue
             if in_queue:
                 queue.next_offset = queue_offset + 1
@@ -516,7 +516,7 @@ class Appender:
             )
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
-        """Return the queue's topic in the form of records. Raises StoreRefused."""
+        """Return the queue's topic in the form that records contain. Raises StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:

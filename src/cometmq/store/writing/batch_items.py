@@ -29,8 +29,8 @@ _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
 """The maximum size that the request's properties may add to all messages together.
 
-A frame of 4 MiB holds 190,000 empty messages. It suffices for Apache's clients, whose batches themselves have
-less than 80 bytes of properties.
+A frame of 4 MiB holds 190,000 empty messages. 16 MiB suffice for Apache's clients, whose requests of a batch
+have less than 80 bytes of properties.
 """
 # The head of a record by its length, with everything between physical offset and body length as one field,
 # because all messages of a batch share it.
@@ -48,9 +48,9 @@ class Common(NamedTuple):
     queue_offset: int
     """The queue offset of the first record."""
     behind_position: tuple[int | bytes, ...]
-    """The fields from sysFlag to the one before the body length."""
+    """The fields of the record between the position and the body length."""
     topic: bytes
-    """The topic after its length."""
+    """The topic, with its length before it."""
 
 
 class Alike(NamedTuple):
@@ -162,14 +162,14 @@ def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
 
 
 def checksums(bodies: Sequence[bytes]) -> list[int]:
-    """Return `body_crc` of each body, without the calls."""
+    """Return `body_crc` of each body, without one Python call per body."""
     return [crc32(each) & 0x7FFFFFFF for each in bodies]
 
 
 def _alike(data: bytes, extra: bytes) -> Alike | None:
-    """Return the messages if all are like the first, or None.
+    """Return the messages if all are like the first one, otherwise None.
 
-    It also returns None for an invalid first message.
+    The result is also None if the first message is invalid.
     """
     if len(data) < MIN_ITEM:
         return None
@@ -184,7 +184,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # a key beyond the text is the request's
+    if not template.only_key or key_end > len(text):  # a key that extends beyond the text is the request's
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
@@ -193,7 +193,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
-        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # separators would end the key
+        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # a separator would end the key
     ):
         return Alike(flag, bodies, keys, template)
     return None
@@ -261,7 +261,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
 
 
 def _bad_batch(data: bytes) -> StoreRefused:
-    """Return the error that the careful reader finds in a batch."""
+    """Return the error that `batch_items` raises for this batch, as found item by item."""
     try:
         for _ in iter_batch(data):
             pass

@@ -102,12 +102,12 @@ class Dispatcher:
 
     @property
     def waits(self) -> bool:
-        """Whether records wait for their flush. Then later records must wait, too."""
+        """Whether records wait for their flush. If so, later records must wait, too."""
         return bool(self._unflushed)
 
     @property
     def own_wait(self) -> bool:
-        """Whether records that were encoded here wait. They have references to their queues."""
+        """Whether records that were encoded here are waiting. They refer to their queues."""
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
@@ -205,7 +205,10 @@ class Dispatcher:
             self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
-        """Dispatch the entries before `end`, which a raft group has committed. An entry ends there."""
+        """Dispatch the entries before `end`, which a raft group has committed.
+
+        `end` must be the end of an entry.
+        """
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:
@@ -217,5 +220,5 @@ class Dispatcher:
         self.flushed(end)
 
     def forget_waiting(self) -> None:
-        """Drop waiting records, which were cut off the log."""
+        """Drop the waiting records, because they were cut off the log."""
         self._unflushed.clear()

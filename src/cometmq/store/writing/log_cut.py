@@ -1,8 +1,9 @@
 """The cut of a log after a record: a slave, or a member of a group, removes what its master does not have.
 
-Several files change, so a note of the cut is first written to the device. From then on the cut happens, at
-the next start at the latest; before, nothing has changed. The checkpoint positions are lowered before the log
-is cut, and all steps can be repeated. Queues and index follow in recovery, which treats the stop as unclean.
+Several files change, so the intended cut is first recorded on the device. A recorded cut always happens, at
+the next start at the latest; without the record, nothing has changed. The checkpoint positions are lowered
+before the log is cut, and all steps can be repeated. Queues and index follow in recovery, which treats the
+stop as unclean.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ log = logs.logger(__name__)
 class CutNote:
     """The file `config/logCut.json`, which exists during a cut.
 
-    A damaged file is ignored, because the intended end of the log is unknown, and left for `verify` to
+    A damaged file does not show the intended end of the log, so it is ignored and left for `verify` to
     report.
     """
 
@@ -46,13 +47,13 @@ class CutNote:
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """Remove the note after the cut. Raises OSError."""
+        """Remove the file after the cut. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
-        """Remove the progress of timer messages from the device: the messages may have changed.
+        """Remove the progress of timer messages from the device, because the messages may have changed.
 
-        The log shows which are done. Raises OSError.
+        The log shows which of them were delivered. Raises OSError.
         """
         path = os.path.join(os.path.dirname(self._table.path), TIMERS)
         self._forget(path, path + ".bak")
@@ -73,7 +74,7 @@ def finish_cut(
     ends: CleanEnds,
     deleted: DeletedTopics,
 ) -> None:
-    """Carry out a noted cut, if any, before the store is recovered. Raises OSError."""
+    """Carry out a recorded cut, if any, before the store is recovered. Raises OSError."""
     cut = note.read()
     if cut is None:
         return
@@ -90,7 +91,7 @@ def finish_cut(
 def cut_segments(disk: Disk, directories: LogDirectories, segment_size: int, log_end: int) -> None:
     """Zero the log from `log_end` on, on the device, and delete the later segments.
 
-    The first segment of the log stays: an empty log begins where it begins. Raises OSError.
+    The first segment is never deleted: an empty log begins at its position. Raises OSError.
     """
     bases = sorted(int(name) for _, name in directories.files() if is_numbered(name, 20))
     for base in reversed(bases[1:]):

@@ -18,7 +18,7 @@ from cometmq.store.derived.consume_queue import ConsumeQueue
 
 MAX_GAP_UNITS = 1_000_000  # units; a larger gap is a damaged header, not a loss
 SPARE = 100_000
-"""The number of units, of all queues together, that may lack space in the log.
+"""The number of units, of all queues together, that may exceed the space of lost records in the log.
 
 The newest segment may have been lost. Then the log continues where that segment began, but the queues
 continue after their former ends, and the table of these ends (see CleanEnds) is lost, too.
@@ -31,8 +31,8 @@ class QueueOrder:
     Args:
         ends: The former end of each queue, by topic and queue id.
         push: Creates the unit of a record in a queue.
-        leave_out: Called with a record that does not fit into its queue, the queue's end, and the next record
-            of the queue, if that showed it.
+        leave_out: Called with a record that does not fit into its queue, the queue's end, and the queue's
+            next record if that one has shown the damage.
     """
 
     __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
@@ -50,7 +50,10 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process the next record of a queue. Return False, without a change, if it must wait and may not."""
+        """Process the next record of a queue.
+
+        Return False, without a change, if the record would have to wait and `may_wait` is not set.
+        """
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
@@ -69,13 +72,13 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """The number of units without space in the log that were used."""
+        """The number of units that were accepted although the log had no space for them."""
         return SPARE - self._spare
 
     def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
         """Return whether a record may follow its queue's end after a gap.
 
-        It uses spare units if necessary.
+        The method uses spare units if necessary.
         """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
@@ -89,7 +92,7 @@ class QueueOrder:
         return True
 
     def finish(self) -> None:
-        """Process the waiting records after the last one."""
+        """Process the records that still wait, after the last record of the walk."""
         for queue, facts in self.waiting.items():
             self._push(queue, facts)
         self.waiting.clear()

@@ -35,18 +35,18 @@ Watched = Container[tuple[str, int]] | None
 """Topic and queue id of the queues whose arrivals are reported; None for all."""
 
 ALL, NONE = range(1 << 62), range(0)
-"""The ranges of all log positions, and of none."""
+"""The range of all log positions, and the empty range."""
 
 _pack = UNIT_STRUCT.pack
 
-MAX_REPORTED_REJECTIONS = 200  # rejected records that are reported; a hostile peer may have sent any number
+MAX_REPORTED_REJECTIONS = 200  # rejected records that are logged; a hostile peer may send any number
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-"""The topics whose units contain times in place of tag hashes."""
+"""The topics whose queue units contain delivery times in place of tag hashes."""
 
 
 class StartEarlier(Exception):
-    """A queue lacks units from before the start of the walk."""
+    """A queue lacks units for records before the start of the scan, which must start earlier."""
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
@@ -100,7 +100,8 @@ class RecordDispatch:
         self.on_restart: Callable[[ConsumeQueue, int], None] | None = None
         """Called when the record at this position restarts a queue that is longer here.
 
-        Its topic was deleted and created again at the master. The queue may be another object afterwards.
+        Its topic was deleted and created again at the master. After the call, the queue may be another
+        object.
         """
 
     def add(
@@ -115,7 +116,7 @@ class RecordDispatch:
             may_wait: Whether a record ahead of its queue may wait for the next one, or for `finish`.
 
         Raises:
-            StartEarlier: A record would have to wait and may not.
+            StartEarlier: A record would have to wait although `may_wait` is False.
         """
         codes, keys = codes_and_keys(group.properties)
         if indexed:

@@ -1,8 +1,8 @@
 """The log of a slave: the bytes of its master's log at the same positions.
 
-They arrive as they lie in the master's segments, cut anywhere. What is written ends with a complete, checked
-record, or with the end of a segment; an incomplete record waits in memory. So everything on the disk can be
-served, and recovery finds an ordinary log.
+The bytes arrive in the order of the master's segments, divided at any position. The written part always ends
+with a complete, checked record, or at the end of a segment; an incomplete record waits in memory. So
+everything on the disk can be served, and recovery finds an ordinary log.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _PIECE = 1 << 20  # bytes moved to the tick's buffer at a time
 
 
 class ReplicaMismatch(StoreError, Terminal):
-    """The received bytes are for another log position than the next one."""
+    """The received bytes do not begin at the log position that comes next."""
 
     def __init__(self, own_end: int, position: int) -> None:
         super().__init__(f"the log goes on at {own_end}, the master sends what begins at {position}")
@@ -61,8 +61,8 @@ class ReplicaCommit(msgspec.Struct, gc=False):
     Attributes:
         end: The end of the log.
         visible: The number of messages that became visible.
-        arrivals: Those in watched queues.
-        error: Why the bytes after `end` were not written. They are dropped.
+        arrivals: The visible messages in watched queues.
+        error: The reason why the bytes after `end` were dropped.
     """
 
     end: int
@@ -72,10 +72,10 @@ class ReplicaCommit(msgspec.Struct, gc=False):
 
 
 class ReplicaLog:
-    """Stores what a master sends. All methods belong to the loop.
+    """Stores the bytes that a master sends. All methods must be called on the loop.
 
-    The caller limits its memory: a tick holds what arrived in it, and of an incomplete record at most the
-    rest of its segment.
+    The caller limits the memory: a tick holds the bytes that arrived in it, and of an incomplete record at
+    most the rest of its segment.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class ReplicaLog:
         self._written = written
         self._chunks: list[bytes] = []
         self._waiting = 0  # bytes in the waiting pieces
-        self._wanted = 0  # bytes needed before anything can be done
-        self._whole = 0  # bytes of complete records in the part examined last
+        self._wanted = 0  # number of bytes needed before more can be processed
+        self._whole = 0  # bytes of complete records in the last examined part
         self._damage: ReplicaDamaged | None = None
 
     @property
     def empty(self) -> bool:
-        """Whether the log holds no record. Then it begins where the master's data begins."""
+        """Whether the log holds no record. An empty log begins where the master's data begins."""
         return self._log.end == self._log.min_position
 
     @property
     def end(self) -> int:
-        """The end of what was written, where the master continues after a new connection.
+        """The end of the written log, where the master continues after a new connection.
 
         It is 0 without a record: the master then chooses a segment.
         """
@@ -115,7 +115,7 @@ class ReplicaLog:
 
     @property
     def next(self) -> int:
-        """The log position of the next bytes to append."""
+        """The log position that the next appended bytes must have."""
         return self._log.end + self._waiting
 
     @property
@@ -133,19 +133,19 @@ class ReplicaLog:
             data: The bytes.
 
         Raises:
-            ReplicaMismatch: The position is another one.
-            OSError: The log cannot begin there.
+            ReplicaMismatch: `position` has another value.
+            OSError: The log cannot begin at `position`.
         """
         if position != self.next:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
-            self._flusher.flushed = position  # there is nothing before it
+            self._flusher.flushed = position  # no record precedes it
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
     def forget(self) -> None:
-        """Drop what is not written: the connection is closed, and the master will send it again."""
+        """Drop unwritten bytes: the connection is closed, and the master will send them again."""
         self._chunks.clear()
         self._waiting = self._wanted = 0
 
@@ -207,8 +207,8 @@ class ReplicaLog:
     def _groups(self, data: bytes, start: int, stop: int) -> Iterator[RecordGroup]:
         """Yield the complete records in `data`, which begins at log position `start`, up to `stop`.
 
-        Afterwards `_whole` is their length, including a complete blank record; `_wanted` the number of bytes
-        needed to continue; or `_damage` the reason why that is impossible.
+        After the iteration, `_whole` is the records' length, including a complete blank record; `_wanted` the
+        number of bytes needed to continue; or `_damage` the reason why that is impossible.
         """
         at = self._whole = 0
         few: list[Facts] = []
@@ -241,7 +241,7 @@ class ReplicaLog:
 
 
 def _item(data: bytes, at: int, room: int) -> tuple[int, str]:
-    """Return the length of the record at data[at:], or of the bytes that tell it, and why there is none.
+    """Return the length of the record at data[at:], or the number of bytes needed to know it, and the defect.
 
     `room` is the distance to the segment's end.
     """
