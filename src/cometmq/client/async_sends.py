@@ -31,10 +31,10 @@ class AsyncSends:
 
     def __init__(self, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
-        self._lock = threading.RLock()  # a cancelled future calls back in its caller
+        self._lock = threading.RLock()  # an RLock, because cancelling a future calls back in this thread
         self._changed = threading.Condition(self._lock)
         self._sends: set[Future[Any]] = set()
-        self._callbacks: set[Future[Any]] = set()  # waiting for a thread, or running
+        self._callbacks: set[Future[Any]] = set()  # callbacks that wait for a thread or are running
         self._finished = False
         self._threads: ThreadPoolExecutor | None = None
         self._calling = threading.local()
@@ -54,7 +54,7 @@ class AsyncSends:
 
         Raises:
             ClientStateError: `finish` was called, or the call would never end.
-            TooManySends: A callback calls this while twice the limit are in progress.
+            TooManySends: A callback calls this while twice the permitted number of sends are in progress.
         """
         thread.check_caller()
         future: Future[R] = Future()

@@ -94,7 +94,7 @@ class _Property(property, Generic[R]):
 
 
 class _Face(Generic[C]):
-    """The base class of the blocking clients: start and stop on the background loop, and `with`."""
+    """The base class of the blocking clients: start and stop on the background loop, and use with `with`."""
 
     _has_listener = False
 
@@ -124,12 +124,12 @@ class _Face(Generic[C]):
         """
         if self._thread is not None:
             raise ClientStateError(f"{self._name} is started already")
-        thread = self._thread = LoopThread.acquire()  # from now on listeners may use it and stop the client
+        thread = self._thread = LoopThread.acquire()  # from now on a listener may use the client and stop it
         try:
             thread.run(self._twin.start())
         except BaseException:
             mine, self._thread = self._thread, None
-            if mine is not None:  # otherwise a concurrent stop() releases the thread
+            if mine is not None:  # without this check, a concurrent stop() would release the thread
                 mine.release()
             raise
 
@@ -145,7 +145,7 @@ class _Face(Generic[C]):
             return
         if self._thread is not None:
             self._thread.check_caller()  # on the loop, the wait for sends in progress would never end
-        thread, self._thread = self._thread, None  # in one step, for concurrent stops
+        thread, self._thread = self._thread, None  # in one step, because stops may run concurrently
         if thread is None:
             return
         asked_by_listener = False
@@ -166,7 +166,7 @@ class _Face(Generic[C]):
                 self._over.set()
 
     def _finish_calls(self) -> None:
-        """Wait for the work that calls have left running in the background."""
+        """Wait for the work that earlier calls have left running in the background."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn about a client that was dropped without `stop()`, and stop it.
@@ -207,7 +207,7 @@ class _Face(Generic[C]):
             ClientStateError: The client was not started.
         """
         if self._thread is None and self.state in ("running", "stopping"):
-            self._over.wait()  # another thread or a listener stops the client
+            self._over.wait()  # set by the thread or the listener that stops the client
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 

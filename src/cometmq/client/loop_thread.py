@@ -22,7 +22,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _SIGNALS_S = 0.5
-"""Poll interval of a wait, in seconds.
+"""Poll interval, in seconds, of a thread that waits.
 
 Python handles a signal that arrives just before the main thread waits for a lock only after that wait.
 """
@@ -98,7 +98,7 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self._calls = threading.Lock()  # not for a forked child, in which it may be locked
+        self._calls = threading.Lock()  # not for a forked child, where this lock may stay locked
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
         self._abandoned = Tasks()
@@ -212,7 +212,7 @@ class LoopThread:
                 if self._ended:
                     raise ClientStateError("this client was stopped: that is final, make a new one")
                 self._new.append(call)
-                if len(self._new) == 1:  # the loop begins all calls that are waiting by then
+                if len(self._new) == 1:  # the loop begins all calls that are waiting at that time
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()
@@ -230,7 +230,7 @@ class LoopThread:
             self._new.popleft().begin(self.loop)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        self._begin()  # an interrupted caller may not have scheduled this, and other calls need it
+        self._begin()  # an interrupted caller may not have scheduled this call, which other callers need
         call.cancel()
 
     def _serve(self) -> None:

@@ -18,7 +18,7 @@ log = logs.logger("cometmq.client")
 
 
 class _Stopping(Protocol):
-    """A client or a blocking client."""
+    """A client, asyncio or blocking, that can be stopped."""
 
     @property
     def state(self) -> str: ...

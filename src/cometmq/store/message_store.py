@@ -181,10 +181,7 @@ class MessageStore:
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
         flusher.on_failure = self._flush_failed
         self.newest_ms = max(self.recovered.newest_ms, flusher.written_ms)
-        """The latest known store time of a record, in ms.
-
-        The clock of this machine or of an earlier leader has shown that time.
-        """
+        """The latest known store time of a record, in ms, by the clock of this machine or of a leader."""
         self.dispatcher = Dispatcher(queues, self.index, self.deleted, config, self._dispatched)
         self.reader = QueueReader(log, config, physical_memory())
         self.lookups = Lookup(log, queues, self.index, self.executor, config)
@@ -290,10 +287,7 @@ class MessageStore:
             self.close()
 
     def close(self) -> None:
-        """Stop on the calling thread, otherwise as `stop` does.
-
-        The stop counts as clean only if everything was written.
-        """
+        """Stop on the calling thread. The stop counts as clean only if everything was written."""
         if self._closed:
             return
         self.appender.encode_pending()
@@ -432,10 +426,7 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether an offset outside a queue is corrected.
-
-        False only on a slave without offsetCheckInSlave.
-        """
+        """Whether an offset outside a queue is corrected. A slave without offsetCheckInSlave does not."""
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:

@@ -78,7 +78,7 @@ from cometmq.text import printable
 B = TypeVar("B", bound=Body)
 
 MAX_MEMBERS = 100_000
-"""Members of a group. A rebalance of this many takes about 0.1 s."""
+"""The maximum number of members of a group. A rebalance with this many takes about 0.1 s."""
 _PULL_S = 10.0
 
 
@@ -111,7 +111,7 @@ class Calls:
         return body.decode((await self.call(addr, code, header, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
-        """Return the answer to a request, whatever its code."""
+        """Return the answer to a request, whatever its response code."""
         return await self.remoting.call(addr, request, self.timeout_s if timeout_s is None else timeout_s)
 
 
@@ -218,7 +218,7 @@ class BrokerApi(Calls):
         self.namespace.unwrap_messages(messages)
         return messages
 
-    # -- bounds of queues
+    # -- offsets of queues
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
         """Return the offset that the next message will get, 0 for a queue that the broker does not have."""

@@ -32,7 +32,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 @dataclass(slots=True)
 class Decoded:
-    """The messages in a body of records. Offsets are queue offsets."""
+    """The messages in a body of records. All offsets are queue offsets."""
 
     messages: list[MessageExt]
     damaged: list[int]
@@ -128,7 +128,7 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
 def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], int]:
     """Decompress the bodies in place.
 
-    Return the indexes of too large ones and the number of messages processed.
+    Return the indexes of the bodies that are too large, and the number of messages processed.
 
     An unreadable body counts with the maximum size, because its decompression may have cost as much.
     """
@@ -141,7 +141,7 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
             message.body = decompress(message.sys_flag, message.body, min(left, max_body))
         except BodyTooLarge as error:
             if left < max_body:
-                return oversized, index  # it may fit when it comes first
+                return oversized, index  # in the next answer this message comes first, and its body may fit
             log.warning("body of message %s is not decompressed: %s", message.msg_id, error)
             oversized.append(index)
             left -= max_body

@@ -55,13 +55,13 @@ _ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which a route made from the template is requested again: the topic may exist by then."""
 _USED_WITHIN_S = 600.0
-"""Seconds. Of the routes that were not used within this time only some are kept."""
+"""Of the routes that were not used within this time, in seconds, only the newest are kept."""
 
 
 def _before_leaving(
     namespace: Namespace, credentials: Credentials | None, signs_all: bool
 ) -> Callable[[Frame], None] | None:
-    """Return the last step for each request, the signature, which covers names with the namespace."""
+    """Return the function that prepares each request last: it adds the namespace, then signs the request."""
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
         return wrap
@@ -167,7 +167,7 @@ class ClientInstance(LifeCycle):
         """
         self._check_loop()
         if self._state == "starting":
-            async with self._turn:  # taken by the first of several users
+            async with self._turn:  # only the first user of the instance starts it
                 pass
         if self._state != "running":
             await super().start()
@@ -220,7 +220,7 @@ class ClientInstance(LifeCycle):
             route = await self._fetch(topic)
         except NoRouteError as error:
             if route is not None and route.write_queues:
-                return route  # the template's route, still valid for sends
+                return route  # the template's route, which is still valid for sends
             return await self._from_template(topic, template, template_queue_nums, error)
         if not route.write_queues:
             raise NoRouteError(
@@ -277,7 +277,7 @@ class ClientInstance(LifeCycle):
                 raise self._not_running() from None  # the request was cancelled
             raise
         finally:
-            del task  # its error holds this frame
+            del task  # the task's error refers to this frame
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
@@ -296,7 +296,7 @@ class ClientInstance(LifeCycle):
     def _fetched(self, topic: str, task: asyncio.Task[TopicRoute]) -> None:
         self._fetching.pop(topic, None)
         if not task.cancelled():
-            task.exception()  # marks the exception as retrieved
+            task.exception()  # mark the exception as retrieved
 
     def _put(self, route: TopicRoute) -> None:
         changed = self.routes.put(route)
@@ -340,7 +340,7 @@ class ClientInstance(LifeCycle):
         return failures
 
     def _forget_routes(self) -> set[str]:
-        """Drop unused routes now and then.
+        """Drop unused routes at intervals.
 
         Routes of transaction producers are kept for transaction checks.
         """
@@ -367,7 +367,7 @@ class ClientInstance(LifeCycle):
     # -- brokers
 
     def master_addr(self, broker_name: str, topic: str = "*") -> str:
-        """Return the address of a broker's master. Raises NoRouteError, about `topic`, if there is none."""
+        """Return the address of a broker's master. Raises NoRouteError, which names `topic`, without one."""
         addr = self.routes.master(broker_name)
         if addr is None:
             raise self._unknown_broker(broker_name, topic, "a master")
@@ -514,7 +514,7 @@ class ClientInstance(LifeCycle):
     async def introduce(self, route: TopicRoute, end: float) -> None:
         """Send heartbeats to the brokers that may forward a reply: all brokers of the clusters of a topic.
 
-        Brokers that do not accept a heartbeat are not waited for a second time.
+        If a broker does not accept the heartbeat, later requests do not wait for it again.
 
         Args:
             route: The route of the request's topic.
@@ -556,7 +556,7 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """Schedule heartbeats to a broker whose connection was lost: it has dropped this client, too."""
+        """Schedule heartbeats to a broker whose connection was lost: it has removed this client."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions or self.replies):
             self._cancel_announcements(connection.addr)

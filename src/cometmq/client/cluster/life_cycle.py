@@ -102,7 +102,7 @@ class LifeCycle(Running):
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Release everything. drain: first let the work in progress end. Without it, the start has failed."""
+        """Release everything. drain: first let the work in progress end. False: the start has failed."""
         raise NotImplementedError
 
     def _check_running(self) -> None:
@@ -124,7 +124,7 @@ class LifeCycle(Running):
             if loop is asyncio.get_running_loop():
                 return
         except RuntimeError:
-            pass  # a thread without a loop, or code after asyncio.run()
+            pass  # this thread has no loop, or asyncio.run() has ended
         over = ", which is closed" if loop is not None and loop.is_closed() else ""
         raise ClientStateError(
             f"{self._name} was started in another event loop{over}: start and use it within one "

@@ -21,10 +21,10 @@ from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, RETRY_PREFIX, is_syste
 from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_unique_key
 from cometmq.protocol.properties.values import UNIQ_KEY
 
-ALWAYS = (0, 2**63 - 1)  # milliseconds
+ALWAYS = (0, 2**63 - 1)  # the range of all store times, in ms
 TOPICS_AT_ONCE = 16  # concurrent requests if all topics are searched
 MAX_CONCURRENT_BROKERS = 8  # concurrent requests if several brokers are searched for a key
-MAX_UNIQUE_HITS = 32  # copies of one message, as Apache's tools request
+MAX_UNIQUE_HITS = 32  # maximum copies of one message, as in Apache's tools
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:
@@ -39,9 +39,9 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
 async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
     """Return the message with an id of either kind. Raises IdError for text that is neither.
 
-    Both kinds are hexadecimal text of the same length. The address decides: a unique key that is read as an
-    offset id hardly ever contains the address of a broker of this cluster. No other address is connected to,
-    because ids may come from untrusted sources.
+    Both kinds are hexadecimal text of the same length. The contained address distinguishes them: a unique key
+    that is read as an offset id hardly ever contains the address of a broker of this cluster. No other
+    address is connected to, because ids may come from untrusted sources.
     """
     decode_unique_key(msg_id)  # raises IdError unless the text may be an id of either kind
     place = place_in(msg_id)
@@ -222,7 +222,7 @@ class LookingClient(Client):
         self.group = group
 
     def _running(self) -> ClientInstance:
-        if self._state != "stopping":  # calls that began before a stop may finish
+        if self._state != "stopping":  # when a client is stopping, earlier calls may still finish
             self._check_running()
         return self.client
 

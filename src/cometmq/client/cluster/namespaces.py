@@ -55,10 +55,10 @@ class Namespace:
     """The namespaces of a client.
 
     Attributes:
-        name: The namespace of names, "" for none.
-        v2: The namespace of RocketMQ 5, a field of each request that proxies understand, "" for none.
+        name: The namespace that is added to names as a prefix, "" for none.
+        v2: The namespace of RocketMQ 5, sent as a field of each request for proxies, "" for none.
         exempt: Topics outside any namespace besides the system topics. The client adds those that it
-            discovers.
+        discovers.
     """
 
     name: str = ""
@@ -90,7 +90,7 @@ class Namespace:
         return prefix + rest.removeprefix(f"{self.name}%")
 
     def own(self, names: Iterable[str]) -> list[str]:
-        """Return the names that belong to this namespace, without it."""
+        """Return those of the names that belong to this namespace, without the prefix."""
         return [self.unwrap(name) for name in names if self.wrap(name) == name]
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
@@ -102,7 +102,7 @@ class Namespace:
         return MessageQueue(self.unwrap(queue.topic), queue.broker_name, queue.queue_id)
 
     def wrap_running_info(self, info: ConsumerRunningInfo) -> ConsumerRunningInfo:
-        """Return the information of a consumer with the namespace in its names."""
+        """Return the running info of a consumer with the namespace added to its names."""
         properties = {**info.properties, "consumerGroup": self.wrap(info.properties["consumerGroup"])}
         return replace(
             info,

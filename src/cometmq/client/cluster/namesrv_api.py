@@ -41,7 +41,7 @@ class NameServersUnreachable(NoRouteError):
 
 
 class NamesrvApi(Calls):
-    """The API of the name servers, which are independent: a topic unknown to one is requested from all."""
+    """The API of the independent name servers: a topic that one does not have is requested from all."""
 
     def __init__(self, remoting: RemotingClient, addrs: Sequence[str], timeout_s: float = 3.0) -> None:
         super().__init__(remoting, timeout_s)
@@ -60,7 +60,7 @@ class NamesrvApi(Calls):
         """Yield the answers of the name servers, beginning with the current one.
 
         The request goes to the next server when the caller wants another answer, and also after a timeout, so
-        that one that hangs does not use up the timeout of a send.
+        that a server that hangs does not use up the timeout of a send.
         """
         waiting: dict[asyncio.Task[Frame], str] = {}
         start = self.addrs.index(self.current) if self.current in self.addrs else 0

@@ -21,11 +21,11 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
-"""First and maximum interval between two probes of an unreachable broker. It doubles after each probe."""
+"""First and maximum seconds between two probes of an unreachable broker. They double after each probe."""
 
 
 class Instance(Protocol):
-    """The part of a client instance that reads use."""
+    """The part of a client instance that this module uses."""
 
     @property
     def routes(self) -> RouteTable: ...
@@ -45,7 +45,7 @@ class Reads:
     """The reads of one client instance.
 
     A read goes to the broker id that the last answer suggested, by default to the master. If that broker
-    cannot be reached, the others are read until a probe of it is answered. A replica that refuses a read
+    cannot be reached, the other brokers are read until it answers a probe. A replica that refuses a read
     (because it does not have a new topic yet, for example) is passed over in favour of the master.
     """
 
@@ -88,7 +88,7 @@ class Reads:
                 log.debug("%s: replica %s refused, trying the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
-                if error.addr != target.addr:  # the address of a filter server
+                if error.addr != target.addr:  # then `error.addr` is the address of a filter server
                     raise
                 self._failed(queue, target.addr)
                 if not isinstance(error, ConnectError):
@@ -104,7 +104,7 @@ class Reads:
         return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
-        """Read the other brokers of the queue, if there are any, until this one answers a probe."""
+        """Read the other brokers of the queue, if there are any, until this broker answers a probe."""
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:
@@ -118,7 +118,7 @@ class Reads:
             while addr in self._instance.routes.all_of(queue.broker_name):
                 await asyncio.sleep(probes.next_s())
                 try:
-                    # Any answer, even a refusal, proves that the broker works again.
+                    # Any answer, even a refusal, proves that the broker is reachable again.
                     await self._instance.brokers.ask(addr, min_offset_request(queue))
                 except CometError:
                     continue

@@ -59,12 +59,12 @@ _HINTS: dict[int, str] = {
 
 
 def hint_of(code: int, remark: str = "") -> str:
-    """Return a hint how to solve a refusal, "" if there is none."""
+    """Return a hint that explains how to avoid a refusal, "" if there is none."""
     return ACCESS_HINT if "AclException" in remark else _HINTS.get(code, "")
 
 
 def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> BrokerError:
-    """Return the refusal in an answer as an error."""
+    """Return a BrokerError for an answer that is a refusal."""
     return BrokerError(
         answer.code,
         remark=answer.remark or "",
@@ -116,7 +116,7 @@ def send_request(
     Args:
         reply: The message is a reply, which goes to the client that sent the request.
         reconsume: The number and the maximum of retries of a message on its way to a retry topic.
-        template: The topic whose settings a topic that does not exist gets.
+        template: The topic whose settings the broker uses when it creates the topic.
     """
     # Written as text directly, because a typed header would cost three times as much here.
     ext = {
@@ -204,7 +204,7 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """Return the request for a group's offset. See `offset_in`, or its code is QUERY_NOT_FOUND.
+    """Return the request for a group's offset (`offset_in`). The code of the answer may be QUERY_NOT_FOUND.
 
     A broker that still has the queue's first messages answers 0 for an unknown group, except CometMQ and 5.x
     with set_zero_if_not_found=False.

@@ -28,7 +28,7 @@ class TopicRoute:
     unusable: tuple[str, ...] = ()
     """Invalid addresses that the name server returned. They are not in `data`."""
     from_template: bool = False
-    """Made from the template's route: the topic does not exist yet, and its first message creates it."""
+    """Whether the topic does not exist yet, and the route was made from the template's route."""
 
     def one_of_each_broker(self) -> list[MessageQueue]:
         """Return one readable queue of each broker."""
@@ -49,8 +49,8 @@ MAX_ADDRESSES = 10_000
 MAX_IDLE_ROUTES = 256
 """Maximum number of routes of unused topics.
 
-They are still refreshed, so that a program that sends rarely stays known to its brokers, while one that
-invents topics is bounded.
+These routes are refreshed, too, so that brokers keep a program that sends rarely. The maximum limits a
+program that sends to ever new topics.
 """
 
 
@@ -98,7 +98,7 @@ def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
     """Parse `broker-a:4;broker-b:2`: these queues in this order, whether or not the brokers are up."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # longer numbers exceed every limit anyway
+        (broker_name.strip(), int(count[:10]))  # a longer number exceeds every limit anyway
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]
@@ -152,18 +152,18 @@ class RouteTable:
         """Addresses that the owner of this table could not reach. Reads try them last."""
 
     def get(self, topic: str) -> TopicRoute | None:
-        """Return the route of a topic and count it as used."""
+        """Return the route of a topic and mark the route as used."""
         self._used.add(topic)
         return self._routes.get(topic)
 
     def use(self, topic: str) -> None:
-        """Count a route as used."""
+        """Mark a route as used."""
         self._used.add(topic)
 
     def forget_unused(self, kept: Collection[str]) -> list[str]:
         """Drop the routes that were not used since the last call, and return their topics.
 
-        The newest `MAX_IDLE_ROUTES` of them and the topics of `kept` stay.
+        The newest `MAX_IDLE_ROUTES` unused routes stay, and so do the routes of the topics in `kept`.
         """
         unused = [topic for topic in self._routes if topic not in self._used and topic not in kept]
         self._used.clear()

@@ -45,7 +45,7 @@ log = logs.logger("cometmq.client")
 
 
 class Replies:
-    """The waiting requests by correlation id. ProducerOptions.max_requests bounds their number."""
+    """The requests that wait for a reply, by correlation id. ProducerOptions.max_requests limits them."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -60,7 +60,7 @@ class Replies:
         return reply
 
     def forget(self, correlation_id: str) -> None:
-        """Remove a request that does not wait any more."""
+        """Remove a request that no longer waits for its reply."""
         self._waiting.pop(correlation_id, None)
 
     def arrived(self, message: MessageExt) -> None:
@@ -271,7 +271,7 @@ def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")
         if frame is None:
-            return  # a future, or a coroutine that has just ended
+            return  # the object is a future, or a coroutine that has just ended
         yield frame.f_code, frame.f_lineno
         waiting = getattr(waiting, "gi_yieldfrom" if kind == "gi" else f"{kind}_await")
 

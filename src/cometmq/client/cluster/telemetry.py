@@ -91,7 +91,7 @@ class Telemetry:
         many = list(what) if isinstance(what, Iterable) else None
         messages: list[Any] = [what] if many is None else many
         if not messages or not all(isinstance(each, Message) for each in messages):
-            return await send(what if many is None else many)  # raises the error about the argument
+            return await send(what if many is None else many)  # the send raises the error about the argument
 
         def begin() -> AbstractContextManager[Span]:
             attributes = _attributes("send", messages[0].topic, messages)
@@ -109,7 +109,7 @@ class Telemetry:
             try:
                 try:
                     result = await send(carrying[0] if many is None else carrying)
-                except MessageIllegal:  # too large with the context, or even without it
+                except MessageIllegal:  # too large, with the context or even without it
                     result = await send(what if many is None else many)
             except BaseException as error:
                 _tried(span.set_attribute, "error.type", type(error).__qualname__)
@@ -125,7 +125,7 @@ class Telemetry:
             return result
 
     def received(self, group: str, messages: Sequence[MessageExt], begun_ns: int) -> None:
-        """Record that a stream or a poll returned messages of one topic. begun_ns: a time.time_ns."""
+        """Record that a stream or a poll returned messages of a topic. begun_ns: begin, from time.time_ns."""
 
         def tell() -> None:
             attributes = _attributes("receive", messages[0].topic, messages, group)
@@ -225,7 +225,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
         rest: tuple[Any, ...] = args[1:]
         name = next((name for name in ("message", "messages") if name in kwargs), "")
         if not rest and not name:
-            return method(*args, **kwargs)  # raises the error about the missing argument
+            return method(*args, **kwargs)  # an argument is missing: the method raises the error
 
         def send(what: object) -> Coroutine[Any, Any, R]:
             if name:

@@ -47,7 +47,7 @@ _BODY_BYTES = 118_000
 _KEYS_BYTES = 24_000
 """Maximum keys of a trace message. Its whole property string is limited to 32,767 bytes."""
 _LINE_BYTES = 4 << 20
-"""Maximum size of waiting records, about 15,000 of them."""
+"""Maximum size of the waiting records in bytes, which is about 15,000 records."""
 
 
 class TraceLine:
@@ -57,7 +57,7 @@ class TraceLine:
         self._most_bytes = most_bytes
         self._records: deque[bytes] = deque()
         self._keys: deque[bytes] = deque()
-        """The keys of each record. A separate deque, because pairs would burden the garbage collector."""
+        """The keys of each record, in a separate deque, because pairs would burden the garbage collector."""
         self._bytes = 0
         self._keys_bytes = 0
 
@@ -145,7 +145,7 @@ class Traces:
         self._sending.start()
 
     async def stop(self) -> None:
-        """Send the waiting records, for three seconds at most."""
+        """Send the waiting records, which takes at most three seconds."""
         try:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._sending.stop()
@@ -174,8 +174,8 @@ class Traces:
         Each message of a batch has its own record, while Java writes one for all.
 
         Args:
-            begun_s: The begin of the send, a time.monotonic.
-            half: The message begins a transaction.
+            begun_s: The begin of the send, from time.monotonic.
+            half: Whether the message begins a transaction.
         """
         topic = result.queue.topic
         if not result.trace_on or self._is_trace_topic(topic):
@@ -184,7 +184,7 @@ class Traces:
         ids, offset_ids = [result.msg_id], [result.offset_msg_id]
         if len(messages) > 1:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
-        if len(offset_ids) < len(ids):  # 5.x may store a batch as one message
+        if len(offset_ids) < len(ids):  # RocketMQ 5 may store a batch as one message
             offset_ids *= len(ids)
         for message, msg_id, offset_id in zip(messages, ids, offset_ids, strict=False):
             if self._is_chosen(msg_id):
@@ -207,7 +207,7 @@ class Traces:
                 )
 
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
-        """Record the begin of a listener call. Pass the result to `consumed`. None: nothing is traced."""
+        """Record the begin of a listener call. Return the argument of `consumed`, None without a trace."""
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
         traced = []

@@ -111,7 +111,7 @@ def _is_for_program(error: BaseException) -> bool:
 def _is_current(task: asyncio.Task[Any] | None) -> bool:
     try:
         return asyncio.current_task() is task
-    except RuntimeError:  # no loop runs in this thread
+    except RuntimeError:  # this thread runs no loop
         return False
 
 

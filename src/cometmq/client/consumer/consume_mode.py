@@ -15,10 +15,10 @@ S = TypeVar("S", bound=Enum)
 
 
 class ModeUser(Protocol):
-    """The consumer that uses a mode, as the mode sees it."""
+    """The consumer that uses a consume mode, in the form that the mode needs."""
 
     def made_room(self, queue: ProcessQueue) -> None:
-        """Pull a queue again if its limits allow it: it holds fewer messages."""
+        """Pull a queue again if its limits allow it, because it holds fewer messages than before."""
 
     def consume(self, batches: list[Batch]) -> None:
         """Call the listener with batches, in their order."""
@@ -28,14 +28,14 @@ class ModeUser(Protocol):
 
 
 class ConsumeMode(Protocol[C, S]):
-    """A consume mode. C: the context of a listener call, S: the results of listeners."""
+    """The interface of a consume mode. C: the context of a listener call, S: the results of listeners."""
 
     success: S
     """The result for consumed messages."""
     later: S
     """The result that stands for an exception."""
     repeats: bool
-    """Whether the mode itself delivers a batch again whose acknowledgement failed."""
+    """Whether the mode delivers a batch again by itself if its acknowledgement has failed."""
     retry_topic: RetryTopic
 
     @property
@@ -48,7 +48,7 @@ class ConsumeMode(Protocol[C, S]):
         """Consume pulled batches."""
 
     def begin(self, batch: Batch) -> C | None:
-        """Return the context for a call that is about to start, None if it must not start."""
+        """Return the context of the listener call that is about to start, None if the call must not start."""
 
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
         """Handle the result of a call."""
@@ -71,7 +71,7 @@ class ConsumeMode(Protocol[C, S]):
         """Return the process queue for an assigned queue, None if the queue may not be pulled any more."""
 
     def drop(self, queue: ProcessQueue) -> None:
-        """Ignore the later results of a queue."""
+        """Ignore all later results of a queue's batches."""
 
     async def revoke(self, queues: Sequence[ProcessQueue]) -> None:
         """Release revoked queues."""

@@ -160,7 +160,7 @@ class Consuming(Generic[C, S]):
                 continue
             batch = ready.popleft()
             if ready and in_a_row == 0:
-                self._wake(1)  # wakes a worker for the other batches, in case the listener waits
+                self._wake(1)  # wakes a worker for the other batches, because this listener may wait
             context = self._mode.begin(batch)
             if context is None:
                 continue
@@ -215,7 +215,7 @@ class Consuming(Generic[C, S]):
             return status
         except Exception as error:
             self.last_error = error
-            self._last_failure = printable(repr(error))  # may quote a body
+            self._last_failure = printable(repr(error))  # printable, because the error may quote a body
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
                 batch.queue.message_queue,

@@ -32,7 +32,7 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _WITHOUT_YIELD = 32
-"""Messages after which next() yields, because a caller that never waits would block the loop."""
+"""Number of messages after which next() yields to the loop, which a caller that never waits would block."""
 _SENT_BACK_AT_ONCE = 32
 
 
@@ -47,7 +47,7 @@ class _Delivered(Generic[C]):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the message is delivered again anyway: it was overdue, or its queue was revoked."""
+        """Return whether the message will be delivered again: its time is over, or its queue was revoked."""
         return self.batch.done or self.batch.queue.dropped
 
 
@@ -60,7 +60,7 @@ class Delivery(Generic[C, S]):
         self._traces = group.instance.traces
         self._telemetry = group.instance.options.telemetry
         self.concurrency = group.options.consume_concurrency
-        """Reported to brokers, without an effect here."""
+        """The value that is reported to brokers. It has no effect on a delivery."""
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._delivered: dict[int, _Delivered[C]] = {}
@@ -230,8 +230,8 @@ class Delivery(Generic[C, S]):
         """Deliver no more messages and wait for the acknowledgement of delivered ones.
 
         Messages that are not acknowledged in time are delivered again from the offset of their queue. If a
-        later message was acknowledged, they go to the retry topic instead, so that the later one is not
-        repeated.
+        later message was acknowledged, the unacknowledged ones go to the retry topic instead, so that the
+        later one is not repeated.
         """
         self._stopping = True
         self._line.clear()

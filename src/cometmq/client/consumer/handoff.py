@@ -3,8 +3,8 @@
 Members that consume concurrently lock their queues, as orderly members do, but under a separate group name:
 brokers of 5.x treat a group with locks as an orderly one and send its retries to the dead-letter queue. The
 previous member waits for running calls, stores the offset, and unlocks the queue. The next member waits for
-that for a limited time, because the previous one may have been killed. Java's members do not take part: they
-neither wait nor are waited for.
+the unlock for a limited time, because the previous one may have been killed. Java's members do not take part:
+they do not wait, and no member waits for them.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Handoff:
         self.locks = QueueLocks(group.instance, HANDOFF_PREFIX + group.name, self._lost)
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
-        """Timeouts of revoked queues with running calls."""
+        """Timers for the timeouts of revoked queues with running calls."""
         self._tasks = Tasks()
         self._waiting: dict[MessageQueue, float] = {}
-        """The time at which the first lock request was refused, by queue."""
+        """The time at which the first lock request for a queue was refused."""
         self._refused: set[MessageQueue] = set()
         """The refused queues of this rebalance."""
         self._has_begun = False
-        """Whether this member has had queues or has seen another member."""
+        """Whether this member has had queues, or another member was found in the group."""
 
     def _lost(self, queues: Collection[MessageQueue]) -> None:
         log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
@@ -75,9 +75,9 @@ class Handoff:
         return [queue for queue in wanted if queue not in refused]
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
-        """Complete a rebalance: unlock queues that are not assigned, lock assigned ones without a lock.
+        """Complete a rebalance: unlock queues that are not assigned, and lock assigned ones without a lock.
 
-        A lock is missing if it belonged to another member, or if the broker has lost it.
+        An assigned queue has no lock if the lock belonged to another member, or if the broker has lost it.
         """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()

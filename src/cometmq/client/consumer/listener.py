@@ -109,7 +109,7 @@ S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 NoneMeans = Literal["success", "retry", "error"]
 HANDLED: Any = object()
-"""The result of internal listeners for SUCCESS of either kind, independent of PushOptions.none_means."""
+"""The result of an internal listener for SUCCESS, in both modes and whatever PushOptions.none_means is."""
 
 
 def check_listener(listener: object) -> None:
@@ -179,7 +179,7 @@ def cancelled_after(timeout_s: float, listener: BoundListener[C, S]) -> BoundLis
 def _takes_context(listener: Listener | OrderlyListener) -> bool:
     try:
         parameters = inspect.signature(listener).parameters.values()
-    except (TypeError, ValueError):  # a built-in function without a signature, e.g. list.extend
+    except (TypeError, ValueError):  # a built-in function such as list.extend has no signature
         return False
     positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positional if p.default is p.empty]
@@ -191,7 +191,7 @@ def _takes_context(listener: Listener | OrderlyListener) -> bool:
 
 @dataclass(slots=True)
 class _Statuses(Generic[S]):
-    """Converts the results of one listener to a status."""
+    """Converts the results of one listener to statuses."""
 
     _listener: str
     _statuses: type[S]

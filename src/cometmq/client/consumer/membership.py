@@ -20,7 +20,7 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects a queue's offset again within these seconds, the queue pauses for as long."""
+"""If a broker corrects a queue's offset twice within these seconds, the queue pauses for as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ class Membership:
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
-        """Assign the queue again if its pull loop ended by a bug. The loop must end with the queue only."""
+        """Assign the queue again if a bug has ended its pull loop, which must end only with the queue."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
@@ -160,7 +160,7 @@ class Membership:
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Start a queue again at the offset that the broker returned.
 
-        Late results must not restore the old one.
+        Late results must not restore the old offset.
         """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
@@ -174,7 +174,7 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # in case nothing else does
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # if no event starts it earlier
         else:
             self.rebalance.wake()
         self._corrected[message_queue] = now
@@ -182,8 +182,8 @@ class Membership:
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """Apply an administrator's reset: drop held messages and start at the given offsets.
 
-        Offsets of other members' queues are not stored, because that would undo their progress since the
-        reset.
+        The offsets of other members' queues are not stored, because the members may have consumed more since
+        the reset.
         """
         async with self.rebalance.lock:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}

@@ -1,9 +1,9 @@
 """The consume mode of a listener that receives the messages of each queue in their order.
 
 One batch of a queue is in progress at a time, from its place in the queue of batches to its acknowledgement.
-The queue belongs to this member while its lock does. A release happens in this order: the running call ends,
-its offset is stored, the lock is released. So the next member continues where this one ended, and never
-concurrently.
+The queue belongs to this member while this member has its lock. A release happens in this order: the running
+call ends, its offset is stored, the lock is released. So the next member continues where this one ended, and
+never concurrently.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Orderly:
         first = next(iter(queues))
         log.warning("group %s lost the locks of %d queues, first %s", self._group.name, len(queues), first)
         for queue in queues:
-            self._group.offsets.forget(queue)  # it may belong to another member by now
+            self._group.offsets.forget(queue)  # by now the queue may belong to another member
             if queue in self._leaving:
                 self._leaving[queue].dropped = True
         self._user.lost(queues)
@@ -147,7 +147,7 @@ class Orderly:
             self.locks.renew_soon()
             self._pauses.start(
                 self._line_up_later(queue, AGAIN_S)
-            )  # in case the renewal does not drop the queue
+            )  # the renewal of locks may not drop the queue
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
@@ -158,7 +158,7 @@ class Orderly:
         assert isinstance(queue, OrderlyQueue)
         again = True
         if not self.locks.holds(queue.message_queue):
-            self.locks.let_go()  # a call that has outlasted its lock does not count
+            self.locks.let_go()  # the result of a call that has outlasted its lock does not count
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)
@@ -223,7 +223,7 @@ class Orderly:
     async def _bury(self, message: MessageExt) -> bool:
         """Send the message to the dead-letter queue and return whether that succeeded.
 
-        It is retried otherwise.
+        If it fails, the message is consumed again.
         """
         try:
             await self.retry_topic.send(message)

@@ -1,6 +1,6 @@
 """The rules of orderly consumption: the next batch, the effect of a status, and the validity of a lock.
 
-This module uses neither clocks nor sockets (docs/reference/client.md, Orderly consumption).
+This module uses no clock and no socket (docs/reference/client.md, Orderly consumption).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
 
 def suspension_s(wanted_s: object, usual_s: float) -> float:
-    """Return the pause of a queue after a failure: the wanted one within 10 ms and 30 s, or the usual one.
+    """Return the pause of a queue after a failure: the requested one within 10 ms and 30 s, or the usual one.
 
     The usual one applies if `wanted_s` is not a number, such as None.
     """
@@ -46,7 +46,7 @@ class OrderlyQueue(ProcessQueue):
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of taken, uncommitted messages, 0 without any."""
+        """First offset, last offset and number of the taken, uncommitted messages; zeros without any."""
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0
@@ -75,7 +75,7 @@ class OrderlyQueue(ProcessQueue):
         return self.called
 
     def put_back(self) -> None:
-        """Make the batch in progress the next one again, without a result."""
+        """Return the batch in progress to the waiting ones, as the next one, without a result."""
         self.called, self.under_way = False, None
         self._taken -= 1
 
@@ -113,7 +113,7 @@ class OrderlyQueue(ProcessQueue):
     def take_out(self, messages: Collection[MessageExt]) -> bool:
         """Remove messages that went to the dead-letter queue from the batch.
 
-        Return whether others are left.
+        Return whether other messages are left in it.
         """
         batch = self.under_way
         assert batch is not None
@@ -132,7 +132,7 @@ class OrderlyQueue(ProcessQueue):
 
 @dataclass(slots=True)
 class LockTable:
-    """The locks of this member to its own knowledge. Times are those of `boottime`."""
+    """The locks that this member has according to its own table. Times are those of `boottime`."""
 
     _until: dict[MessageQueue, float] = field(default_factory=dict)
 
@@ -168,7 +168,7 @@ class LockTable:
         return now < self._until.get(queue, now)
 
     def last_confirmed(self, queue: MessageQueue) -> float | None:
-        """Return when the request was sent that acquired or renewed the lock."""
+        """Return the time of the request that acquired or renewed the lock."""
         until = self._until.get(queue)
         return None if until is None else until - LOCK_LIVE_S
 

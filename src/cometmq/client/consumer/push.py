@@ -109,7 +109,7 @@ class PushConsumer(LookingClient):
         failures = await client.refresh_routes(session.group.subscriptions)
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
-            raise failures[next(iter(self._subscriptions))]  # not the error of the retry topic
+            raise failures[next(iter(self._subscriptions))]  # of a subscribed topic, not the retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()
@@ -278,7 +278,7 @@ class PushConsumer(LookingClient):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        The brokers are asked for their current offsets.
+        The current offsets are requested from the brokers.
 
         Returns:
             The number of messages, by queue.

@@ -189,7 +189,7 @@ class PushSession(Member):
         )
 
     async def _persist(self) -> None:
-        self._mode.drop_expired()  # the offsets of those queues may belong to another member by now
+        self._mode.drop_expired()  # those queues may belong to another member by now
         await self.consuming.drop_lost()
         await self.group.offsets.try_persist()
 
@@ -202,7 +202,7 @@ class PushSession(Member):
 
     def wake_rebalance(self) -> None:
         self.members.rebalance.wake()
-        self._mode.wake()  # a restarted broker sends this notice, and has lost its locks
+        self._mode.wake()  # a restarted broker sends this notice, and it has lost all locks
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         await self.members.reset_offsets(table)

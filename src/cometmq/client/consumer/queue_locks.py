@@ -29,7 +29,7 @@ AGAIN_S = 1.0
 class QueueLocks:
     """The locks of a member.
 
-    lost is notified of queues whose lock has expired or belongs to another member.
+    lost: called with the queues whose lock has expired or belongs to another member.
     """
 
     def __init__(
@@ -42,8 +42,7 @@ class QueueLocks:
         self.table = LockTable()
         self._connections: dict[MessageQueue, Connection | None] = {}
         """The connection on which each lock was last confirmed."""
-        # Serializes requests: a renewal that a broker handles after an unlock would lock the queue for no
-        # owner.
+        # Serializes requests: if a broker handled a renewal after an unlock, the queue would stay locked.
         self._asking = asyncio.Lock()
         self._failing = self._soon = False
         self._renewals = Periodic(
@@ -64,10 +63,10 @@ class QueueLocks:
             self._renewals.soon()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Return whether no other member can have the queue.
+        """Return whether this member has the lock, so that no other member can have the queue.
 
-        A broker whose connection was lost may have restarted without its locks, so each must be confirmed
-        first.
+        A broker whose connection was lost may have restarted without its locks, so each lock must be
+        confirmed first.
         """
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())

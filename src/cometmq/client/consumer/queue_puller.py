@@ -29,7 +29,7 @@ _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """Minimum interval between two pulls without messages in seconds."""
 _HELD_S = 1.0
-"""Seconds. A broker refuses a pull immediately; one that has not answered after this has parked it."""
+"""A broker refuses a pull immediately. One without an answer after this time, in seconds, is parked."""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -40,7 +40,7 @@ _UNANNOUNCED = (
 """Codes that the first pull may return if it arrives before the heartbeat of this client."""
 
 _LATE_S = 60.0
-"""Seconds. No broker parks a pull for so long, and requests time out before."""
+"""A time in seconds that exceeds every parking time and every timeout of a pull."""
 
 
 def unanswered(now: float, asked_at: float | None) -> str | None:
@@ -55,14 +55,15 @@ def unanswered(now: float, asked_at: float | None) -> str | None:
 class FlowControl:
     """The flow control answers to the pulls of one queue.
 
-    Single ones are normal for a busy broker. If they continue, the consumer reports a problem.
+    Single flow control answers are normal for a busy broker. If they continue, the consumer reports a
+    problem.
     """
 
     since: float | None = None
     """The time since which all answers were flow control."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the seconds to the next pull and the problem to report, or None for any other error."""
+        """Return the seconds to the next pull and the problem to report; None for another kind of error."""
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
             return None
@@ -91,7 +92,7 @@ class QueuePuller:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _errors_in_a_row: int = 0
     waiting: str | None = None
-    """Why nothing is pulled (flow control, suspended), None while pulling."""
+    """The reason why nothing is pulled (flow control, suspended), None while pulling."""
     _problem: str | None = None
     _asked_at: float | None = None
     """The time at which the pull in progress began."""
@@ -105,7 +106,7 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """Return the error of the last pull, None without one or if the broker has parked this pull."""
+        """Return the error of the last pull; None if it succeeded or the broker has parked this pull."""
         if self._asked_at is not None and now - self._asked_at > _HELD_S:
             return unanswered(now, self._asked_at)
         return self._problem
@@ -122,7 +123,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Continue pulling if it waits for messages to be consumed."""
+        """Continue pulling if the loop waits for messages to be consumed."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 
@@ -223,7 +224,8 @@ class QueuePuller:
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._submit_batches(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._asked_at is not None:
-            # A broker parks a pull without messages. If one does not, this limits the rate of the pulls.
+            # A broker parks a pull if there are no messages. If it answers immediately, this limits the rate
+            # of the pulls.
             held_s = asyncio.get_running_loop().time() - self._asked_at
             return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s

@@ -18,7 +18,7 @@ from cometmq.protocol.codes import RETRY_PREFIX
 _MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each needs one or two requests to its broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Maximum number of quick rebalances that wait for the retry topic, which a broker may refuse to create."""
+"""Maximum number of quick rebalances without a retry topic, which a broker may refuse to create."""
 
 log = logs.logger("cometmq.client.consumer.rebalance")
 
@@ -51,7 +51,7 @@ class Holder(Protocol):
         """Revoke assigned queues."""
 
     async def finish_rebalance(self) -> None:
-        """Complete a rebalance."""
+        """Complete a rebalance after all assignments."""
 
 
 class Rebalance:
@@ -74,11 +74,11 @@ class Rebalance:
         """The topics whose broker did not list this member in the last rebalance."""
         self._retry_topic_misses = 0
         self._reported: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
-        """All queues and this member's queues, as last reported to the queue listener, by topic."""
+        """The queues of a topic and this member's share, as the user's queue listener last received them."""
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # by now brokers may list this member and have the retry topic
+        self._periodic.soon()  # by then brokers may list this member and have its retry topic
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""
@@ -99,7 +99,8 @@ class Rebalance:
     async def run(self) -> None:
         """Rebalance once.
 
-        The next one follows soon unless every topic and every queue of this member is settled.
+        The next rebalance follows soon, unless every topic was distributed and every queue of this member is
+        assigned.
         """
         async with self._lock:
             self._balanced = False
@@ -127,7 +128,7 @@ class Rebalance:
                 members = []
                 mine = queues
         except CometError as error:
-            # Without this information no assigned queue may be revoked.
+            # Without the queues and the members, no assigned queue may be revoked.
             return self._note_problem(topic, error)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
@@ -168,7 +169,7 @@ class Rebalance:
             return False
 
     def _note_problem(self, topic: str, error: CometError) -> bool:
-        """Store a problem for health(), and return whether it needs no quick rebalance."""
+        """Store a problem for health(), and return whether the next rebalance may wait for the interval."""
         text = str(error)
         if isinstance(error, NoRouteError) and topic == RETRY_PREFIX + self._group.name:
             # The first heartbeat creates the retry topic. Until then there is nothing to consume in it.

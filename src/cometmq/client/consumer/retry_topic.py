@@ -81,9 +81,9 @@ class RetryTopic:
     def _again(self, message: MessageExt, delay_level: int) -> Message:
         """Return the message for the retry topic, with the same body, flag and unique key.
 
-        It goes to the dead-letter queue in the cases in which a send-back would. It then has no DELAY, which
-        4.9.7 would apply. 4.9 allows fewer retries than the maximum, 5.x as many (docs/reference/storage.md,
-        Send back).
+        The message goes to the dead-letter queue in the same cases as after a send-back. It then has no
+        DELAY, because 4.9.7 would apply that. RocketMQ 4.9 allows fewer retries than the maximum, 5.x the
+        maximum (docs/reference/storage.md, Send back).
         """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)

@@ -24,7 +24,7 @@ from cometmq.message import MessageExt
 
 
 async def _no_listener(messages: list[MessageExt]) -> None:
-    """Answer an administrator's request to consume a message directly with an error."""
+    """Refuse an administrator's request to consume a message directly: there is no listener."""
     raise ClientStateError(f"a stream has no listener for message {messages[0].msg_id}")
 
 
@@ -94,7 +94,7 @@ class MessageStream(PushConsumer):
         await super().__aexit__(kind, error, trace)
 
     def _leave(self) -> None:
-        """Record that the iteration was left."""
+        """Record that the caller has left the iteration."""
         if self._session is not None:
             self._delivery.leave()
 

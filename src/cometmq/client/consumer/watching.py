@@ -19,7 +19,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
 _LOOKS = 4
-"""Checks of a queue within the time after which it counts as stalled."""
+"""Number of checks of a queue within the time after which it counts as stalled."""
 
 
 async def lag_of(
@@ -57,15 +57,15 @@ class _Seen:
 class Watchdog:
     """A periodic check of a consumer's queues. Stalled queues are in `problems` and logged once.
 
-    A queue is stalled if it holds messages and none was consumed for `_after_s`, unless it is suspended, or
-    if a scheduled call runs for that long and moves no offset. (A pull that does not return is a problem of
-    its own, see QueueHealth.)
+    A queue is stalled if it holds messages, is not suspended, and no message was consumed for `_after_s`
+    seconds; or if a scheduled call has run for that time without moving an offset. (A pull that does not
+    return is a problem of its own, see QueueHealth.)
     """
 
     _name: str
     _after_s: float
     _look: Callable[[float], Iterable[QueueHealth]]
-    """Returns the health of the queues at a time in monotonic seconds."""
+    """Returns the health of the queues, for a time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
     """A sentence about each stalled queue."""
     _seen: dict[MessageQueue, _Seen] = field(default_factory=dict)
@@ -81,7 +81,7 @@ class Watchdog:
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
         for each in self._look(now):
-            # Pulls alone are no progress: they increase next_offset and held_count by the same number.
+            # A pull alone is no progress: it increases next_offset and held_count by the same number.
             position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:

@@ -18,22 +18,22 @@ log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 3.0
 _MAX_TOPICS_NAMED = 10
-"""Maximum number of topics with a sentence each. Members may subscribe to thousands of topics."""
+"""Maximum number of topics that get a sentence of their own. Members may subscribe to thousands of topics."""
 _ANOTHER = "another member"
 
 
 class Agreement:
     """The subscriptions of the other members of a group.
 
-    They are compared before each heartbeat: a broker that does not distinguish members then still has the
-    last subscription of another one.
+    They are compared before each heartbeat of this member, because a broker may store only the subscription
+    of the last heartbeat, which is then still another member's.
     """
 
     def __init__(self, group: Group) -> None:
         self._group = group
         self.problems: tuple[str, ...] = ()
         self._differed: tuple[Wants, set[str]] = frozenset(), set()
-        """This member's subscriptions and the other members at the time of `problems`."""
+        """This member's subscriptions and the set of other members when `problems` was last updated."""
 
     async def look(self) -> None:
         """Compare the subscriptions, and log new differences."""
@@ -47,7 +47,7 @@ class Agreement:
             async with asyncio.timeout(_PATIENCE_S):
                 found = await instance.brokers.consumer_connection(addr, group.name)
         except (CometError, TimeoutError):
-            return  # there are no members, or the broker does not report them
+            return  # the group has no members, or the broker does not report them
         differing = disagreements(instance.client_id, own, found)
         problems = tuple(differing[:_MAX_TOPICS_NAMED])
         if len(differing) > _MAX_TOPICS_NAMED:
@@ -55,7 +55,7 @@ class Agreement:
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
-            return  # such a broker keeps the newest subscription, which may be this member's by now
+            return  # the broker has only the newest subscription, by now perhaps this member's
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)
         self.problems, self._differed = problems, (own, others)
@@ -64,7 +64,7 @@ class Agreement:
 def _distinguishes_members(found: ConsumerConnection) -> bool:
     """Return whether the broker reports each member's subscriptions.
 
-    Apache's reports the last heartbeat's.
+    Apache's broker reports only the subscriptions of the last heartbeat.
     """
     return any(each.subscriptions is not None for each in found.connection_set)
 

@@ -44,7 +44,7 @@ def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
 class AllocateAveragely:
     """Contiguous ranges of queues.
 
-    Their lengths differ by one at most; the first members have the longer ones.
+    The lengths differ by one at most; the first members have the longer ranges.
     """
 
     name: str = "AVG"
@@ -114,7 +114,7 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoomNearby:
-    """The queues of a room go to its members, and those of a room without members to all members.
+    """Gives the queues of a room to its members, and the queues of a room without members to all members.
 
     Args:
         queue_room: Returns the room of a queue, usually from its broker's name. The room must not be empty.
@@ -172,7 +172,7 @@ class AllocateByConsistentHash:
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Set by a consumer in a namespace: the queue's name in the namespace is hashed, as in Java's client."""
+    """Set by a consumer in a namespace, because Java's client hashes the queue's name in the namespace."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -198,7 +198,7 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """Return the strategy; if it hashes, it hashes the result of `how` for each queue."""
+    """Return the strategy. A strategy that hashes queues then hashes the result of `how` for each queue."""
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)
     if isinstance(strategy, AllocateByMachineRoomNearby):
@@ -209,7 +209,7 @@ def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQue
 def share_of(
     strategy: AllocateStrategy, client_id: str, queues: Iterable[MessageQueue], client_ids: Iterable[str]
 ) -> list[MessageQueue]:
-    """Return this member's queues. Sorts queues by topic, broker name and id, and client ids as text.
+    """Return this member's queues. The strategy receives queues and client ids in sorted order.
 
     Raises:
         ConfigError: The strategy failed.
@@ -222,7 +222,7 @@ def share_of(
     except ConfigError:
         raise
     except Exception as error:
-        # User code failed. The member keeps its queues, and health() reports the error.
+        # The user's code has failed. The member keeps its queues, and health() reports the error.
         kind = type(strategy).__name__
         raise ConfigError("allocate_strategy", kind, f"a list of queues from it, not {error!r}") from error
     return mine

@@ -1,4 +1,4 @@
-"""The sending of pulls: to a broker of the queue, or to a filter server of that broker for a filter class."""
+"""The sending of pulls: to a broker of the queue or, with a filter class, to one of its filter servers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Pulls:
 
         Args:
             queue: The queue.
-            subscription: With a class, the pull goes to a filter server of the broker.
+            subscription: If it has a filter class, the pull goes to a filter server of the broker.
             request: Creates the request for a broker.
             timeout_s: The timeout for the answer of one broker, in seconds.
             max_body: The maximum size of a decompressed body in bytes.

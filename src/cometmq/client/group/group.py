@@ -124,7 +124,7 @@ class Group:
     async def _not_older(self, queue: MessageQueue, offset: int) -> int:
         """Return the next offset if the message at this one is older than the start time.
 
-        Brokers of 4.9 answer a search by time with the nearest message.
+        A broker of 4.9 answers a search by time with the nearest message, which may be older.
         """
         request = pull_request(self.name, queue, offset, 1)
 

@@ -23,7 +23,7 @@ class Member:
         self._started_at_ms = int(time.time() * 1000)
 
     async def join(self) -> None:
-        """Compare the subscriptions with those of the other members, and send heartbeats with them."""
+        """Compare the subscriptions with those of the other members, then send heartbeats."""
         await self.agreement.look()
         await self.group.instance.send_heartbeats()
 

@@ -90,7 +90,7 @@ class FileOffsets:
         if self._unlock is not None:
             self._unlock()
         self._table = self._unlock = None
-        self._turn = asyncio.Lock()  # the file may be opened again in another loop
+        self._turn = asyncio.Lock()  # the file may be opened again in another event loop
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread, one at a time.
@@ -164,7 +164,7 @@ def _nothing() -> None: ...
 
 
 def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
-    """Parse an offsets file. Keys are objects or strings that contain one.
+    """Parse an offsets file. Keys are JSON objects, or strings that contain a JSON object.
 
     Raises LenientError or ValueError.
     """

@@ -21,9 +21,9 @@ from cometmq.protocol.codes import RETRY_PREFIX
 
 log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
-_AT_ONCE = 64  # concurrent requests; a member may have thousands of queues
+_AT_ONCE = 64  # maximum concurrent requests; a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
-_STORAGE_S = 10.0  # seconds; a storage that hangs must not block a stop or a handoff
+_STORAGE_S = 10.0  # timeout in seconds: a storage that hangs must not block a stop or a handoff
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
@@ -32,7 +32,7 @@ WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, E
 
 @dataclass(slots=True, eq=False)
 class OffsetStore:
-    """The offsets in memory. read returns a stored offset, None without one; write stores a table."""
+    """The offsets in memory. read: returns a stored offset or None; write: stores a table."""
 
     _read: ReadOffset
     _write: WriteOffset
@@ -63,7 +63,8 @@ class OffsetStore:
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the offsets that have changed, of `queues` or of all queues.
 
-        Failed ones are stored the next time. The first failure is raised after all queues were tried.
+        Offsets that could not be stored are stored by the next call. The first failure is raised after all
+        queues were tried.
         """
         async with self._persisting:
             due = self._dirty if queues is None else self._dirty.intersection(queues)
@@ -90,9 +91,9 @@ class OffsetStore:
     async def persist_last(self, queues: Iterable[MessageQueue] | None = None) -> None:
         """Store the offsets of queues (None: all) that other members read from now on, and verify them.
 
-        A pull contains its queue's offset, and a broker may serve an earlier pull only now, which replaces
-        the confirmed offset by an older one. The stored offsets are therefore read, and stored again if they
-        are lost. Failures are only logged; the messages are then consumed again.
+        A pull contains its queue's offset, so a broker that serves an earlier pull late replaces the
+        confirmed offset by an older one. The stored offsets are therefore read, and stored again if they are
+        lost. Failures are only logged; the messages are then consumed again.
         """
 
         async def lost(queue: MessageQueue) -> bool:
@@ -109,7 +110,7 @@ class OffsetStore:
             self._dirty.update(queue for queue, is_lost in zip(known, answers, strict=True) if is_lost)
             await self.persist(known)
         except CometError:
-            pass  # logged
+            pass  # `persist` has logged the error
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
         """Store and forget the offsets of queues that another member reads from now on."""
@@ -180,8 +181,8 @@ class RemoteOffsets:
         try:
             return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
         except ConnectError:
-            # The route may still list a master that has ended. While the name server lists it, its replica's
-            # copy of the offsets is not used: it may be older.
+            # The route may still list a master that has ended. While the name server lists that master, the
+            # offsets of its replica are not used, because they may be older.
             await self._client.refresh_routes([queue.topic])
             other = await self._client.find_addr(queue)
             if other == addr:
@@ -220,8 +221,8 @@ async def start_offset(
     """Return the start offset of a queue. stored: the group's stored offset, None if there is none.
 
     A broker that still has the first message of a queue answers 0 for an unknown group, so a new group on a
-    young topic starts at 0 even with LAST_OFFSET, unless it starts strictly. If a store cannot be read, the
-    caller must raise an error: None would skip messages.
+    young topic starts at 0 even with LAST_OFFSET, unless `start_strictly` is set. If a store cannot be read,
+    the caller must raise an error: None would skip messages.
     """
     if stored is not None:
         return stored

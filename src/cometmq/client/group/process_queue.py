@@ -42,7 +42,7 @@ class Batch(msgspec.Struct, eq=False):
     size: int
     """The size of the bodies in bytes."""
     started_at: float = 0.0
-    """Begin of the listener call in monotonic seconds, 0 before that."""
+    """Begin of the listener call in monotonic seconds, 0 before the call."""
     done: bool = False
     refusal: Exception | None = None
     """The reason why the batch fails without a listener call."""
@@ -60,13 +60,13 @@ class ProcessQueue:
     next_offset: int
     """The offset of the next pull."""
     last_pull_at: float
-    """Monotonic seconds. Before the first pull: the time of the assignment."""
+    """Time of the last pull in monotonic seconds. Before the first pull: the time of the assignment."""
     last_consume_at: float = field(init=False)
     dropped: bool = False
     leaving: bool = False
-    """The queue was revoked: no call begins, but results of running calls count unless it is `dropped`."""
+    """Whether the queue was revoked: no call begins, but running calls count unless it is `dropped`."""
     stats: TopicStats = field(default_factory=TopicStats)
-    """The statistics of its topic."""
+    """The statistics of the queue's topic."""
     calls: int = 0
     """The number of running listener calls."""
     count: int = 0
@@ -117,7 +117,7 @@ class ProcessQueue:
     def commit_offset(self) -> int | None:
         """Return the lowest unfinished offset, None before the first message.
 
-        Without unfinished messages it is the offset of the next pull: filtered messages count as consumed.
+        If no message is unfinished, it is the offset of the next pull: filtered messages count as consumed.
         """
         if self._batches:
             return self._batches[0].first_offset
@@ -131,7 +131,7 @@ class ProcessQueue:
 
     @property
     def span(self) -> int:
-        """The distance between the oldest unfinished and the newest message."""
+        """The distance between the offsets of the oldest unfinished message and the newest message."""
         return self._highest - self._batches[0].first_offset if self._batches else 0
 
     def over_limit(self, limits: FlowLimits) -> str | None:
@@ -147,7 +147,7 @@ class ProcessQueue:
         return None
 
     def bounds(self) -> tuple[int, int]:
-        """Return the first and the last offset of the unfinished messages, (0, 0) without any."""
+        """Return the first and the last offset of the unfinished messages, (0, 0) if there are none."""
         return (self._batches[0].first_offset, self._highest) if self._batches else (0, 0)
 
     @property

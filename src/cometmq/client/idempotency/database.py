@@ -20,7 +20,7 @@ log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")
 Mark = Sequence[tuple[str, object]]
-"""Scope, key and time, each with the name of its column."""
+"""A stored key: scope, key and time, each with the name of its column."""
 
 _PLACES: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda _number, _name: "?",
@@ -73,7 +73,7 @@ class DatabaseMarks:
         """
         self._closed = False
         self._purge_at = 0.0
-        """On the clock `boottime`."""
+        """The time of the next purge, on the clock `boottime`."""
         self._began = time.time() - boottime()
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ class DatabaseMarks:
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(cursor) unless the key is stored, in the transaction that stores it, see Marks.once.
 
-        If the database raises an error, nothing is committed, or the answer to a commit was lost.
+        If the database raises an error, nothing is committed, unless only the answer to a commit was lost.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
@@ -122,8 +122,8 @@ class DatabaseMarks:
                     raise _autocommits()
                 act(cursor)
                 ended = _is_ended(cursor)
-                # If a handler has suppressed an error, PostgreSQL answers the commit but rolls everything
-                # back.
+                # If a handler has suppressed an error, PostgreSQL confirms the commit although it rolls
+                # everything back.
                 if not self._is_there(cursor, mark):
                     raise ClientStateError(f"the handler of key {shown(key)} has rolled its transaction back")
                 if ended:
@@ -131,7 +131,7 @@ class DatabaseMarks:
                         f"the handler of key {shown(key)} has ended its transaction, by commit() or "
                         "executescript(), which it must not do"
                     )
-                marked = False  # from here on the commit decides
+                marked = False  # from here on, the outcome of the commit decides
             return first
 
         try:
@@ -169,7 +169,7 @@ class DatabaseMarks:
             log.warning("table %s may contain the key of a failed handler: %s", self._table, error)
 
     def close(self) -> None:
-        """Close the idle connections. The others are closed after their use."""
+        """Close the idle connections. Connections in use are closed afterwards."""
         self._closed = True
         with contextlib.suppress(IndexError):
             while True:
@@ -246,7 +246,7 @@ class DatabaseMarks:
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )
         except Exception as error:
-            # The current message is processed all the same, and the next purge follows soon.
+            # The current message is processed nevertheless, and the next purge follows soon.
             log.warning("old keys of table %s were not deleted: %s", self._table, error)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from cometmq.errors import BeingHandled
 
 EXPIRY_S = 7 * 24 * 3600.0
-"""In seconds. Brokers keep messages for three days by default, and each retry is stored as a new message."""
+"""The lifetime of a key in seconds. Brokers keep messages for three days, and each retry is a new message."""
 
 
 class MemoryMarks:
@@ -31,7 +31,7 @@ class MemoryMarks:
         self._lock = threading.Lock()
         self._under_way: set[tuple[str, str]] = set()
         self._done: dict[tuple[str, str], float] = {}
-        """The time.monotonic of each key's storing, oldest first."""
+        """The time (time.monotonic) at which each key was stored, oldest first."""
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(None) unless the key is stored, see Marks.once."""

@@ -49,7 +49,7 @@ class Outgoing(msgspec.Struct):
     batch: bool = False
     reply: bool = False
     reconsume: tuple[int, int] | None = None
-    """See send_request."""
+    """The number and the maximum of retries, as in send_request."""
     messages: Sequence[Message] = ()
     """The user's messages for traces. Empty for messages of the client itself."""
 
@@ -245,7 +245,7 @@ def _check_fits_batch(message: Message, first: Message) -> None:
 
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
-"""Bytes that a send adds to the properties, for a client with an IPv6 address."""
+"""The bytes that a unique key adds to the properties, for a client with an IPv6 address."""
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:

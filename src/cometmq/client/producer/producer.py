@@ -126,7 +126,7 @@ class Producer(LookingClient):
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            while drain and self._under_way:  # each send ends within its own timeout
+            while drain and self._under_way:  # this loop ends, because each send has a timeout
                 self._idle.clear()
                 await self._idle.wait()
         finally:
@@ -366,7 +366,7 @@ class Producer(LookingClient):
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                pass  # raised below, so that the error refers to no frame that holds the task
+                pass  # raised below, so that the error does not refer to a frame that holds the task
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
@@ -448,7 +448,7 @@ class Producer(LookingClient):
             self._ended()
 
     async def _next_queue(self, topic: str, failed: str, attempts: SendAttempts) -> MessageQueue:
-        """Return the queue of the next try, after a pause if the broker has refused for a moment."""
+        """Return the queue of the next try, after a pause if the broker has refused temporarily."""
         await asyncio.sleep(attempts.route_pause_s)
         route = await self._route_within(topic, attempts.timeout_s(self.client.loop.time()))
         chosen = self._choose(route, failed)
@@ -525,7 +525,7 @@ class Producer(LookingClient):
             notify_hooks(self.options.send_hooks, "after_send", sending)
 
     def _begin_sending(self, outgoing: Outgoing, queue: MessageQueue, *, oneway: bool = False) -> Sending:
-        """Run the `check_forbidden` functions and the `before_send` hooks. Raises what a check raises."""
+        """Run the `check_forbidden` functions, which may raise, and the `before_send` hooks."""
         sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
         for check in self.options.check_forbidden:
             call_hook(check, sending)
@@ -548,5 +548,5 @@ class Producer(LookingClient):
 
     def _running(self) -> ClientInstance:
         if self._state != "running" or self._loop is not asyncio.get_running_loop():
-            self._check_running()  # raises the error with its reason
+            self._check_running()  # raises the error with the reason
         return self.client

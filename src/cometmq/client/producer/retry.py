@@ -20,10 +20,10 @@ RETRY_RESPONSE_CODES = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""The list of Java 5.3. That of 4.9 lacks SYSTEM_BUSY and GO_AWAY, so sends to a busy broker fail."""
+"""The codes of Java 5.3. Java 4.9 lacks SYSTEM_BUSY and GO_AWAY, so sends to a busy broker fail there."""
 
 MOMENTARY_CODES = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
-"""Refusals of a broker that stores nothing for a moment: a raft leader during a handoff, a busy broker."""
+"""Codes of temporary refusals that store nothing: of a raft leader during a handoff, or of a busy broker."""
 FIRST_PAUSE_S = 0.3
 """Seconds before the second try at a broker that refused temporarily.
 
@@ -36,7 +36,7 @@ class SendAttempts(msgspec.Struct):
     """The deadline and the tries of one send."""
 
     deadline: float
-    """Monotonic seconds, on the clock of every `now` below."""
+    """The deadline in monotonic seconds, on the same clock as every `now` below."""
     tries: int
     retry_codes: frozenset[int]
     per_try_s: float | None = None
@@ -47,7 +47,7 @@ class SendAttempts(msgspec.Struct):
     broker_pause_s: float = 0.0
     """The seconds to wait before another try at the same broker."""
     in_handoff: bool = False
-    """Whether a broker has refused temporarily. A route without a master may then be a handoff, too."""
+    """Whether a broker has refused temporarily. If so, a missing master may also be part of a handoff."""
     stored: SendResult | None = None
     """The result of the last try that stored the message without SEND_OK."""
     failure: CometError | None = None
@@ -63,7 +63,7 @@ class SendAttempts(msgspec.Struct):
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
         """Record a failure and return whether another try is allowed.
 
-        A NoRouteError means that the broker has no master (any more), as Java's 10003 does
+        A NoRouteError means that the broker has no master any more, as code 10003 does in Java
         (docs/reference/client.md, Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))

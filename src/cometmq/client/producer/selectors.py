@@ -18,7 +18,7 @@ _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 """Seconds of avoidance, by the number of latency thresholds that a try has reached."""
 _AS_SLOW_AS_S = 10.0
-"""The latency that a failure counts as, in seconds."""
+"""The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
 """Maximum number of remembered brokers, more than one route contains."""
 
@@ -35,7 +35,7 @@ class SlowBrokers:
         """The time until which each broker is avoided, by broker name."""
 
     def note(self, broker_name: str, took_s: float, now: float, *, failed: bool = False) -> None:
-        """Record a try. A quick answer does not shorten an earlier avoidance."""
+        """Record a try. A quick answer does not shorten an avoidance in progress."""
         avoided_s = _AVOIDED_FOR_S[bisect_right(_LATENCY_S, _AS_SLOW_AS_S if failed else took_s)]
         until = now + avoided_s
         if not avoided_s or until <= self._until.get(broker_name, 0.0):
@@ -100,7 +100,7 @@ def _java_hash_of(argument: object) -> int:
         return 1231 if argument else 1237
     if isinstance(argument, int):
         if -0x80000000 <= argument <= 0x7FFFFFFF:
-            return argument  # Integer.hashCode
-        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # Long.hashCode
+            return argument  # as Integer.hashCode
+        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # as Long.hashCode
         return folded - 0x100000000 if folded & 0x80000000 else folded
     return java_hash(str(argument))

@@ -315,7 +315,7 @@ class TransactionProducer(Producer):
         while True:
             connection, asked, message = await self._waiting.get()
             if connection.closed:
-                continue  # the broker sends the check to another producer
+                continue  # the broker will send the check to another producer
             state, error = await self._call_listener(self._listener.check_local_transaction, message)
             request = self._end_request(
                 message.msg_id, asked.tran_state_table_offset, asked.commit_log_offset, state, check=True

@@ -23,7 +23,7 @@ class Polling:
         schedule: Manages the queues of scheduled topics, which are not prefetched.
         pull: Pulls messages of a queue.
         ended: Creates the exception for a consumer that returns no more messages.
-        auto_commit: Commit what counts as consumed. Otherwise only commit() does.
+        auto_commit: Commit the offsets of consumed messages. False: only commit() does.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Polling:
         return [queue for queue in queues if not self.schedule.is_ending(queue)]
 
     async def finish_rebalance(self) -> None:
-        """Do nothing: a rebalance needs no completion here."""
+        """Do nothing: this holder has nothing to complete after a rebalance."""
 
     async def assign(self, queue: MessageQueue) -> bool:
         """Read a queue from its committed offset, or from `consume_from_where` without one."""
@@ -156,7 +156,7 @@ class Polling:
             self._in_hand = (message,)
             yield message
             self._in_hand = ()
-            if self._iterated is batch:  # no seek and no new assignment in between
+            if self._iterated is batch:  # no seek and no new assignment happened since then
                 batch.counted = not self._rest
                 self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
 
@@ -187,7 +187,7 @@ class Polling:
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """Make the messages after the last returned one the next to return. That one may not be consumed."""
+        """Return the messages after the last returned one again. That last one is not consumed yet."""
         given = self._given
         if given is not None and given.messages is messages:
             self._given, self._iterated = None, given
@@ -210,7 +210,7 @@ class Polling:
             self._count(given.queue, given.next_offset)
 
     def _forget_given(self, queue: MessageQueue) -> None:
-        """Forget the returned messages of a queue, which must not move its offset any more."""
+        """Forget the returned messages of a queue, so that they do not move its offset any more."""
         self._consumed.pop(queue, None)
         if self._given is not None and self._given.queue == queue:
             self._given = None
@@ -219,7 +219,7 @@ class Polling:
             self._rest.clear()
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None) -> None:
-        """Store the given offsets now, or those of all returned messages, including the last poll's."""
+        """Store the given offsets now, or without any the offsets of all returned messages."""
         store = self._group.offsets
         if offsets is not None:
             for queue, offset in offsets.items():

@@ -511,7 +511,7 @@ class PullConsumer(SinglePulls):
             return self.poll()
 
         if self._polled is None:
-            run(poll())  # raises the error of a consumer that is not running
+            run(poll())  # if the consumer is not running, the poll raises the error
         assert self._polled is not None
         return self._polled.each_in_thread(poll, run, later)
 

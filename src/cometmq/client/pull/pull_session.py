@@ -49,7 +49,7 @@ class PullSession(Member):
         self.rebalance.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Apply an administrator's reset to assigned queues. Other members apply it to theirs."""
+        """Apply an administrator's reset to this member's queues. Other members apply it to their own."""
         async with self.rebalance.lock:
             for queue in set(table).intersection(self._holder.queues):
                 await self._holder.move(queue, table[queue])

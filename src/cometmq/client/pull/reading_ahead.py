@@ -39,7 +39,7 @@ class Fetched:
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """The offset after these messages and after filtered messages that follow them."""
+    """The offset that follows these messages and the filtered messages after them."""
     counted: bool = False
     """Whether these messages count as consumed."""
 
@@ -62,12 +62,12 @@ class _Reader:
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """The last answer, and the last batch that the caller received, in monotonic seconds."""
+    """The time of the last answer, or of the last delivery of a batch, in monotonic seconds."""
     asked_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     moved: Backoff = field(default_factory=lambda: Backoff(IDLE_S, _MOVED_AGAIN_S))
-    """The pauses after answers that the broker does not have the offset."""
+    """The increasing pauses while the broker answers that it does not have the offset."""
 
 
 class Fetcher:
@@ -93,7 +93,7 @@ class Fetcher:
         return tuple(sorted(self._readers))
 
     def read(self, queue: MessageQueue, offset: int) -> None:
-        """Read `queue` from `offset` and drop its earlier batches. Does nothing once closed."""
+        """Read `queue` from `offset` and drop its earlier batches. Does nothing after `close`."""
         if self.closed:
             return
         paused, now = self.drop(queue), asyncio.get_running_loop().time()
@@ -134,7 +134,7 @@ class Fetcher:
             reader.room.set()
 
     async def next_batch(self, timeout_s: float | None) -> Fetched | None:
-        """Return the next batch in order of arrival, None after the timeout or once closed."""
+        """Return the next batch in order of arrival, None after the timeout or after `close`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._line:
@@ -242,7 +242,8 @@ class Fetcher:
     def _took(self, reader: _Reader, result: PullResult) -> float:
         """Store the result of a pull, and return the minimum interval to the next pull in seconds.
 
-        A broker parks a pull without messages. If one does not, the interval limits the rate of the pulls.
+        A broker parks a pull if there are no messages. If it answers immediately, the interval limits the
+        rate.
         """
         queue, before = reader.queue, reader.offset
         reader.offset = result.next_begin_offset
@@ -260,7 +261,7 @@ class Fetcher:
         return 0.0 if result.next_begin_offset > before else IDLE_S
 
     def _pass_over(self, reader: _Reader, offset: int) -> None:
-        """Skip to `offset` if all messages below were filtered out: a filter must not cause lag."""
+        """Skip to `offset` if all messages below it were filtered out: a filter must not cause lag."""
         if reader.last is not None and not reader.last.counted:
             reader.last.next_offset = offset
         else:

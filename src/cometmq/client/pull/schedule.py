@@ -19,7 +19,7 @@ from cometmq.text import printable
 log = logs.logger("cometmq.client.consumer")
 
 _AT_ONCE = 20
-NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # (docs/reference/client.md, Scheduled pulls)
+NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # seconds (docs/reference/client.md, Scheduled pulls)
 _DRAIN_S = 30.0
 
 
@@ -33,7 +33,7 @@ class Turn(Protocol):
 class _Loop:
     called_at: float
     ended_at: float
-    """Begin and end of the last call in monotonic seconds.
+    """The end of the last call in monotonic seconds.
 
     Before the first call: the time of the assignment.
     """
@@ -97,7 +97,7 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Call no function for a queue any more. After the running call, its offset is stored and removed."""
+        """Stop calling the function for a queue. After the running call, its offset is stored and removed."""
         loop = self._loops.pop(queue, None)
         if loop is not None:
             self._ending[queue] = loop

@@ -237,10 +237,7 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return the files and directories of queues and index to sync.
-
-        They stay listed until a sync succeeds.
-        """
+        """Return the files and directories of queues and index to sync, also those of a failed sync."""
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)

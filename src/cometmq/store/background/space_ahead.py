@@ -28,10 +28,7 @@ _PAGE = 4096
 
 
 class ZeroAhead:
-    """Writes zeros ahead of one log. All methods must be called on the loop.
-
-    Positions are those of the log, in bytes.
-    """
+    """Writes zeros ahead of one log. For the loop thread only. Positions are log positions in bytes."""
 
     __slots__ = ("_disk", "_log", "_pool", "_start", "_stop", "_task", "_zeros")
 
@@ -74,10 +71,7 @@ class ZeroAhead:
 
 @dataclass(eq=False)
 class SpaceAhead:
-    """The reservation of the next segment in the executor. For the loop thread only.
-
-    Inactive before `attach`.
-    """
+    """The reservation of the next segment in the executor. For the loop only. Inactive before `attach`."""
 
     commit_log: CommitLog
     clock: Clock

@@ -47,10 +47,7 @@ class ExtFiles:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Return whether a directory belongs to the store.
-
-        Directories behind links do not: nothing there is deleted.
-        """
+        """Return whether a directory belongs to the store. Directories behind links do not."""
         return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:

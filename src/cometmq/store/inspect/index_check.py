@@ -68,10 +68,7 @@ class _Keys:
 
 
 class IndexCheck:
-    """All index files of a store at the time when this object was created.
-
-    Call `check_records`, then `finish`.
-    """
+    """The index files that a store has at this moment. Call `check_records`, then `finish`."""
 
     def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
         self._layout = layout

@@ -17,10 +17,7 @@ from cometmq.store.base.disk import Disk
 
 
 class LogDirectories:
-    """The directories of one log.
-
-    Directories in `full` get no new segment if another directory can take it.
-    """
+    """The directories of one log. New segments go to directories in `full` only if all are full."""
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
 

@@ -51,10 +51,7 @@ _MAX_CACHED_QUEUES = 64  # queues with cached units: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
-"""Returns whether a record matches.
-
-None: the function could not decide, and the read ends before the record.
-"""
+"""Returns whether a record matches, or None to end the read before the record."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """The positions and sizes of the chosen records, the number of scanned units, the last position."""
 

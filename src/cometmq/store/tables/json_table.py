@@ -20,10 +20,7 @@ log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One file of `config/` with the content that its name requires.
-
-    All methods block until the disk has answered.
-    """
+    """One file of `config/` with the content that its name requires. All methods block for the device."""
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 

@@ -205,10 +205,7 @@ class Dispatcher:
             self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
-        """Dispatch the entries before `end`, which a raft group has committed.
-
-        `end` must be the end of an entry.
-        """
+        """Dispatch the entries before `end` (the end of an entry), which a raft group has committed."""
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:

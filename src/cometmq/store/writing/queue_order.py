@@ -50,10 +50,7 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process the next record of a queue.
-
-        Return False, without a change, if the record would have to wait and `may_wait` is not set.
-        """
+        """Process a queue's next record. Return False, without a change, if `may_wait` forbids a wait."""
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
