@@ -1,8 +1,8 @@
 """The filter servers of a broker: processes that it starts if its configuration file requires them.
 
-No setting becomes part of the command. Their number is read once, and no request can change it. Only a filter
-server that this broker has started can register, with the token that it received (docs/reference/remoting.md,
-Filter servers).
+No setting becomes part of the command. The number of filter servers is read once, and no request can change
+it. Only a filter server that this broker has started can register, with the token that it received
+(docs/reference/remoting.md, Filter servers).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cometmq.store import Clock
 
 log = logs.logger(__name__)
 
-EXPIRED_MS = 30_000  # they register every 10 s
+EXPIRED_MS = 30_000  # filter servers register every 10 s
 SCAN_S = 5.0
 START_S = 5.0
 STOP_S = 5.0
@@ -52,7 +52,7 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of the last registration
+        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of its last registration
         self._complete = asyncio.Event()  # set once all required filter servers have registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
@@ -60,9 +60,9 @@ class FilterServers:
         )
 
     async def start(self) -> None:
-        """Start the required number, and wait a short time until they have registered.
+        """Start the configured number of filter servers, and wait a short time for their registrations.
 
-        Others replace those that end later.
+        If a filter server ends later, another one replaces it.
         """
         if self._count:
             self._start_missing()
@@ -81,7 +81,7 @@ class FilterServers:
 
     @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """Register the address at which consumers reach a filter server. It registers periodically."""
+        """Register the address at which consumers reach a filter server, which repeats this at intervals."""
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(
@@ -103,7 +103,7 @@ class FilterServers:
             self._register_addresses()
 
     def look_round(self) -> None:
-        """Close the connections of silent filter servers, and replace those that have ended."""
+        """Close the connections of silent filter servers, and replace filter servers that have ended."""
         now_ms = awake_ms(self.clock)
         silent = [key for key, (_, seen_ms) in self._known.items() if now_ms - seen_ms > EXPIRED_MS]
         for connection in silent:
@@ -111,7 +111,7 @@ class FilterServers:
         self._start_missing()
 
     def _register_addresses(self) -> None:
-        """Inform the name servers of changes."""
+        """Send changed addresses of filter servers to the name servers."""
         addresses = sorted({address for address, _ in self._known.values()})
         if addresses != list(self.registrar.filter_servers):
             self.registrar.filter_servers = addresses
@@ -120,10 +120,10 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d ended with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has logged the reason
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # the process has logged the reason
                 log.error("no filter server can run on this machine, so none is started any more")
                 self._count = 0
-                self._complete.set()  # nothing is left to wait for
+                self._complete.set()  # no filter server is left to wait for
             self.processes.remove(process)
             _close(process)
         try:
@@ -149,7 +149,7 @@ class FilterServers:
 def _close(process: subprocess.Popen[bytes]) -> None:
     """Close the pipes of a filter server, which ends it."""
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it has ended before it read its settings
+    with contextlib.suppress(OSError):  # the filter server has ended before it read its settings
         process.stdin.close()
 
 

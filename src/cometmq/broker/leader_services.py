@@ -1,7 +1,8 @@
 """The services that a broker of a raft group runs as leader.
 
 The leader is the master, brokerId 0: it accepts sends, delivers waiting messages, and checks transactions. A
-follower is a slave: it serves reads of committed messages. The name servers are informed immediately.
+follower is a slave: it serves reads of committed messages. A new leader registers with the name servers
+immediately.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ class LeaderServices:
 
     def __post_init__(self) -> None:
         self.leader_log: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the beginning and end of the leader's log as last reported."""
+        """Returns the begin and the end of the leader's log, as the leader last reported them."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # the end of a segment that retention requested, and when
+        self._asked: tuple[int, float] = (-1, 0.0)  # the end of the segment to delete; request time
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -59,7 +60,7 @@ class LeaderServices:
         self.store.slave = broker_id != MASTER_ID
 
     async def prepare(self) -> None:
-        """Read what a master needs before it accepts requests. Raises OSError, StoreError."""
+        """Read the state that a master needs before it accepts requests. Raises OSError, StoreError."""
         if self._resting is not None:
             await self._resting
         self.tables.adopt()
@@ -76,8 +77,8 @@ class LeaderServices:
         self.schedule.start()
         self.timers.start()
         self.transactions.start()
-        # The registration has a new version: the name servers may have the current one from a follower, whose
-        # topics they ignore.
+        # The registration needs a new version: a follower may have sent the current version to the name
+        # servers, which ignore a follower's topics.
         self.tables.topics.touch()
 
     def follow(self) -> None:
@@ -100,7 +101,7 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted it; moved messages are here
+        if behind <= begin and end <= committed:  # the leader has deleted it, and moved messages are here
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
@@ -114,6 +115,6 @@ class LeaderServices:
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:
-        """Stop; the parts of the broker stop separately."""
+        """Stop this object. The other parts of the broker stop separately."""
         if self._resting is not None:
             await self._resting

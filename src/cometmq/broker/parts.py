@@ -73,7 +73,7 @@ TOPIC_COUNTS_S = 10.0
 
 
 class BrokerParts:
-    """The tables, processors and servers of a broker. Made inside the running loop."""
+    """The tables, processors and servers of a broker. Must be created inside the running loop."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class BrokerParts:
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys whose change is not in the settings file yet
+        self._unwritten: set[str] = set()  # keys of changed settings that are not in the settings file yet
         self._loop = asyncio.get_running_loop()
         self._limits_due = False  # whether _use_topic_limits is scheduled
         self.store = store
@@ -339,7 +339,7 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # A signature belongs to one request: with a guard no send can be recognized by earlier ones.
+        # A signature belongs to one request, so with a guard no send can be recognized by its header.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)
@@ -357,7 +357,7 @@ class BrokerParts:
                 server.override_handlers(codes, handler)
 
     def use_port(self, port: int) -> None:
-        """Set the port that records and answers carry from now on."""
+        """Set the port that records and responses contain from now on."""
         self._address.port = port
         self.store.appender.store_host = self._address.packed
         self.replies.use_host(self._address.packed)
@@ -371,14 +371,14 @@ class BrokerParts:
             self.transactions.load()
 
     def resume(self) -> None:
-        """Complete unfinished work after loading, before the broker serves requests."""
+        """Complete interrupted work after loading, before the broker serves requests."""
         if self.store.raft_log is None:  # The leader decides on a member's topics.
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
 
     async def start(self) -> None:
-        """Open the fast port, begin the periodic work, register."""
+        """Open the fast port, start the periodic work, and register with the name servers."""
         if self._config.log_level:
             logs.use_levels(self._config.log_level)
         await self._open_vip()
@@ -403,7 +403,7 @@ class BrokerParts:
 
     async def _open_vip(self) -> None:
         port = self._config.listen_port + VIP_OFFSET
-        # With a port that the system has chosen, the neighbouring port may belong to another program.
+        # If the system has chosen the port, the neighbouring port may belong to another program.
         if not self._config.vip_channel_enable or port <= 0:
             return
         self.vip_server = self._server(without=NOT_ON_VIP)
@@ -473,7 +473,7 @@ class BrokerParts:
         self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        """Apply changed settings, and write them. Raises CommandError if they apply but cannot be written."""
+        """Apply changed settings and write them. Raises CommandError if they apply but cannot be written."""
         self.sends.configure()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
@@ -486,8 +486,8 @@ class BrokerParts:
         path = self._config.broker_config_path
         if path and keys:
             self._unwritten.update(keys)
-            # One writer at a time, and each writes the current values when its turn comes: older values never
-            # win.
+            # One writer at a time, and each writes the values that are current then, so older values never
+            # replace newer ones.
             async with self._settings_lock:
                 now = self._config.properties()
                 values = {key: now[key] for key in now if key in self._unwritten}

@@ -50,7 +50,7 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
 
 
 def say_ready(broker: Broker) -> None:
-    """Print the line that a parent waits for."""
+    """Print the ready line, for which a parent process waits."""
     line = {"name": broker.config.broker_name, "addr": broker.addr, "port": broker.port, "pid": os.getpid()}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -1,7 +1,7 @@
 """The registration with all name servers: at the start, every 30 s, and after each change of the topic table.
 
 Each name server has a link of its own, so that an unreachable one does not delay the others. Changes during a
-registration are combined in the next one.
+registration are sent together in the next one.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NamesrvLink:
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # changes of the same tick are sent together
+        await asyncio.sleep(0)  # all changes of one tick are sent together
         while True:
             self._again = False
             try:
@@ -155,7 +155,7 @@ class Registrar:
 
     def register(self) -> list[asyncio.Task[None]]:
         """Send the topic table to every name server of the current settings, or of the address server."""
-        if self._stopped or not self.address.port:  # before it listens there is nothing to register
+        if self._stopped or not self.address.port:  # before the broker listens, it has no address to register
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:
@@ -181,7 +181,7 @@ class Registrar:
         config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # A broker with restricted permission registers its topics with that permission.
+            # A broker with restricted permission registers its topics with its own permission.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()

@@ -23,7 +23,7 @@ from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, System
 
 log = logs.logger(__name__)
 
-# Errors of a path that cannot be used as a directory, at the next start neither.
+# Errors of a path that cannot be used as a directory, now or after a restart.
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
@@ -65,7 +65,7 @@ class Broker:
         advertised.check_usable(config.broker_ip1, address.ip)
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
-                await resolve(key, host)  # fail before the store is opened
+                await resolve(key, host)  # so that an invalid address fails before the store is opened
         security = await security_of(config)
         try:
             store = await self._open_store()
@@ -96,8 +96,8 @@ class Broker:
     async def _open_store(self) -> MessageStore:
         """Open the store in a thread.
 
-        If the start is cancelled, the thread continues; then the opened store is closed, or the directory
-        would stay locked.
+        If the start is cancelled, the thread continues; then the opened store must be closed, or the
+        directory would stay locked.
         """
         opening = asyncio.create_task(
             asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
@@ -125,7 +125,7 @@ def not_opened(config: StoreConfig, error: OSError) -> CometError:
     path = error.filename or config.root
     reason = error.strerror or str(error)
     if error.errno in NO_DIRECTORY:
-        # A file that may not be written in an existing directory is a problem of the store.
+        # If the directory exists but a file in it may not be written, the problem is one of the store.
         within = "" if error.errno in NOT_ALLOWED else os.path.dirname(path)
         for key, directories in config.directories.items():
             for directory in directories:

@@ -1,7 +1,7 @@
 """Accounts and white lists of a plain_acl.yml file, read strictly (docs/reference/remoting.md, ACL).
 
-Apache's broker treats an unknown permission as DENY and skips what it cannot use. Here every key, permission
-and pattern must be known, so that a typing error is reported at the start.
+Apache's broker treats an unknown permission as DENY and skips values that it cannot use. Here every key,
+permission and pattern must be known, so that a typing error is reported at the start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cometmq.yaml_file import Node
 MAX_FILE_BYTES = 1 << 20
 MAX_YAML_NODES = 50_000
 """The maximum number of YAML nodes of one file: about 3,500 accounts with a few permissions each."""
-_SHOWN = 80  # characters of an invalid value in an error
+_SHOWN = 80  # maximum characters of an invalid value in an error text
 
 
 class Perm(IntFlag):
@@ -44,7 +44,7 @@ PERMS = {
 
 
 class Rule(NamedTuple):
-    """A line of the file that decides, with its text."""
+    """A line of a file that decides about a request, with its text."""
 
     perm: Perm
     text: str
@@ -54,7 +54,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account.
 
     `white` holds the addresses whose requests are allowed without a signature. As in Apache's broker, an
-    admin without topic and group permissions may do everything, and an admin with some only what they allow.
+    admin without topic and group permissions may do everything, and an admin with some may do only what they
+    allow.
     """
 
     access_key: str
@@ -71,7 +72,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AclFile(msgspec.Struct, frozen=True):
-    """The content of a file."""
+    """The content of one file with accounts and white lists."""
 
     white: list[AddressPattern] = []
     accounts: list[Account] = []
@@ -79,7 +80,7 @@ class AclFile(msgspec.Struct, frozen=True):
 
 
 def read_acl(path: str, data: bytes) -> AclFile:
-    """Parse a file.
+    """Parse a file with accounts and white lists.
 
     Raises:
         ConfigError: The file is invalid. The error has file and line, and never a secret.

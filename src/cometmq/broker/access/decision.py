@@ -130,7 +130,7 @@ def _rule(account: Account, right: Right) -> Rule:
     own, default = account.topics, account.default_topic
     if right.group:
         own, default = account.groups, account.default_group
-    elif right.name.startswith(DLQ_PREFIX):  # dead letters may be from any topic of the group
+    elif right.name.startswith(DLQ_PREFIX):  # dead letters may come from any topic of the group
         default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
     return own.get(right.name, default if by_default(right) else _NO_DEFAULT)
 

@@ -30,7 +30,7 @@ WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
 Stamp = tuple[int, int, int]
-"""Modification time, length and inode of a file, which differ after it was written."""
+"""Modification time, length and inode of a file, which change when it is written."""
 
 
 class _Read(NamedTuple):
@@ -39,7 +39,7 @@ class _Read(NamedTuple):
 
 
 class AclFiles:
-    """Reads and writes the files. Methods block and must run in one thread at a time.
+    """Reads and writes the files. All methods block and must run in one thread at a time.
 
     Raises:
         ConfigError: A file is invalid.
@@ -50,7 +50,7 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        self._in_force: dict[str, Stamp] = {}  # the files of the last returned policy
+        self._in_force: dict[str, Stamp] = {}  # the files of the policy that was returned last
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
@@ -64,7 +64,7 @@ class AclFiles:
         return {path: each.stamp for path, each in self._read.items()}
 
     def _look(self) -> Policy:
-        """Read the files that have changed."""
+        """Read the files that have changed since they were last read."""
         read: dict[str, _Read] = {}
         for path in self._paths():
             before = self._read.get(path)
@@ -150,7 +150,7 @@ class AclFiles:
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self._look()  # the files may have been edited since
+        self._look()  # the files may have been edited since they were read
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
@@ -161,7 +161,7 @@ class AclFiles:
         return self._read[path].content if path in self._read else AclFile()
 
     def _write(self, path: str, content: AclFile) -> Policy:
-        """Check that the whole is valid, and replace the file."""
+        """Check the policy that would result, and replace the file."""
         contents = {other: each.content for other, each in self._read.items()}
         policy = _joined({**contents, path: content})
         if not len(policy):
@@ -178,7 +178,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # before the content, so that a change during the read is noticed
+        stamp = _stamp(path)  # read before the content, so that a change during the read is noticed
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
@@ -221,7 +221,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """Return all files as one policy. Raises ConfigError for an account in two files."""
+    """Return the contents of all files as one policy. Raises ConfigError for an account in two files."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:

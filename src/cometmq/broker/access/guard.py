@@ -28,7 +28,7 @@ log = logs.logger(__name__)
 FILE_CHECK_INTERVAL_S = 1.0
 """The interval in seconds at which the files are checked for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""The text of Apache's 4.9 before a refusal, by which clients recognise it."""
+"""The text with which Apache's 4.9 begins a refusal, and by which clients recognise it."""
 
 
 CheckTopic = Callable[[Connection, Frame, str], None]
@@ -42,7 +42,7 @@ class Guard:
         self.files = files
         self.policy = policy
         self.lock = asyncio.Lock()
-        """Held while a thread uses the files."""
+        """The lock for the files, held while a thread uses them."""
         self.refused = 0
         self._log_limit = logs.LogLimiter()
         self._accounts: dict[Connection, str | None] = {}
@@ -103,7 +103,7 @@ class Guard:
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """Check a request that identifies a message by its position, see CheckTopic."""
+        """Check the read of a message that the request identifies by its position, see CheckTopic."""
         self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
 
     def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
@@ -134,9 +134,9 @@ class Guard:
     # -- requests of this broker
 
     def sign(self, frame: Frame) -> None:
-        """Sign a request to a master, which has the same accounts, as the first admin.
+        """Sign a request to a master as the first admin: the master has the same accounts.
 
-        Requests to name servers are not signed: they need no signature, and could use it elsewhere.
+        Requests to name servers are not signed: a name server needs no signature, and could misuse it.
         """
         admin = self.policy.first_admin
         if admin is not None and frame.code not in NAMESRV_REQUESTS:

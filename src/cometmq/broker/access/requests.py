@@ -38,7 +38,7 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class AclRequests:
-    """Handles the requests. Without a guard (aclEnable=false) every change is refused."""
+    """Handles requests about access control. Without a guard (aclEnable=false) every change is refused."""
 
     config: BrokerConfig
     address: BrokerAddress
@@ -87,7 +87,7 @@ class AclRequests:
 
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return how often the files were changed."""
+        """Return the number of changes of the files."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)
@@ -112,7 +112,7 @@ class AclRequests:
 
     @handles(RequestCode.EXPLAIN_ACCESS)
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return whether an account may do something by the current policy (CometMQ's own request)."""
+        """Return whether the current policy allows an account an action (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         header = frame.header(ExplainAccessRequestHeader)
         try:
@@ -149,7 +149,7 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
-    """Return the account after a request. Absent values stay unchanged. Raises ConfigError."""
+    """Return the account with the changes of a request. Raises ConfigError. Absent values stay unchanged."""
     given = {
         "accessKey": header.access_key,
         "secretKey": header.secret_key or None,

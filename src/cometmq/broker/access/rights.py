@@ -1,8 +1,8 @@
 """The rights that each request requires (docs/security.md, Access).
 
 Apache's 4.9 broker checks the topics and groups of ten requests and reserves five for admins; all others need
-only a signature. Here every request that is not listed below requires an admin, so that a new one is closed
-until somebody opens it.
+only a signature. Here every request that is not listed below requires an admin, so that a new request is
+refused until this module permits it.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _send(frame: Frame) -> Rights:
 def _reply(frame: Frame) -> Rights | None:
     """Return the rights of a reply.
 
-    It goes to any client that it names, so the right to a topic is not enough.
+    A reply goes to the client that it names, so the right to a topic is not enough.
     """
     topic = frame.header(SendMessageRequestHeader).topic
     return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
@@ -106,7 +106,7 @@ def _fields(
 ) -> Callable[[Frame], Rights]:
     """Return a function that reads the rights from these ext fields.
 
-    A missing field is a topic or group without a name, unless it is optional.
+    A missing field counts as a topic or group without a name, unless the field is optional.
     """
 
     def find(frame: Frame) -> Rights:
@@ -157,7 +157,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
     RequestCode.SEND_REPLY_MESSAGE: _reply,
     RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
-    # The handlers of these requests know the topic of the message, and check it.
+    # The handlers of these requests check the rights, because only they know the topic of the message.
     RequestCode.END_TRANSACTION: _nothing,
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,

@@ -13,10 +13,7 @@ from cometmq.remoting import Connection, ServerTls, client_tls, server_tls
 
 
 class Security(NamedTuple):
-    """The security of a broker.
-
-    client_context is the TLS of its connections to name servers and the master.
-    """
+    """The security of a broker. client_context: the TLS of its connections to name servers and the master."""
 
     guard: Guard | None = None
     tls: ServerTls | None = None
@@ -64,8 +61,8 @@ OPEN = Security()
 async def security_of(config: BrokerConfig) -> Security:
     """Return the security that the settings require. Raises ConfigError for incomplete settings.
 
-    As in Apache's brokers, useTLS concerns the connections that a broker opens; an enforcing broker uses TLS
-    for them, too.
+    As in Apache's brokers, useTLS concerns the connections that a broker opens. A broker that enforces TLS
+    for its clients uses it for them, too.
     """
     guard = await guard_of(config)
     path = config.tls_config_file

@@ -45,7 +45,7 @@ class SubscriptionOfGroup(Body):
 
 @dataclass(eq=False, kw_only=True)
 class ClientAdmin:
-    """Answers from the tables of producers and consumers."""
+    """Answers requests about clients from the tables of producers and consumers."""
 
     clock: Clock
     producers: ProducerTable

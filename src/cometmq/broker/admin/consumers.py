@@ -41,7 +41,7 @@ STATUS_TIMEOUT_S = 5.0
 
 
 class ClientStatus(GetConsumerStatusBody):
-    """The answer of one client."""
+    """The consumer status in the answer of one client."""
 
     MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
@@ -59,7 +59,8 @@ class ConsumerAdmin:
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """Reset a group's offsets and notify every online consumer (RESET_CONSUMER_CLIENT_OFFSET).
 
-        The offsets are those of a point in time, or the given one for a single queue (5.x).
+        The new offsets are those of a point in time. For a single queue, the request may contain the offset
+        (5.x).
         """
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
@@ -121,7 +122,7 @@ class ConsumerAdmin:
         else:
             queue = store.queues.find_queue(header.topic, queue_id)
             target = max(await store.lookups.offset_by_time(queue, header.timestamp, mode), 0)
-        # Without force, an offset moves backwards only.
+        # Without `force`, an offset may only move backwards.
         return target if header.is_force or target < stored else stored
 
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
@@ -150,7 +151,7 @@ class ConsumerAdmin:
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Forward the request to the client unchanged."""
+        """Forward the request for running info to the client unchanged."""
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)

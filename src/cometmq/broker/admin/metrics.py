@@ -118,7 +118,7 @@ class BrokerMetrics:
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
-        """Add all metrics, with turns for the rest of the loop in between."""
+        """Add all metrics, and let the event loop do other work in between."""
         turns = Turns()
         table = await self.runtime.table()
         self._runtime(families, table)
@@ -137,12 +137,12 @@ class BrokerMetrics:
                 break
 
     def _node(self) -> dict[str, str]:
-        """Return the labels of 5.x."""
+        """Return the labels that 5.x uses for a broker."""
         config = self.config
         return {"cluster": config.broker_cluster_name, "node_type": "broker", "node_id": config.broker_name}
 
     def _of_broker(self) -> dict[str, str]:
-        """Return the labels of rocketmq-exporter."""
+        """Return the labels that rocketmq-exporter uses for a broker."""
         return {"cluster": self.config.broker_cluster_name, "broker": self.config.broker_name}
 
     def _runtime(self, families: Families, table: dict[str, str]) -> None:
@@ -150,7 +150,7 @@ class BrokerMetrics:
         place = {**self._of_broker(), "brokerIP": self.address.text}
         labels = {
             **place,
-            "brokerHost": "",  # as in rocketmq-exporter
+            "brokerHost": "",  # an empty value, as in rocketmq-exporter
             "des": table["brokerVersionDesc"],
             "boottime": table["bootTimestamp"],
             "broker_version": table["brokerVersion"],
@@ -204,7 +204,7 @@ class BrokerMetrics:
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
 
     def _of_disk(self) -> dict[str, str]:
-        """Return the labels of 5.x for the store's metrics."""
+        """Return the labels that 5.x uses for the store's metrics."""
         return {**self._node(), "storage_type": "local", "storage_medium": "disk"}
 
     def _timers(self, families: Families, table: dict[str, str]) -> None:
@@ -349,7 +349,7 @@ class BrokerMetrics:
             kind = "retrydiff"
         elif topic.startswith(DLQ_PREFIX):
             kind = "dlqdiff"
-        if model != BROADCASTING:  # members of a broadcasting group store their own offsets
+        if model != BROADCASTING:  # because members of a broadcasting group store their own offsets
             families.gauge(
                 f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,

@@ -46,9 +46,9 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
-# The counters of the statistics of the whole broker.
+# The counters with statistics of the whole broker.
 OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
-MAX_ENTRIES = 4096  # entries of a consume queue in one response
+MAX_ENTRIES = 4096  # maximum entries of a consume queue in one response
 INT64_MAX = 2**63 - 1
 
 
@@ -67,7 +67,7 @@ class TopicsOfGroup(Body):
 
 @dataclass(eq=False, kw_only=True)
 class ProgressAdmin:
-    """Answers from the tables and the store's queues."""
+    """Answers requests about queues and groups from the tables and the store's queues."""
 
     clock: Clock
     store: MessageStore
@@ -201,7 +201,7 @@ class ProgressAdmin:
             found = []
         if not any(counted.sum for counted in found):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        # Each message is an event of its own, so the average per event is one.
+        # Each message counts as one event, so the average per event is one.
         items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
         return frame.response(body=BrokerStatsData(*items).encode())
 
@@ -263,7 +263,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # 5.x's tools show the difference as messages held by members
+                    pull_offset=consumed,  # for 5.x's tools, the difference is what members hold
                 )
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
@@ -287,7 +287,7 @@ class ProgressAdmin:
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return the lowest offset of any group in each queue of a topic.
 
-        It is INT64_MAX where the compared group is behind it (docs/reference/remoting.md, Statistics and
+        The result is INT64_MAX where the compared group is behind (docs/reference/remoting.md, Statistics and
         connections).
         """
         header = frame.header(QueryCorrectionOffsetRequestHeader)

@@ -35,8 +35,8 @@ from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
-# Thread pools of Apache's broker that an event loop does not have. Tools show them with the loop's delay as
-# their wait, and senders that wait for the device in the queue of sends.
+# Thread pools of Apache's broker that an event loop does not have. For tools, the delay of the loop counts as
+# their wait, and the senders that wait for the device count as the queue of the send pool.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
 OWN_VERSION = version("cometmq")
@@ -51,7 +51,7 @@ NO_CONTAINER = (
 class RuntimeAdmin:
     """Shows and changes settings, and shows the runtime table.
 
-    `settings_changed` applies and writes the changed settings, which are given by their keys.
+    `settings_changed` receives the keys of changed settings, and applies and writes these.
     """
 
     config: BrokerConfig
@@ -130,7 +130,7 @@ class RuntimeAdmin:
 
     @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete expired segments at any hour: ten now, and ten in each following pass."""
+        """Delete expired segments at any hour: ten now, and ten in each following cycle."""
         store = self.store
         log.info("expired files are deleted for %s", connection.peer)
         store.retention.delete_now()
@@ -231,7 +231,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
-        # Single calls are not timed; rocketmq-exporter refuses a table without these keys.
+        # Single calls are not timed, but rocketmq-exporter refuses a table without these keys.
         "putMessageDistributeTime": "{}",
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",
@@ -249,7 +249,7 @@ def capacity(store: MessageStore) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a share as text."""
+    """Return a share as text in the form of the runtime table."""
     return str(max(value, 0.0))
 
 

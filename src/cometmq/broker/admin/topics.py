@@ -54,7 +54,7 @@ class GroupRequestHeader(Header, gc=False):
 class TopicAdmin:
     """Creates, changes, shows, purges and deletes topics and groups.
 
-    `registered` returns once every name server has answered a registration that began after the call.
+    `registered` waits until every name server has answered a registration that began after the call.
     """
 
     config: BrokerConfig
@@ -118,7 +118,7 @@ class TopicAdmin:
     async def _put_topics(
         self, connection: Connection, frame: Frame, wanted: Sequence[tuple[TopicConfig, str | None]]
     ) -> Frame:
-        """Create or replace topics; `wanted` holds each with the changes of its attributes."""
+        """Create or replace topics; `wanted` holds the topics, each with the changes of its attributes."""
         since = self.tables.check_changeable()
         if not wanted:
             return frame.response()
@@ -169,7 +169,7 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
-        since = tables.check_changeable()  # another broker may lead by now
+        since = tables.check_changeable()  # by now another broker may be the leader
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
@@ -202,7 +202,7 @@ class TopicAdmin:
 
     @handles(RequestCode.PURGE_TOPIC)
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Hide the messages of a topic durably, or without `execute` only return what a purge would hide.
+        """Hide the messages of a topic durably, or without `execute` return the effect only.
 
         This request is CometMQ's own, and other tools do not send it.
         """
@@ -233,10 +233,10 @@ class TopicAdmin:
     @handles(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
         """Delete the queues of topics outside the table, except system topics, whose messages may wait."""
-        await self.tables.confirm_changeable()  # a follower deletes what its leader deletes
+        await self.tables.confirm_changeable()  # a follower only deletes queues that its leader deletes
         topics = self.tables.topics
         try:
-            # Not a set of all names: many such requests may wait for each other.
+            # A function instead of a set of all names, because many such requests may wait for each other.
             gone = await self.store.deletion.delete_unknown(
                 lambda name: name in topics.table or topics.is_system(name)
             )
@@ -318,7 +318,7 @@ class TopicAdmin:
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait until a change is on the device. Raises CommandError if it could not be written."""
+    """Wait until a change of a table is on the device. Raises CommandError if it could not be written."""
     try:
         await done()
     except OSError as error:

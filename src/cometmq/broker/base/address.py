@@ -14,14 +14,14 @@ HA_OFFSET = 1
 
 
 def ha_port_of(config: BrokerConfig) -> int:
-    """Return the port where slaves connect; 0 for any free one, beside a port that the system picked."""
+    """Return the port where slaves connect; 0 (any free port) if the system chose the broker's own port."""
     return config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
 
 
 def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
-    """Return what a broker listens on: each with the key that names it, the interface and the port.
+    """Return the setting's key, the interface and the port for each socket on which a broker listens.
 
-    The port of old clients, `listenPort` - 2, is left out: a broker does without it.
+    The port of old clients, `listenPort` - 2, is omitted, because a broker can work without it.
     """
     interface, store = config.bind_address or "0.0.0.0", config.store
     ports = [("listenPort", interface, config.listen_port)]
@@ -35,7 +35,7 @@ def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
 
 @dataclass(eq=False)
 class BrokerAddress:
-    """The addresses of a broker. The ports are known once it listens.
+    """The addresses of a broker. The ports are known once the broker listens.
 
     `ip` is the numeric address of brokerIP1: records and responses have room for numbers only. Clients and
     name servers receive the name in brokerIP1.
@@ -65,7 +65,7 @@ class BrokerAddress:
 
     @property
     def packed(self) -> bytes:
-        """The address as in records, 8 or 20 bytes."""
+        """The broker's address in the form of records, 8 or 20 bytes."""
         return pack_host(host_port(self.ip, self.port))
 
 

@@ -87,7 +87,7 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
 async def look(address: BrokerAddress) -> None:
     """Log warnings about the address of a listening broker."""
     own = is_own(address.ip)
-    # A connection to an address of this machine never leaves it, so it would prove nothing more.
+    # A connection to an address of this machine never leaves the machine, so a test would prove nothing more.
     certain = own and address.interface in (*ALL_INTERFACES, address.ip)
     problem = "" if certain else await connect_problem(address.ip, address.port)
     for doubt in doubts(address, own=own, problem=problem):
@@ -95,7 +95,7 @@ async def look(address: BrokerAddress) -> None:
 
 
 async def connect_problem(ip: str, port: int) -> str:
-    """Return why a connection fails, or ""."""
+    """Return the reason why a connection to the address fails, or ""."""
     try:
         async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(ip, port)

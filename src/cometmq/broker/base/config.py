@@ -71,7 +71,7 @@ def local_address() -> str:
     """Return the address at which other machines reach this one by the routing table, else 127.0.0.1."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        probe.connect(("192.0.2.1", 9))  # a documentation address: no packet is sent by a datagram connect
+        probe.connect(("192.0.2.1", 9))  # a documentation address: a datagram connect sends no packet
         return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
@@ -95,8 +95,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_ip1: Annotated[str, FIXED] = msgspec.field(default_factory=local_address)
     broker_ip2: Annotated[str, FIXED] = ""
     listen_port: Annotated[int, _PORT, FIXED] = 10911
-    bind_address: Annotated[str, FIXED] = ""  # ours: the interface to listen on, empty for all
-    vip_channel_enable: Annotated[bool, FIXED] = True  # ours: whether P-2 is opened
+    bind_address: Annotated[str, FIXED] = ""  # ours: the interface to listen on, empty for all interfaces
+    vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ's own: whether listenPort - 2 is opened
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")
     )
@@ -115,10 +115,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     flush_consumer_offset_interval: Annotated[int, _PERIOD, START] = 5_000
     long_polling_enable: bool = True
     short_polling_time_mills: Annotated[int, _MS] = 1_000
-    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # ours
-    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # ours
+    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # CometMQ's own
+    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # CometMQ's own
     notify_consumer_ids_changed_enable: bool = True
-    enable_property_filter: bool = True  # SQL92; Apache's default is false
+    enable_property_filter: bool = True  # SQL92 filters; Apache's default is false
     slave_read_enable: bool = False
     start_accept_send_request_time_stamp: Annotated[int, Range(0, LONG_MAX, "milliseconds since 1970")] = 0
     broker_fast_failure_enable: bool = True
@@ -128,30 +128,30 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     wait_time_mills_in_heartbeat_queue: Annotated[int, _MS] = 31_000
     wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
     os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
-    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # ours
+    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # CometMQ's own
     disable_consume_if_consumer_read_slowly: bool = False
     consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
     register_name_server_period: Annotated[int, _MS, START] = 30_000
     register_broker_timeout_mills: Annotated[int, Range(1, 600_000, "milliseconds")] = 6_000
     compressed_register: bool = False
-    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache's: 10912, but 4.9 opens listenPort + 1
+    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache: 10912, but 4.9 opens listenPort + 1
     ha_master_address: Annotated[str, FIXED] = ""
     ha_send_heartbeat_interval: Annotated[int, _PERIOD] = 5_000
     ha_housekeeping_interval: Annotated[int, _PERIOD] = 20_000
     ha_transfer_batch_size: Annotated[int, _HA_BATCH] = 32_768
     ha_slave_fallbehind_max: Annotated[int, _BYTES] = 256 << 20
     slave_timeout: Annotated[int, _MS] = 3_000
-    d_leger_join: Annotated[bool, FIXED] = False  # ours: whether an existing group adds this member
+    d_leger_join: Annotated[bool, FIXED] = False  # CometMQ's own: whether an existing group adds this member
     in_sync_replicas: Annotated[int, _REPLICAS] = 1
     min_in_sync_replicas: Annotated[int, _REPLICAS] = 1
     enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
-    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
+    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache: 3 days
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # ours: about 30 bytes each in memory
+        4_000_000  # ours: each message takes about 30 bytes of memory
     )
-    recall_message_enable: bool = True  # Apache's: false
+    recall_message_enable: bool = True  # Apache: false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
@@ -160,19 +160,19 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
-    tls_server_mode: Annotated[str, FIXED] = ""  # permissive where there is a tls.config.file
+    tls_server_mode: Annotated[str, FIXED] = ""  # empty: permissive if there is a tls.config.file
     tls_config_file: Annotated[str, FIXED] = ""
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False
-    rocketmq_home: Annotated[str, FIXED] = ""  # the directory of the accounts, with aclEnable
-    log_level: str = ""  # ours
+    rocketmq_home: Annotated[str, FIXED] = ""  # the directory of the account files, with aclEnable
+    log_level: str = ""  # CometMQ's own
     broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Read a properties file's pairs. Raises ConfigError(key, value, expected)."""
+        """Read the settings from a properties file's pairs. Raises ConfigError(key, value, expected)."""
         own, store, extra = _divided(properties)
         for key in extra:
             if key not in INERT.defaults:
@@ -187,7 +187,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return config
 
     def check(self) -> None:
-        """Raise ConfigError for values of the right type that cannot work."""
+        """Raise ConfigError for values that have the right type but cannot work."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.enable_d_leger_commit_log:
             store = self.store
@@ -199,7 +199,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
-            # Both names become topic names, too.
+            # Both names must be valid names of topics, too.
             if not 0 < len(name.strip()) <= MAX_TOPIC_LENGTH or "/" in name or name in (".", ".."):
                 expected = f"a name that is not blank, of at most {MAX_TOPIC_LENGTH} characters, without /"
                 raise ConfigError(key, name, expected)
@@ -252,7 +252,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     @property
     def register_period_ms(self) -> int:
-        """registerNameServerPeriod, clamped as Apache's broker clamps it."""
+        """The setting registerNameServerPeriod, limited as Apache's broker limits it."""
         return max(10_000, min(self.register_name_server_period, 60_000))
 
     @property
@@ -277,7 +277,7 @@ def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
 
 
 RANGES = annotations_of(BrokerConfig, Range)
-"""Key -> range of the number."""
+"""The permitted range of each number, by key."""
 NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
     "configBlackList", "messageStorePlugIn", "mappedFileSizeConsumeQueueExt",
 }  # fmt: skip

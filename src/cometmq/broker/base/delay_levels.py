@@ -15,8 +15,8 @@ from cometmq.store import StoreConfig
 
 # The delay that Apache's store uses for a level that the table does not contain.
 UNKNOWN_LEVEL_MS = 1_000
-# Smaller changes of the wall clock against the monotonic clock are slow adjustments. Messages wait this much
-# longer.
+# Smaller changes of the wall clock against the monotonic clock are slow adjustments. For safety, messages
+# wait for this much longer.
 STEP_MS = 10
 
 
@@ -42,10 +42,10 @@ class DelayLevels(msgspec.Struct, frozen=True):
 class ClockSteps:
     """The lead of the monotonic clock over the wall clock when the records of a queue were stored.
 
-    A record contains the wall time of its storing. If the wall clock is set between storing and delivery,
-    messages would be delivered early or late, so delays are measured by the monotonic clock that counts
-    sleep. Records from before the start count as stored by the wall clock of the start. The leads are kept by
-    queue offset, without I/O.
+    A record contains the wall time of its storing. If the wall clock is set between storing and delivery, it
+    would deliver messages early or late. So delays are measured by a monotonic clock that includes the time
+    of a suspended machine. Records from before the start count as stored by the wall clock of the start. The
+    leads are kept by queue offset, without I/O.
     """
 
     __slots__ = ("notes",)
@@ -59,7 +59,7 @@ class ClockSteps:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """Return what converts the store time of the record at this offset to the monotonic clock, in ms.
+        """Return the ms to add to the store time of the record at this offset to get monotonic time.
 
         The oldest record is the most frequent case.
         """
@@ -88,7 +88,7 @@ class DueTimes:
         """Create the times of a level whose queue ended at offset `stored` at the start."""
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # for messages stored before the start
+        self._latest_ms = monotonic_ms + delay_ms  # the latest time for messages stored before the start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:

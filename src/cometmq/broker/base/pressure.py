@@ -18,8 +18,7 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
-# The setting with the maximum delay of the loop, for each group of requests that share a queue in Apache's
-# broker.
+# For each group of requests that share a queue in Apache's broker: the setting with the loop's maximum delay.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
     (RequestCode.PULL_MESSAGE,): "wait_time_mills_in_pull_queue",

@@ -27,7 +27,7 @@ WARNING_INTERVAL_S = 10.0  # the minimum interval between two log lines about re
 
 @dataclass(eq=False, kw_only=True)
 class Protection:
-    """The measurement of the load, and the refusal of requests. override_handlers: RemotingServer's."""
+    """The measurement of the load, and the refusal of requests by RemotingServer's override_handlers."""
 
     config: BrokerConfig
     store: MessageStore
@@ -38,7 +38,7 @@ class Protection:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._late_ms = 0  # at the last measurement
+        self._late_ms = 0  # the delay of the loop at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
         self._log_limit = logs.LogLimiter(1, WARNING_INTERVAL_S)
         self.load = Load()
@@ -46,12 +46,12 @@ class Protection:
         """The number of refused requests since the start."""
 
     def start(self) -> None:
-        """Start to measure."""
+        """Start to measure the load."""
         self._due = self._loop.time() + MEASURE_INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._measure)
 
     def stop(self) -> None:
-        """Stop to measure and refuse nothing more."""
+        """Stop measuring, and refuse no more requests."""
         if self._timer is not None:
             self._timer.cancel()
         self._refuse({})
@@ -65,7 +65,7 @@ class Protection:
         late_ms = int((self._loop.time() - self._due) * 1000)
         flusher = self.store.flusher
         self.load = Load(
-            # A single stall that is over does not count: the waiting requests are best served immediately.
+            # A single stall that is over does not count, because the waiting requests are best served now.
             lag_ms=min(late_ms, self._late_ms),
             sync_ms=int(flusher.syncing_s * 1000) if self.store.config.sync_flush else 0,
             waiting=self.writer.waiting,
@@ -73,7 +73,7 @@ class Protection:
         )
         self._late_ms = late_ms
         if 0 < self.config.max_unflushed_bytes <= 2 * self.load.unflushed:
-            flusher.request()  # independent of the flush interval
+            flusher.request()  # this sync does not depend on the flush interval
         self._refuse(exceeded(self.load, self.config))
         self.start()
 

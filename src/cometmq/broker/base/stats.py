@@ -23,7 +23,7 @@ MAX_GROUP_TOTALS = 100_000
 
 K = TypeVar("K")
 SPAN_MS = 10_000
-# The length of a span and the number of spans summed: a minute, an hour, a day.
+# For the last minute, hour and day: the length of a span, and the number of spans that are summed.
 LEVELS = ((SPAN_MS, 6), (600_000, 6), (3_600_000, 24))
 
 
@@ -42,7 +42,7 @@ class SpanCounts(Generic[K]):
     """The counts of the last minute, hour and day, of keys that were counted within the last day."""
 
     def __init__(self, mono_ms: int) -> None:
-        # For each level the start times of its spans with their counts; the current span is the last one.
+        # For each level, the start times of its spans with their counts. The current span is the last one.
         self._levels: list[deque[tuple[int, dict[K, int]]]] = [
             deque([(mono_ms, {})], maxlen=count + 1) for _, count in LEVELS
         ]
@@ -57,7 +57,7 @@ class SpanCounts(Generic[K]):
                 spans.append((mono_ms, {}))
 
     def of(self, key: K, mono_ms: int, since: int = 0) -> list[Counted]:
-        """Return a key's counts of the last minute, hour and day, plus those `since` the last `add`."""
+        """Return a key's counts of the last minute, hour and day, plus the count `since` the last `add`."""
         return [
             Counted(since + sum(counts.get(key, 0) for _, counts in spans), mono_ms - spans[0][0])
             for spans in self._levels
@@ -96,13 +96,13 @@ class Stats:
         # minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The last spans with their start times; the current one is the last.
+        # The counts of the last spans, with their start times. The current span is the last one.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._counted = {"put": 0, "transferred": 0}  # already included in `broker_counts`
-        self.group_totals: dict[tuple[str, str], int] = {}  # since the start, without the current span
+        self._counted = {"put": 0, "transferred": 0}  # events that `broker_counts` already includes
+        self.group_totals: dict[tuple[str, str], int] = {}  # counts since the start, without the current span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
@@ -189,7 +189,7 @@ class Stats:
 
 @dataclass(slots=True)
 class Rate:
-    """Bytes of the last whole second with traffic, for status output. Times in seconds."""
+    """The bytes of the last whole second with traffic, for status output. Times are in seconds."""
 
     _second: int = 0
     _bytes: int = 0

@@ -8,12 +8,12 @@ from cometmq.store import Clock
 
 
 def mono_ms(clock: Clock) -> int:
-    """Return a monotonic time in ms that includes the machine's sleep."""
+    """Return a monotonic time in ms that includes the time of a suspended machine."""
     return int(clock.boottime() * 1000)
 
 
 def awake_ms(clock: Clock) -> int:
-    """Return a monotonic time in ms without the machine's sleep, after which clients get time to report."""
+    """Return a monotonic time in ms without the time of a suspended machine, for timeouts of clients."""
     return int(clock.monotonic() * 1000)
 
 

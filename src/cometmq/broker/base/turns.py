@@ -1,4 +1,4 @@
-"""Requests about many queues, which yield to the loop in between."""
+"""Helpers for requests about many queues, which let the event loop do other work in between."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ENTRIES_INLINE = 512
 
 
 class Turns:
-    """The number of queues, topics or groups that one request has processed."""
+    """A counter of the queues, topics or groups that one request has processed."""
 
     __slots__ = ("_left",)
 
@@ -25,7 +25,7 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items, with a turn of the loop after every 64 items of all calls."""
+        """Yield the items, and let the loop do other work after every 64 items of all calls."""
         for item in items:
             self._left -= 1
             if not self._left:
@@ -35,7 +35,7 @@ class Turns:
 
 
 async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence[T]]:
-    """Yield parts of a long list from a request, with a turn of the loop after each."""
+    """Yield parts of a long list from a request, and let the loop do other work after each."""
     for at in range(0, len(items), size):
         if at:
             await asyncio.sleep(0)
@@ -43,5 +43,5 @@ async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence
 
 
 async def encoded(body: Body, entries: int) -> bytes:
-    """Return the bytes of a body that does not change any more."""
+    """Return the encoded bytes of a body that does not change any more."""
     return body.encode() if entries <= ENTRIES_INLINE else await asyncio.to_thread(body.encode)

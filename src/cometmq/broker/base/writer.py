@@ -54,7 +54,7 @@ class Replicas(Protocol):
 
 
 class Writer:
-    """Commits and answers the appends of a tick. `end_tick` is registered with the remoting server's tick."""
+    """Commits and answers the appends of a tick, when the remoting server's tick calls `end_tick`."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._outcomes: list[tuple[Outcome, bool]] = []  # of this tick, and whether they wait
+        self._outcomes: list[tuple[Outcome, bool]] = []  # outcomes of this tick, and whether each waits
         self._ticks = 0  # ticks with waiting senders
         self.waiting = 0  # waiting senders
         self._idle = asyncio.Event()

@@ -24,17 +24,17 @@ from cometmq.store import Buffer
 
 SQL92 = "SQL92"
 MAX_CHARACTERS = 1 << 20
-"""The maximum number of characters of all cached expressions; each counts for some more.
+"""The maximum number of characters of all cached expressions, with a fixed surcharge for each expression.
 
 A compiled character takes up to 60 bytes.
 """
 _EXTRA_CHARACTERS = 100
 REST = 4.0
-"""The pause after a compilation as a multiple of its duration, because the thread slows the loop."""
+"""The pause after a compilation as a multiple of its duration: the compiling thread slows the loop."""
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # properties of a record that are read without decoding the others
+_MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
 
-Key = tuple[str, bool]  # expression, and whether CONTAINS and the like are operators
+Key = tuple[str, bool]  # expression, and whether words such as CONTAINS are operators
 
 
 class NotCompiled(Exception):
@@ -46,7 +46,7 @@ class NotCompiled(Exception):
 
 
 class SqlFilters:
-    """The compiled filters of a broker. All methods belong to the loop."""
+    """The compiled filters of a broker. All methods must be called on the loop."""
 
     def __init__(self, config: BrokerConfig, compiler: Callable[..., SqlFilter] = compile_sql) -> None:
         self._config = config
@@ -63,7 +63,7 @@ class SqlFilters:
 
         Args:
             expression: The expression.
-            expression_type: Its type.
+            expression_type: The type of the expression.
             version: The version of the request; 5.x has more operators.
 
         Raises:
@@ -90,14 +90,14 @@ class SqlFilters:
         return found
 
     def stop(self) -> None:
-        """Cancel waiting compilations: the broker stops."""
+        """Cancel the waiting compilations, because the broker stops."""
         self._stopping.set()
 
     async def compile(self, key: Key, asker: Hashable) -> None:
         """Compile an expression and store its filter, or its error, in the table.
 
-        One compilation runs at a time. Those of one asker (its connection) wait for each other first, so that
-        they do not delay others.
+        One compilation runs at a time. The compilations of one connection (`asker`) first wait for each
+        other, so that they do not delay other connections.
 
         Raises:
             CommandError: The broker stops.
@@ -119,7 +119,7 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # without the traceback
+                found = SqlError(error.column, error.problem)  # stored without its traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -131,7 +131,7 @@ class SqlFilters:
 class FilterScan:
     """The filter of one pull, with a time limit.
 
-    After the time limit it returns None for records that it did not check. It always checks the first one.
+    After the time limit it returns None for records that it did not check. It always checks the first record.
     """
 
     __slots__ = ("_asked", "_decoded", "_matches", "_now_s", "_over", "_properties", "_until")

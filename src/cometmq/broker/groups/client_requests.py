@@ -52,24 +52,24 @@ from cometmq.protocol.subscriptions import describe_differences, differences, se
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 
-# The maximum number of groups and subscriptions of a heartbeat. They are counted before decoding, which takes
-# 2 µs for each.
+# The maximum number of groups and subscriptions of a heartbeat. They are counted before they are decoded,
+# which takes 2 µs for each.
 MAX_OBJECTS = 50_000
-MAX_LANGUAGE_LENGTH = 32  # characters
+MAX_LANGUAGE_LENGTH = 32  # maximum length in characters
 MAX_BROKER_NAME_LENGTH = 255  # characters of a broker's name; queues with a longer one cannot be locked
 
 
 log = logs.logger(__name__)
 
-MAX_KEPT = 1_000  # differences already logged; the oldest is dropped and may be logged again
-MAX_REPEATED_CHECKS = 10  # groups compared again at a time: each may be large
+MAX_KEPT = 1_000  # maximum differences remembered as logged; the oldest one may be logged again
+MAX_REPEATED_CHECKS = 10  # maximum groups compared again in one call, because each may be large
 
 
 @dataclass(eq=False)
 class Disagreements:
     """The logged differences between members of groups, as digests of group, topic or setting, and values.
 
-    It also keeps as many groups whose differences the log's rate limit held back.
+    It also stores up to MAX_KEPT groups whose differences the log's rate limit suppressed.
     """
 
     _logged: dict[bytes, None] = field(default_factory=dict)
@@ -97,7 +97,7 @@ class Disagreements:
             log.warning("members of group %s differ in %s: %s", group, in_what, describe_differences(said))
 
     def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Log differences that the rate limit held back, if they still exist."""
+        """Log the differences that the rate limit suppressed, if they still exist."""
         for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
             del self._pending[group]
             if group in groups:
@@ -105,7 +105,7 @@ class Disagreements:
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
-    """Return a digest that does not depend on the order. Expressions can be long and are not stored."""
+    """Return a digest that does not depend on the order. Expressions can be too long to be stored."""
     said = repr((group, in_what, sorted(values)))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
@@ -186,7 +186,7 @@ class ClientProcessor:
         )
         if changed:
             self.notices.changed(group)
-        # Pull consumers list what they are about to read, which differs between members.
+        # Pull consumers send the subscriptions that they are about to read, and these differ between members.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
@@ -210,7 +210,7 @@ class ClientProcessor:
     def expire(self) -> None:
         """Close the connections of clients that were silent for 120 s, and remove expired locks.
 
-        It runs every 10 s and also logs what the log's rate limit had held back.
+        It runs every 10 s. It also logs the differences that the log's rate limit suppressed.
         """
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.log_pending(self.consumers.groups)
@@ -250,9 +250,9 @@ class ClientProcessor:
 
     @handles(RequestCode.LOCK_BATCH_MQ)
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Take or renew queue locks, and return those held now.
+        """Acquire or renew queue locks, and return the queues that the client now holds.
 
-        Only the master gives out locks: two brokers would give a queue to two clients.
+        Only the master grants locks: two brokers could grant a queue to two clients.
         """
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE, "queues are locked at the master")
@@ -317,5 +317,5 @@ def _queues(frame: Frame) -> LockBatchBody:
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Return whether such a queue can exist. Others are not stored."""
+    """Return whether such a queue can exist. Locks of impossible queues are not stored."""
     return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

@@ -23,9 +23,9 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and of producer groups, of one connection. A group with long
 # subscriptions counts as several. Real clients have a few groups.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # of a group's description that count as one more group
-MAX_TOPICS_PER_GROUP = 1_000  # subscriptions of a group
-MAX_CLIENT_ID_LENGTH = 1_024  # characters; clients create about 40
+WEIGHT_CHARACTERS = 16_384  # characters of a group's description that count as one more group
+MAX_TOPICS_PER_GROUP = 1_000  # maximum subscriptions of a group
+MAX_CLIENT_ID_LENGTH = 1_024  # maximum length; clients create about 40 characters
 
 Client = tuple[str, str, int]  # client id, language, version
 
@@ -33,7 +33,7 @@ Client = tuple[str, str, int]  # client id, language, version
 class ClientInfo(msgspec.Struct):
     """One client of a group on one connection.
 
-    wants and settings hold a push consumer's subscriptions and consume settings.
+    For a push consumer, wants and settings hold its subscriptions and consume settings.
     """
 
     channel: Any
@@ -60,7 +60,7 @@ class Group:
         return list(dict.fromkeys(client.client_id for client in self.by_channel.values()))
 
     def find(self, client_id: str) -> ClientInfo | None:
-        """Return a client on its newest connection, or None."""
+        """Return the entry of a client on its newest connection, or None."""
         newest = reversed(self.by_channel.values())
         return next((client for client in newest if client.client_id == client_id), None)
 
@@ -75,10 +75,10 @@ class ConsumerGroup(Group):
 
     def __init__(self) -> None:
         super().__init__()
-        self.consume_type = self.message_model = self.consume_from_where = ""  # set by heartbeats
+        self.consume_type = self.message_model = self.consume_from_where = ""  # set by each heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
         self.limits_told = False  # whether the log has reported members with different retry limits
-        self.own_limit_told = RETRY_MAX_TIMES  # the configured limit that was logged as ineffective
+        self.own_limit_told = RETRY_MAX_TIMES  # the configured limit that was already logged as ineffective
 
     def wants(self) -> dict[str, Wants]:
         """Return the subscriptions of each client id on its newest connection."""
@@ -91,7 +91,7 @@ class ConsumerGroup(Group):
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
         """Apply a heartbeat's subscriptions. Return whether a topic was added or removed.
 
-        The subscription to a known topic is replaced only by a higher version.
+        The subscription to a known topic is replaced only by one with a higher version.
         """
         changed = False
         listed = set()
@@ -171,7 +171,7 @@ class ClientTable(Generic[G]):
         return [channel for _, channel in silent], list(dict.fromkeys(group for group, _ in silent))
 
     def online(self, group: str) -> list[ClientInfo]:
-        """Return the clients of a group."""
+        """Return the connected clients of a group."""
         known = self.groups.get(group)
         return [] if known is None else list(known.by_channel.values())
 
@@ -252,7 +252,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return known.update_subscriptions(subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Store a registered member's subscriptions and consume settings. Return whether they are new."""
+        """Store a registered member's subscriptions and consume settings. Return whether they changed."""
         known = self.groups[group]
         member = known.by_channel[channel]
         wants = wants_of(subscriptions)
@@ -277,7 +277,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
 
         If members have different limits, or the group's configured limit (`own`) differs, the log reports it
         once, because the number of retries then depends on the member that fails. If the log's rate limit
-        holds the line back, a later send-back causes it.
+        suppresses the line, a later send-back logs it.
         """
         known = self.groups.get(group)
         client = None if known is None else known.by_channel.get(channel)

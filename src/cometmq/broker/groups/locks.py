@@ -35,7 +35,7 @@ class LockEntry(msgspec.Struct):
 class QueueLocks:
     """The locks by group and queue. As in Apache's broker, the caller's membership is not checked.
 
-    Times are in ms of a monotonic clock that counts sleep.
+    Times are in ms of a monotonic clock that includes the time of a suspended machine.
     """
 
     def __init__(self) -> None:
@@ -48,7 +48,7 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Take or renew locks. Return the queues that `client_id` holds now, in the given order.
+        """Acquire or renew locks. Return the queues that `client_id` holds now, in the given order.
 
         At most MAX_LOCKS queues are locked.
         """
@@ -80,7 +80,7 @@ class QueueLocks:
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
 
     def any_held(self, group: str, now_ms: int) -> bool:
-        """Return whether any member of the group holds a lock."""
+        """Return whether any member of the group holds a lock at this time."""
         return any(not entry.is_over(now_ms) for entry in self.groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> None:

@@ -20,7 +20,8 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# A group is notified of a change immediately, and of further changes at most once per this many seconds.
+# Minimum interval, in seconds, between two notifications of a group. The first change is notified
+# immediately.
 REST_S = 0.2
 
 
@@ -38,7 +39,7 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # groups that wait for the interval, or will be notified
+        self._changed: dict[str, bool] = {}  # changed groups: whether they wait for the interval
 
     def changed(self, group: str) -> None:
         """Notify the group of a change."""
@@ -66,7 +67,7 @@ class GroupNotices:
 
 
 def send_oneway(channel: Connection, frame: Frame) -> None:
-    """Send a one-way request unless the connection is closed, which is handled elsewhere."""
+    """Send a one-way request unless the connection is closed. Other code handles closed connections."""
     if channel.closed:
         return
     try:

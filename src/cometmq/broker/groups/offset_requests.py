@@ -48,7 +48,7 @@ class OffsetProcessor:
         return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """Return the offset of a group without an offset in this queue."""
+        """Return the offset at which a group begins that has no offset in this queue."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.executor.query(
@@ -65,7 +65,7 @@ class OffsetProcessor:
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Store an offset. Most of these requests are one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        if not (header.topic and header.consumer_group):  # other rules were checked before
+        if not (header.topic and header.consumer_group):  # other rules were checked earlier
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
@@ -80,7 +80,7 @@ class OffsetProcessor:
         return frame.response()
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
-        """Refuse offsets that 5.x refuses and 4.9 stores."""
+        """Refuse an update that 5.x refuses although 4.9 stores it."""
         if self.tables.groups.find(header.consumer_group) is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"

@@ -10,7 +10,7 @@ ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
 MAX_EXPRESSION_LENGTH = 32_767
-"""The maximum length of an expression in characters: no tag is longer. Hashing takes 40 ns per character."""
+"""The maximum length of an expression: a tag is never longer. Hashing takes 40 ns per character."""
 _MAX_CACHED_LENGTH = 256
 """The maximum length of expressions that are cached by the thousand, which takes at most 30 MB.
 
@@ -30,7 +30,7 @@ def is_tag_type(expression_type: str | None) -> bool:
 def tag_codes(expression: str | None) -> frozenset[int] | None:
     """Return the matching tag hashes (signed 32 bits), or None if all messages match.
 
-    With blank tags only, no message matches. Raises ExpressionError.
+    If all tags are blank, no message matches. Raises ExpressionError.
     """
     if not expression or expression == ALL:
         return None

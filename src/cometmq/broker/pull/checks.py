@@ -17,8 +17,8 @@ from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
-SUBSCRIPTION = 4  # sysFlag: the pull contains its subscription
-READ = int(Perm.READ)  # testing an enum flag costs 1 µs
+SUBSCRIPTION = 4  # bit of sysFlag: the pull contains its subscription
+READ = int(Perm.READ)  # an int, because testing an enum flag costs 1 µs
 
 Wanted = frozenset[int] | SqlFilter | None
 """The messages that a pull requests: those with these tag codes, those that match the filter, or all."""
@@ -34,7 +34,7 @@ class PullChecks:
     filters: SqlFilters
 
     def check(self, connection: Connection, version: int, header: PullMessageRequestHeader) -> Wanted:
-        """Make Apache's checks in their order (docs/reference/storage.md, Pull answers). Return what matches.
+        """Make Apache's checks in their order (docs/reference/storage.md, Pull answers). Return the filter.
 
         Raises:
             CommandError: The pull is refused.

@@ -1,13 +1,13 @@
 """Parked pulls: which pull waits for which queue, and until when. It uses no sockets and no clock.
 
 A pull that found nothing new is parked under (topic, queue id). An arrival wakes the pulls whose filter
-matches the new message; a deadline wakes the others. Every 5 s each queue is compared with its parked pulls
-regardless of tags, so that an offset advances over messages that a filter refuses (docs/reference/storage.md,
-Long polling).
+matches the new message; a deadline wakes the others. Every 5 s the end of each queue is compared with its
+parked pulls, regardless of tags, so that an offset advances over messages that a filter refuses
+(docs/reference/storage.md, Long polling).
 
 The pulls of a queue are grouped by filter: an arrival is compared with each filter once, however many pulls
 share it. The number of pulls of a connection, of pulls on a queue and of filters on a queue is limited
-(`has_room`). A pull above a limit can be put aside: arrivals do not wake it, only its deadline does.
+(`has_room`). A pull above a limit can be put aside: only its deadline wakes it, not an arrival.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
 
-# Deadlines are grouped by this interval, so a response may be this late. Apache's is up to 5 s late.
+# Deadlines are grouped by this interval, so a response may be this much late. Apache's broker is up to 5 s
+# late.
 DEADLINE_GRAIN_MS = 50
 # The interval of the comparison regardless of tags.
 RECHECK_MS = 5_000
@@ -35,7 +36,7 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class ParkedPull:
-    """One parked request. `request` is what the pull processor needs to run it again.
+    """One parked request. `request` is the data with which the pull processor runs it again.
 
     `weight` is its share of the owner's limit.
     """
@@ -45,7 +46,7 @@ class ParkedPull:
     pull_from: int
     codes: Codes
     weight: int = 1
-    # The positions of the pull in the tables.
+    # The keys under which the pull is in the tables.
     bucket: int = 0
     key: Key = ("", 0)
     on_queue: OnQueue | None = None
@@ -76,7 +77,7 @@ class LongPoll:
     """The parked pulls of a broker."""
 
     def __init__(self) -> None:
-        # Other modules only read this: every queue with parked pulls, and those that are always watched.
+        # All queues with parked pulls, and those that are always watched. Other modules only read this table.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[ParkedPull, None]] = {}
@@ -158,7 +159,7 @@ class LongPoll:
         return self._unpark(over)
 
     def next_deadline(self) -> int | None:
-        """Return when `expire` must run (ms), or None if no pull is parked."""
+        """Return the time (ms) at which `expire` must run, or None if no pull is parked."""
         return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
 
     def drop(self, owner: object) -> None:
@@ -168,12 +169,12 @@ class LongPoll:
             self._unpark(list(known.pulls))
 
     def wake_topic(self, topic: str) -> list[ParkedPull]:
-        """Return all pulls parked on a topic, for instance a deleted one, removed from the tables."""
+        """Return all pulls parked on a topic (of a deleted one, for instance), removed from the tables."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
         return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
     def wake_all(self) -> list[ParkedPull]:
-        """Return all parked pulls, removed from the tables: the broker stops."""
+        """Return all parked pulls, removed from the tables, because the broker stops."""
         return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
     def _unpark(self, pulls: list[ParkedPull]) -> list[ParkedPull]:

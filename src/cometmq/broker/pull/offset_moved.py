@@ -22,7 +22,7 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class OffsetMovedEvents:
-    """Stores the events."""
+    """Stores the events in the topic OFFSET_MOVED_EVENT."""
 
     clock: Clock
     store: MessageStore
@@ -31,9 +31,9 @@ class OffsetMovedEvents:
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Append the event that a group requested offset `asked` of a queue and was sent to `begin`.
+        """Append the event that a group requested offset `asked` of a queue and continues at `begin`.
 
-        If the store does not accept messages, there is no event.
+        If the store does not accept messages, the event is omitted.
         """
         event = OffsetMovedEvent(
             consumer_group=group,

@@ -3,14 +3,15 @@
 A pull is checked on arrival. Then it is served from the page cache within the read, or by a thread if the
 records are not in memory (the reader's next pulls then wait, see backlog.py), or parked until messages
 arrive. A pull that waited is checked again before it is served, because topic, group or subscription may have
-changed. A parked pull is served once more when it is woken, and is then answered in any case. Its commit
-offset is stored once, on arrival.
+changed. A woken pull is served once more, and is then answered in any case. The commit offset of a pull is
+stored once, on arrival.
 
 A pull with an SQL92 filter waits (`_filter_scans`) and then checks the properties of each record, for at most
 FILTER_SCAN_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So
-does a parked one that an arrival has woken; it is parked again if nothing matches up to the end of its queue.
+does a pull with such a filter that an arrival has woken; it is parked again if nothing matches up to the end
+of its queue.
 
-The number of parked pulls of a connection, and on a queue, is limited. Further ones are answered "nothing
+The number of parked pulls of a connection, and on a queue, is limited. Further pulls are answered "nothing
 found" as if long polling were off, after a short wait, because clients pull again immediately.
 
 Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport
@@ -56,8 +57,8 @@ FOUND = int(ResponseCode.SUCCESS)
 NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
-# The response code for each status of a read (docs/reference/storage.md, Pull answers). For an empty queue it
-# depends on the requested offset.
+# The response code for each status of a read (docs/reference/storage.md, Pull answers). If the queue is
+# empty, the code depends on the requested offset.
 CODE_OF_STATUS = {
     GetStatus.FOUND: FOUND,
     GetStatus.NO_MATCHED_MESSAGE: RETRY,
@@ -67,19 +68,19 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# The maximum number of parked pulls that one tick serves, and of their bytes, so that one busy topic does not
-# delay the others.
+# The maximum number of parked pulls that one tick serves, and the maximum of their bytes, so that one busy
+# topic does not delay others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
-# The maximum wait of a pull above the limits, which is also at most shortPollingTimeMills: its connection may
-# have to wait with it.
+# The maximum wait, in ms, of a pull above the limits, which is also at most shortPollingTimeMills. Its
+# connection may have to wait with it.
 MAX_SUSPENSION_MS = 1_000
 # This many characters of a parked pull's subscription count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
 FILTER_SCAN_S = 0.001
 """The maximum time of one filter scan with an SQL92 filter, in seconds of the loop."""
 FILTER_SCAN_SHARE = 0.5
-"""The share of the CPU time of everything else that filter scans get beside sends: consumers must keep up."""
+"""The CPU time of filter scans beside sends, as a share of all other CPU time: consumers must keep up."""
 MAX_FILTER_SCANS_PER_TICK = 4
 """The number of filter scans per tick without sends."""
 
@@ -95,8 +96,8 @@ class PullRequest:
     wanted: Wanted
     may_hold: bool
     offset: int  # the offset to read next
-    aside: bool = False  # whether it waits without being parked on its queue
-    until_ms: int = 0  # the end of its parking time, once it was parked
+    aside: bool = False  # whether the pull waits without being parked on its queue
+    until_ms: int = 0  # the end of the parking time, once the pull was parked
 
     @property
     def reader(self) -> Reader:
@@ -169,7 +170,7 @@ class PullProcessor:
             self._serve(request)
 
     def _waits_for_scan(self, request: PullRequest) -> bool:
-        """Return whether a bulk pull, or one with an SQL92 filter, must wait for a scan."""
+        """Return whether a bulk pull, or a pull with an SQL92 filter, must wait for a filter scan."""
         _, topic, queue_id = request.reader
         return request.offset < self.store.max_offset(topic, queue_id) and self._filter_scans.wait(request)
 
@@ -213,7 +214,7 @@ class PullProcessor:
             self._answer(request, got)
 
     def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Finish a pull in a task. Until then nothing more is read from its connection."""
+        """Finish a pull in a task. Until the task ends, no more requests are read from its connection."""
         connection.hold()
         task = self._loop.create_task(work)
         self._beside_tasks.add(task)
@@ -242,7 +243,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # its group has changed its subscription
+            except NotCompiled as missing:  # the group has changed its subscription
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -303,7 +304,7 @@ class PullProcessor:
     def _parked_on(self, request: PullRequest, got: Got) -> bool:
         """Park a pull whose SQL92 filter matched nothing up to the end of its queue.
 
-        Return whether it is parked.
+        Return whether the pull was parked.
         """
         _, topic, queue_id = request.reader
         at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
@@ -328,7 +329,7 @@ class PullProcessor:
         where = offset, topic, queue_id
         log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
         self.moved.store_event(group, topic, queue_id, offset, begin)
-        # At the end of a tick it is too late to take part in it, and too early to request the next one.
+        # At the end of a tick it is too late to add work to the tick, and too early to request the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
@@ -356,7 +357,7 @@ class PullProcessor:
         hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
-        # The pull itself checks whether a message matches an SQL92 filter, when it is its turn.
+        # A pull with an SQL92 filter checks by itself, in its turn, whether a message matches.
         codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
         parked = ParkedPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
@@ -364,15 +365,16 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # the pull is answered then
-            connection.hold()  # a connection with too many of these is not read until some are answered
+            request.until_ms = 0  # so the pull will be answered
+            connection.hold()  # its connection is not read until some of the pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
         self._arm(at_ms, now_ms)
 
     def _now_ms(self) -> int:
-        # Parking times use the loop's clock: a change of the wall clock must not release or keep every pull.
+        # Parking times use the loop's clock, so that a change of the wall clock neither releases nor delays
+        # pulls.
         return int(self._loop.time() * 1000)
 
     def _arm(self, at_ms: int, now_ms: int) -> None:
@@ -400,7 +402,7 @@ class PullProcessor:
         self.wake(self.long_poll.recheck(self.store.max_offset))
 
     async def stop(self) -> None:
-        """Answer all parked pulls, and finish reads in progress: the broker stops."""
+        """Answer all parked pulls, and finish reads in progress, because the broker stops."""
         self._stopping = True
         self.checks.filters.stop()
         self._rechecks.cancel()
@@ -413,7 +415,7 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # pulls whose filter was compiled meanwhile
+        self._filter_scans.serve_all()  # pulls whose filter was compiled in the meantime
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls that wait for messages which became readable."""
@@ -421,7 +423,7 @@ class PullProcessor:
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _ in arrivals:
-            if (topic, queue_id) not in waited_for:  # the first message of a batch has woken all pulls
+            if (topic, queue_id) not in waited_for:  # the first message of a batch has woken all its pulls
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:
@@ -438,7 +440,7 @@ class PullProcessor:
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve a share of the woken pulls, and after the responses have left, the waiting ones."""
+        """Serve a share of the woken pulls and, after the responses have been sent, the waiting ones."""
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):

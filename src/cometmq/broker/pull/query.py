@@ -15,15 +15,15 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# The bytes that a query counts as among the requests of its connection in progress. So the responses of at
-# most four queries by key, or fifteen by id, are in memory together.
+# The number of bytes that a query adds to the requests in progress of its connection. This limits the
+# responses in memory to four queries by key, or fifteen by id.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
-_MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # of a response's records
+_MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # maximum bytes of the records of a response
 
 
 @dataclass(eq=False, kw_only=True)
 class QueryProcessor:
-    """Handles queries. A thread reads what is not in memory."""
+    """Handles queries for single messages. A thread reads data that is not in memory."""
 
     store: MessageStore
     check_read: CheckTopic | None
@@ -61,7 +61,7 @@ class QueryProcessor:
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, raft_log, record = self.store, self.store.raft_log, None
-        if raft_log is None or offset < raft_log.shown:  # uncommitted raft entries may be removed
+        if raft_log is None or offset < raft_log.shown:  # uncommitted raft entries may still be removed
             record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
@@ -71,7 +71,7 @@ class QueryProcessor:
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
-    """Return the response of a request that counts as this many bytes from its arrival on."""
+    """Return the response of a request that counts as `size` bytes in progress while it is handled."""
 
     async def finish() -> Frame:
         try:

@@ -13,7 +13,7 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MAX_SLOW_READERS = 10_000  # further readers are recorded when these have gone
+MAX_SLOW_READERS = 10_000  # further readers are recorded only when others have been removed
 
 
 @dataclass(eq=False)

@@ -24,7 +24,7 @@ class _Wait(NamedTuple):
 
 
 class CommitWaits:
-    """All waits for commits of a raft group. Loop thread only."""
+    """All waits for commits of a raft group. For the loop thread only."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
         """Create the waits. timeout_s: maximum duration of a wait, in seconds."""
@@ -48,7 +48,7 @@ class CommitWaits:
             self._timer = self._loop.call_later(self._timeout_s, self._expire)
 
     def committed(self, position: int) -> None:
-        """End the waits up to `position`: the log is committed."""
+        """End the waits up to `position`, because the log is committed so far."""
         self._committed = position
         waits = self._waits
         while waits and waits[0].position <= position:

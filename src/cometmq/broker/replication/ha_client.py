@@ -48,7 +48,7 @@ _CONNECT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationContext:
-    """Parts of the broker, which live as long as the broker runs."""
+    """Parts of the broker that replication uses. They live as long as the broker runs."""
 
     config: BrokerConfig
     clock: Clock
@@ -87,7 +87,7 @@ class MasterLink(asyncio.BufferedProtocol):
 
 
 class HaClient:
-    """The copy of a master's log in the store of a slave. Loop thread only."""
+    """The copy of a master's log in the store of a slave. For the loop thread only."""
 
     def __init__(
         self,
@@ -122,12 +122,12 @@ class HaClient:
         self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
     def start(self) -> None:
-        """Follow the master, once it is known."""
+        """Follow the master once its address is known."""
         self._turns.start()
         self._tick.schedule()
 
     async def stop(self) -> None:
-        """Close the connection; received bytes are written."""
+        """Close the connection. Received bytes are still written."""
         self._turns.cancel()
         self.end_tick()
         self._drop()
@@ -141,7 +141,7 @@ class HaClient:
 
     @property
     def lag(self) -> int:
-        """Return how many bytes the log is behind the known end of the master's; -1 if that is unknown."""
+        """Return how many bytes the log is behind the known end of the master's log; -1 if unknown."""
         end = self.core.master_end
         return -1 if end < 0 else max(0, end - self._store.replica.end)
 
@@ -174,7 +174,7 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write received bytes, then carry out what is due."""
+        """Write received bytes, then carry out the effects that are due."""
         replica = self._store.replica
         if self._link is not None:
             before = replica.end
@@ -236,7 +236,7 @@ class HaClient:
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
-        """Return if this master's log continues that of the slave.
+        """Return normally if this master's log continues that of the slave.
 
         Raises LogsDiverged if it does not, and stops the slave; CometError if the master does not answer.
         """
@@ -284,7 +284,7 @@ class HaClient:
             else:
                 async with asyncio.timeout(_CONNECT_S):
                     await dial(lambda: link, host, port)
-        except (CometError, OSError) as error:  # includes TimeoutError
+        except (CometError, OSError) as error:  # an OSError may be a TimeoutError
             self._link = None
             reason = f"no connection to the master's port {ha_addr}: {str(error) or 'no answer'}"
             self.core.lost(self._clock.monotonic(), reason)
@@ -293,7 +293,7 @@ class HaClient:
         self._tick.schedule()
 
     def _drop(self) -> None:
-        """Close the connection, and cancel what is under way."""
+        """Close the connection, and cancel a connection attempt or request in progress."""
         link, self._link = self._link, None
         if link is not None and link.transport is not None:
             link.transport.abort()

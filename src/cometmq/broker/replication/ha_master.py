@@ -1,4 +1,4 @@
-"""The decisions of a master: what slaves are sent, which reports count, and for how many a write waits.
+"""The decisions of a master: what it sends to slaves, which reports count, how many slaves a write waits for.
 
 A function of time and events, without I/O: the shell (ha_server.py, or a simulation) reports connections,
 positions and bytes that were sent, calls `turn` at the end of each tick with an event and every
@@ -28,7 +28,7 @@ NOWHERE = 1 << 62
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that decide. haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
+    """The settings that the decisions use. haSendHeartbeatInterval and haHousekeepingInterval in seconds."""
 
     sync_master: bool = False
     in_sync_replicas: int = 1
@@ -49,7 +49,7 @@ class LogState(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send log bytes [position, position + size), which lie in one segment, to a slave; then call `taken`."""
+    """Send log bytes [position, position + size), all in one segment, to a slave. Then call `taken`."""
 
     slave: int
     position: int
@@ -57,14 +57,14 @@ class Send(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """Send a heartbeat."""
+    """Send a heartbeat to a slave."""
 
     slave: int
     position: int
 
 
 class Close(NamedTuple):
-    """Close a slave's connection. The slave is already removed."""
+    """Close a slave's connection. The slave was already removed."""
 
     slave: int
     reason: str
@@ -90,7 +90,7 @@ class Slave:
     first: int = -1
     acked: int = -1
     sent: int = -1
-    busy: bool = False  # bytes are being sent, or the connection accepts no more
+    busy: bool = False  # whether bytes are being sent, or the connection accepts no more bytes
 
 
 class HaMaster:
@@ -111,14 +111,14 @@ class HaMaster:
         self.slaves.pop(slave, None)
 
     def reported(self, now: float, slave: int, position: int) -> None:
-        """Record a slave's report that it has the log before this position."""
+        """Record a slave's report that it has all of the log before this position."""
         known = self.slaves.get(slave)
         if known is not None:
             known.heard_at = now
             known.reported = position
 
     def taken(self, now: float, slave: int) -> None:
-        """Record that the connection has room for more after a Send."""
+        """Record that the connection has room for more bytes after a Send."""
         known = self.slaves.get(slave)
         if known is not None:
             known.sent_at = now
@@ -141,7 +141,7 @@ class HaMaster:
     # -- what a write waits for
 
     def needed(self, end: int) -> int | None:
-        """Return how many slaves a write with this end waits for; None if fewer slaves keep up."""
+        """Return the number of slaves that a write with this end waits for; None if too few keep up."""
         rules = self.rules
         if not rules.sync_master:
             return 0
@@ -152,12 +152,12 @@ class HaMaster:
         return wanted if wanted <= near else None
 
     def near(self, end: int) -> int:
-        """Return how many slaves are less than haSlaveFallbehindMax behind."""
+        """Return the number of slaves that are less than haSlaveFallbehindMax behind."""
         most = self.rules.slave_fallbehind_max
         return sum(slave.acked >= 0 and end - slave.acked < most for slave in self.slaves.values())
 
     def copies(self, position: int) -> int:
-        """Return how many slaves have the log up to `position`.
+        """Return the number of slaves that have the log up to `position`.
 
         The protocol has no name for a slave. Each connection that received bytes before `position` counts.
         Connections that had these bytes when they were opened count once for each address that is not counted
@@ -178,13 +178,13 @@ class HaMaster:
 
     @property
     def wanted_from(self) -> int:
-        """The position from which on slaves still need the log; NOWHERE without slaves."""
+        """The first log position that a slave still needs; NOWHERE without slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding
 
     def _judge(self, slave: Slave, log: LogState) -> str:
-        """Apply a report, and return the reason why it cannot be true or be served, "" if it can."""
+        """Apply a report. Return the reason why the report is impossible or cannot be served, else ""."""
         position, slave.reported = slave.reported, None
         if position is None:
             return ""
@@ -241,8 +241,8 @@ class Wait(NamedTuple, Generic[Token]):
 class ReplicaWaits(Generic[Token]):
     """All writes of a master that wait for slaves. Waits for the same number of slaves are in log order.
 
-    The waits of one tick are one entry, which the shell adds with the tick's end. They are in the order of
-    their deadlines, too, while the timeout stays the same.
+    The waits of one tick are one entry, which the shell adds with the tick's end. While the timeout stays the
+    same, the entries are in the order of their deadlines, too.
     """
 
     def __init__(self) -> None:

@@ -43,7 +43,7 @@ Waiter = Callable[[int], None]
 
 
 def rules_of(config: BrokerConfig) -> HaRules:
-    """Return the settings that decide. The role is that of the start."""
+    """Return the settings for the decisions. The role is that of the start."""
     return HaRules(
         sync_master=config.store.broker_role == SYNC_MASTER,
         in_sync_replicas=config.in_sync_replicas,
@@ -95,10 +95,9 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """The sender of the log to slaves, and the writes that wait for them. Loop thread only."""
+    """The sender of the log to slaves, and the writes that wait for them. For the loop thread only."""
 
     decide = False
-    """See Replicas."""
 
     def __init__(self, config: BrokerConfig, clock: Clock, store: MessageStore, tick: Tick) -> None:
         self._config = config
@@ -157,7 +156,7 @@ class HaServer:
     def opened(self, link: SlaveLink, host: str) -> None:
         """Register a new connection, of a slave or of any other client."""
         assert link.transport is not None
-        if self._stopped:  # accepted during the stop
+        if self._stopped:  # the connection was accepted during the stop
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
@@ -171,9 +170,9 @@ class HaServer:
         self.core.opened(self._clock.monotonic(), link.number, host)
 
     def _makes_room(self) -> bool:
-        """Close a connection to make room for another, and return whether one was closed.
+        """Close a connection to make room for another one, and return whether one was closed.
 
-        A connection without any report is closed first, else the oldest one of the address with most
+        A connection without any report is closed first, else the oldest connection of the address with most
         connections, so that one host that uses all connections keeps no slave out.
         """
         slaves = self.core.slaves
@@ -194,7 +193,7 @@ class HaServer:
         self._tick.schedule()
 
     def took(self, link: SlaveLink) -> None:
-        """Continue sending: a connection has room again."""
+        """Continue sending, because a connection has room again."""
         self.core.taken(self._clock.monotonic(), link.number)
         self._tick.schedule()
 
@@ -207,7 +206,7 @@ class HaServer:
     # -- writes that wait
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter` once enough slaves have the log up to `position`, if too few can, or on timeout."""
+        """Call `waiter` once enough slaves have the log up to `position`, or too few can, or on timeout."""
         needed = self.core.needed(position)
         if needed is None:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
@@ -231,14 +230,14 @@ class HaServer:
     # -- the end of a tick
 
     def log_state(self) -> LogState:
-        """Return the extent of the log, and how much of it slaves may receive."""
+        """Return the extent of the log, and the part of it that slaves may receive."""
         store = self._store
         end = store.log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
         return LogState(store.log.min_position, sendable, end, store.log.segment_size)
 
     def end_tick(self) -> None:
-        """Send new records, and end the waits that are over."""
+        """Send new records, and end the waits that are reached or overdue."""
         if not self.links:
             return
         for effect in self.core.turn(self._clock.monotonic(), self.log_state()):
@@ -265,7 +264,7 @@ class HaServer:
             self._send_data(link, send, data)
 
     async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
-        """Send log bytes that are not in memory: a thread reads them."""
+        """Send log bytes that a thread must read, because they are not in memory."""
         question = partial(self._store.log.read, send.position, send.size)
         try:
             data = await self._store.executor.query(question, miss)

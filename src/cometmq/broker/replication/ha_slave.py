@@ -47,7 +47,7 @@ class Tail(NamedTuple):
 
 
 class MasterLog(NamedTuple):
-    """A master's answer: its log's begin and end, and its record at the slave's last position, or None."""
+    """The begin and end of a master's log, and its record at the slave's last position, or None."""
 
     first: int
     end: int
@@ -55,25 +55,25 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Request MasterLog from the master; then call `compared`."""
+    """Request MasterLog from the master. Then call `compared`."""
 
     addr: str
 
 
 class Connect(NamedTuple):
-    """Connect to the master's HA port; then call `connected` or `lost`."""
+    """Connect to the master's HA port. Then call `connected` or `lost`."""
 
     ha_addr: str
 
 
 class Report(NamedTuple):
-    """Send this position to the master."""
+    """Send this position to the master as a report."""
 
     position: int
 
 
 class Disconnect(NamedTuple):
-    """Close the connection, or cancel the attempt. `lost` need not be called."""
+    """Close the connection, or cancel the attempt to connect. `lost` need not be called."""
 
     reason: str
 
@@ -115,7 +115,7 @@ class HaSlave:
     """A slave's side of replication."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create the slave. haSendHeartbeatInterval, haHousekeepingInterval in seconds; both may change."""
+        """Create the slave. haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None
@@ -175,7 +175,7 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # It may be another master, or have less than before.
+            self.master_end = -1  # This may be another master, or it may have less than before.
 
     def lost(self, now: float, reason: str) -> None:
         """Handle a failure: no answer, no connection, a closed connection, or data that cannot be stored."""
@@ -185,7 +185,7 @@ class HaSlave:
             self._next_at = now + RETRY_INTERVAL_S
 
     def received(self, now: float, end: int) -> None:
-        """Record bytes of the log, or a heartbeat: the master's log reaches `end` at least."""
+        """Record that log bytes or a heartbeat arrived: the master's log reaches at least to `end`."""
         self._heard_at = now
         self.master_end = max(self.master_end, end)
 
@@ -194,8 +194,7 @@ class HaSlave:
 
         Args:
             end: The end of the slave's log.
-            safe: The position up to which the slave may report the log (with SYNC_FLUSH, up to which it is on
-                the device).
+            safe: The position that the slave may report. With SYNC_FLUSH the log is on the device up to it.
         """
         if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
             self.phase = Phase.COMPARING

@@ -2,14 +2,14 @@
 
 RocketMQ's requests: docs/reference/storage.md, Slave metadata sync.
 
-Offsets are never ahead of the log that they refer to: the master's offsets wait until the slave's log is as
-long as the master's was afterwards. Otherwise a slave that replaces the master could have the offset after a
-message that was delivered or sent back, without the copy of that message.
+Offsets are never ahead of the log that they refer to: the master's offsets are applied only when the slave's
+log is as long as the master's log was when it had sent them. Otherwise a slave that replaces the master could
+have the offset after a message that was delivered or sent back, without the copy of that message.
 
 While the master is away consumers store their offsets here. The slave sends the offsets that the master lacks
-once the master is back; the larger offset wins. All other values are the master's, smaller offsets too: those
-may have been reset. In a raft group only newer tables are copied: a newly elected leader may lack what its
-own followers have (see raft_tables.py).
+once the master is back; the larger offset wins. For all other values the master's apply, smaller offsets
+included, because an offset may have been reset. In a raft group only newer tables are copied: a newly elected
+leader may lack what its own followers have (see raft_tables.py).
 
 The queues of a topic that the master has deleted are deleted here, too. Otherwise a recreated topic would
 show its old messages in queues without a new message (RecordDispatch handles the other queues). A CometMQ
@@ -82,7 +82,8 @@ class MasterOffsets(NamedTuple):
     """Offsets that the master has sent, and the end of its log afterwards.
 
     Attributes:
-        asked: The end of the log here before the request, which is not after that of the master's then.
+        asked: The end of the slave's log before the request. It is not after the end of the master's log at
+            that time.
     """
 
     offsets: ConsumerOffsetTable
@@ -99,7 +100,7 @@ class Merged(NamedTuple):
 
 
 def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
-    """Merge the slave's offsets and the master's: a difference from the master's last ones was stored here.
+    """Merge both brokers' offsets. A slave's offset that differs from the master's last one is new.
 
     Args:
         before: The master's earlier offsets. None if there are none yet; then the master's offsets alone
@@ -117,7 +118,7 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 
 
 async def _trust(_master_addr: str) -> None:
-    """Confirm nothing: in a raft group entries that conflict with the leader's log are cut."""
+    """Check nothing: in a raft group, entries that conflict with the leader's log are removed."""
 
 
 class MetadataSync:
@@ -136,20 +137,20 @@ class MetadataSync:
         """Create the copy.
 
         Args:
-            confirm: Returns if the master's log is the same as this one's; otherwise the tables are not,
-                either. Raises CometError.
-            newer_only: Whether a table is copied only if it is newer than the own one.
+            confirm: Raises CometError unless the slave's log matches the master's. The tables match only if
+                the logs do.
+            newer_only: Whether a table is copied only if it is newer than this broker's table.
         """
         self._newer_only = newer_only
         self._confirm = confirm
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # waits until the log is long enough
+        self._master_offsets: MasterOffsets | None = None  # offsets that wait until the log is long enough
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # topic -> end of the master's log after its deletion
         self._refuted: dict[str, int] = {}  # deletions that were not applied, so that each is logged once
-        self._checked_queues = False  # whether the master was asked about the queues here
+        self._checked_queues = False  # whether the master has received a request about this broker's queues
         self.master_addr = ""
         self.master_log = Extent(0, 0)
         """The log of the master, or leader, at the last request for its offsets."""
@@ -174,7 +175,7 @@ class MetadataSync:
             self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
-        """Copy all tables once. The next cycle repeats what fails."""
+        """Copy all tables once. The next cycle repeats failed copies."""
         if not self.master_addr:
             return
         try:
@@ -205,7 +206,7 @@ class MetadataSync:
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # In a raft group this member itself may lead by now.
+        if asked != self.master_addr:  # In a raft group, this member itself may lead by now.
             raise NotTheMaster(f"{asked} was the master when it was asked")
         return table
 
@@ -213,7 +214,8 @@ class MetadataSync:
         table = await self._request_table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
         wanted = self._is_wanted(table.data_version, topics.version)
-        # Records that a power failure removed from the log here arrive again, also those of deleted topics.
+        # Records that a power failure removed from this broker's log arrive again, also those of deleted
+        # topics.
         looks = wanted or not (self._checked_queues or self._newer_only)
         gone: dict[str, int] = {}
         if looks:
@@ -232,14 +234,14 @@ class MetadataSync:
         self.delete()
 
     async def _confirm_log(self) -> None:
-        """Confirm that the master's tables apply here. Raises CometError otherwise."""
+        """Check that the master's tables apply to this broker's log. Raises CometError otherwise."""
         asked = self.master_addr
         await self._confirm(asked)
         if asked != self.master_addr:
             raise NotTheMaster(f"{asked} was the master when it was asked")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """Return topics that only another broker of this log has deleted: topic -> log position."""
+        """Return the topics that another broker has deleted from this log, with the log positions."""
         known = self._store.deleted.ends
         return {
             topic: end
@@ -255,16 +257,16 @@ class MetadataSync:
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether deletions of the master wait until the log here is long enough."""
+        """Whether deletions of the master wait until this broker's log is long enough."""
         return bool(self._deleted)
 
     @property
     def offsets_wait(self) -> bool:
-        """Whether offsets of the master wait until the log here is long enough."""
+        """Whether offsets of the master wait until this broker's log is long enough."""
         return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Return whether the master has no queues of a topic that its table lacks: a table may be lost."""
+        """Return whether the master has no queues of a topic that its table lacks: the table may be lost."""
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
         header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
         frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
@@ -295,8 +297,8 @@ class MetadataSync:
     def _goes_on(self, topic: str, end: int) -> bool:
         """Return whether a queue has messages on both sides of a deletion.
 
-        A deleted topic begins again after its deletion, so such a deletion is of a leader whose log did not
-        become the group's.
+        A deleted topic begins again after its deletion. So a deletion with messages on both sides comes from
+        a leader whose log did not become the group's log.
         """
         queues = self._store.queues.of_topic(topic)
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
@@ -335,7 +337,8 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # The minimum offsets may belong to a deleted topic of the same name: the next answers correct them.
+        # The minimum offsets may belong to a deleted topic of the same name. If so, the next answers correct
+        # them.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)
@@ -358,7 +361,7 @@ class MetadataSync:
                     log.error("%s, purged at the master, could not be purged: %s", topic, failure)
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
-        """Merge the master's consumer offsets with those stored here since the last ones."""
+        """Merge the master's consumer offsets with those stored here since its last answer."""
         offsets = self._tables.offsets
         outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
         self._before = given.offset_table
@@ -374,7 +377,7 @@ class MetadataSync:
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
             answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
-            # 5.x refuses offsets of groups that it does not have.
+            # RocketMQ 5 refuses offsets of groups that it does not have.
             taken += answer.code == ResponseCode.SUCCESS
         if outcome.returned:
             text = "of %d offsets that were stored here %s has taken %d"

@@ -37,16 +37,16 @@ from cometmq.store import SYNC_MASTER
 log = logs.logger(__name__)
 
 OPTIONS = RaftOptions()
-"""The behavior of the broker's raft nodes."""
+"""The options of the broker's raft nodes."""
 SYNC_S = 1.0
 """Interval, in seconds, between two copies of the leader's tables.
 
-Any follower may be the next leader, with the tables that it has then.
+Any follower may become the next leader, and it begins with its last copy.
 """
 
 
 class LeaderControl(Protocol):
-    """The leader services of the broker; see LeaderRole."""
+    """The broker's services that only the leader runs; see LeaderRole."""
 
     async def prepare(self) -> None: ...
 
@@ -58,10 +58,9 @@ class LeaderControl(Protocol):
 
 
 class RaftReplication:
-    """Replication in a raft group, with the interface of Replication. Made inside the running loop."""
+    """Replication in a raft group, with the interface of Replication. Created inside the running loop."""
 
     decide = True
-    """See Replicas."""
 
     def __init__(
         self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
@@ -86,7 +85,7 @@ class RaftReplication:
         """Called when this leader begins to transfer its leadership, and when it has lost it."""
 
     async def start(self) -> None:
-        """Take part in the group. The broker's port is known by then. Raises OSError, StoreError."""
+        """Start to take part in the group, once the broker's port is known. Raises OSError, StoreError."""
         config, settings = self._config, self._config.store
         # Name servers require an HA address, although no socket listens there.
         self._address.ha_port = self._address.port + HA_OFFSET
@@ -124,17 +123,16 @@ class RaftReplication:
             self._member.retire()
 
     async def stop(self) -> None:
-        """Stop taking part."""
+        """Stop taking part in the group."""
         self.sync.stop()
         if self._member is not None:
             await self._member.stop()
         await self._leader_services.stop()
 
     def configure(self) -> None:
-        """Do nothing: no setting of a raft group changes at run time."""
+        """Do nothing, because no setting of a raft group changes at run time."""
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
-        """See Replicas."""
         if self._member is None:
             waiter(int(ResponseCode.SYSTEM_ERROR))
         else:
@@ -143,44 +141,38 @@ class RaftReplication:
     # -- LeaderRole
 
     async def prepare(self) -> None:
-        """See LeaderRole."""
         await self._tables.adopt_newest()
         await self._leader_services.prepare()
 
     def lead(self) -> None:
-        """See LeaderRole."""
         self.sync.lead()
         self._tables.lead()
         self._leader_services.lead()
 
     def follow(self) -> None:
-        """See LeaderRole."""
         self._tables.follow()
         self._leader_services.follow()
         self.met()
 
     def met(self) -> None:
-        """See LeaderRole. The member may be the leader."""
+        """Follow the tables of the leader if its address is known now, unless this member leads."""
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
             self.sync.follow("" if known is None else known.broker_addr)
 
     def hand_over(self) -> None:
-        """See LeaderRole."""
         self.on_handoff()
 
-    # -- what the relay of sends asks
+    # -- requests of the relay of sends
 
     @property
     def accepts(self) -> bool:
-        """See Successor."""
         member = self._member
         return member is not None and member.leading and not member.node.transferring
 
     @property
     def leader_addr(self) -> str:
-        """See Successor."""
         member = self._member
         if member is None or member.failed or member.node.leader == member.me:
             return ""
@@ -196,7 +188,7 @@ class RaftReplication:
                 if await self._tables.has_settings_of(term):
                     member.settled(term)
 
-    # -- what its tables ask
+    # -- requests of this member's tables
 
     @property
     def me(self) -> str:
@@ -205,26 +197,21 @@ class RaftReplication:
 
     @property
     def term(self) -> int:
-        """See RaftGroupView."""
         return -1 if self._member is None else self._member.node.term
 
     @property
     def leader(self) -> str:
-        """See RaftGroupView."""
         return "" if self._member is None else self._member.node.leader
 
     @property
     def leading(self) -> bool:
-        """See RaftGroupView."""
         return self.serves
 
     @property
     def voters(self) -> frozenset[str]:
-        """See RaftGroupView."""
         return frozenset() if self._member is None else self._member.node.members.voters
 
     def answering(self) -> dict[str, str]:
-        """See RaftGroupView."""
         member = self._member
         if member is None:
             return {}
@@ -236,7 +223,7 @@ class RaftReplication:
         }
 
     def leader_log(self) -> Extent:
-        """The leader's log at the time of the last request."""
+        """The extent of the leader's log at the time of the last request."""
         return self.sync.master_log
 
     @property
@@ -244,7 +231,7 @@ class RaftReplication:
         """Whether this member leads and accepts messages."""
         return self._member is not None and self._member.leading
 
-    # -- what tools ask
+    # -- requests of tools
 
     @property
     def _problem(self) -> str:
@@ -306,7 +293,7 @@ class RaftReplication:
         return frame.response(body=self.ha_status().encode())
 
     def ha_status(self) -> HaRuntimeInfo:
-        """Return the status in terms of master and slaves.
+        """Return the status in the form for a master and its slaves.
 
         Members are named as in dLegerPeers: n0-host:port.
         """

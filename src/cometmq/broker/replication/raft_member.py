@@ -46,15 +46,15 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory
 log = logs.logger(__name__)
 
 HANDOFF_TIMEOUT_S = 1.0
-"""Time, in seconds, that a stopping leader waits until another member leads."""
+"""Maximum time, in seconds, that a stopping leader waits for another member to lead."""
 DISK_TEST_INTERVAL_S = 5.0
 """Interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
-"""Interval, in seconds, at which a leader with a full disk, or not preferred, looks for a successor."""
+"""Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
 
 
 class LeaderRole(Protocol):
-    """The work that the broker starts when it becomes the leader and stops when it no longer leads."""
+    """The broker's work that starts when it becomes the leader and stops when it no longer leads."""
 
     async def prepare(self) -> None:
         """Read the state that a master needs before it accepts messages. Raises OSError, StoreError."""
@@ -66,10 +66,10 @@ class LeaderRole(Protocol):
         """Stop the leader's work."""
 
     def met(self) -> None:
-        """Handle a handshake: a member has sent its name and the address of its broker."""
+        """Handle a handshake, in which a member has sent its name and the address of its broker."""
 
     def hand_over(self) -> None:
-        """Prepare for sends that clients address to this leader although another member will lead."""
+        """Prepare for sends that clients still address to this leader although another member will lead."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class MemberConfig:
     Attributes:
         addresses: The addresses of all members by name, this member's included.
         joins: Whether this member waits until an existing group adds it.
-        preferred: The members that should lead rather than others (preferredLeaderId).
+        preferred: The members that should be the leader if possible (preferredLeaderId).
     """
 
     me: str
@@ -101,7 +101,7 @@ class Received:
 
 
 class RaftMember:
-    """One member of a raft group, made with a store that keeps a raft log. `start` makes it take part."""
+    """One member of a raft group, created with a store that has a raft log. `start` makes it take part."""
 
     def __init__(
         self,
@@ -118,8 +118,8 @@ class RaftMember:
         """Create the member. Raises StoreError, OSError.
 
         Args:
-            timeout_s: How long a send waits for its commit, in seconds.
-            tick: Calls `end_tick` at its end, which commits what the broker has appended.
+            timeout_s: The maximum time, in seconds, for which a send waits for its commit.
+            tick: Its end calls `end_tick`, which commits the broker's appends.
         """
         assert store.raft_log is not None
         me, group = config.me, config.group
@@ -166,7 +166,7 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether the log was found damaged or empty and is still incomplete: such a member has no vote."""
+        """Whether the log was found damaged or empty and is not complete again. Such a member has no vote."""
         return self._state.suspect
 
     async def start(self, host: str) -> None:
@@ -180,13 +180,13 @@ class RaftMember:
         self.turn()
 
     def retire(self) -> None:
-        """Prepare for the stop: this member does not become the leader any more."""
+        """Prepare for the stop: this member must not become the leader any more."""
         self.node.may_stand = False
 
     async def stop(self) -> None:
         """Stop taking part.
 
-        A leader hands the leadership over first, so that the group is not without one.
+        A leader hands the leadership over first, so that the group is never without a leader.
         """
         if self.leading and self._begin_handoff():
             self._led = asyncio.Event()
@@ -233,7 +233,7 @@ class RaftMember:
                 self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
-        """Tell the node that the log is on the device up to an entry."""
+        """Report to the node that the log is on the device up to an entry."""
         if self._store.config.sync_flush:
             self.node.persisted(index, self._raft_log.term_of(index))
             self._schedule()
@@ -270,7 +270,7 @@ class RaftMember:
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Carry effects out, and return whether all are done.
+        """Carry out effects, and return whether all are done.
 
         Otherwise a task does the rest and schedules a turn.
         """
@@ -279,7 +279,7 @@ class RaftMember:
         self.node.tick(int(self._clock.boottime() * 1000))
         while not self._stopped and _is_something(effects := self.node.effects()):
             if effects.role is not None:
-                # Comes first, so that nothing is appended while the log is cut.
+                # This effect comes first, so that nothing is appended while the log is cut.
                 self._before_log(effects.role)
             if effects.state is not None or any(map(_cuts, effects.log)):
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
@@ -314,7 +314,7 @@ class RaftMember:
                 await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            if cuts:  # The node relies on cuts.
+            if cuts:  # The node relies on cuts, so they must be durable.
                 self._fail(error)
             else:
                 self._failed(error)
@@ -331,10 +331,10 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Apply committed entries, then changes of the log: their write may fail."""
+        """Apply committed entries, then changes of the log, because writing the changes may fail."""
         raft_log = self._raft_log
         try:
-            if effects.committed is not None and effects.committed > raft_log.committed:  # no reset
+            if effects.committed is not None and effects.committed > raft_log.committed:  # without a reset
                 raft_log.commit_to(effects.committed)
                 self.waits.committed(raft_log.location_of(effects.committed).end)
             self._write(effects.log)
@@ -348,13 +348,13 @@ class RaftMember:
             self._use_members()
 
     def _write(self, changes: list[LogChange]) -> None:
-        """Write new entries.
+        """Write new entries to the log.
 
-        Raises CometError, OSError; the entries before the one that failed are written.
+        Raises CometError, OSError; in that case the entries before the failed one are written.
         """
         if not changes:
             return
-        self._commit_tick()  # Senders of the pending messages wait for an answer.
+        self._commit_tick()  # The senders of pending messages wait for an answer.
         problem: CometError | OSError | None = None
         written = False
         try:
@@ -370,7 +370,7 @@ class RaftMember:
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
                 else:
-                    assert isinstance(change, Proposed)  # The store's commit has written these entries.
+                    assert isinstance(change, Proposed)  # The commit of the store has written these entries.
         except (CometError, OSError) as error:
             problem = error
         if written:
@@ -379,7 +379,7 @@ class RaftMember:
             raise problem
 
     def _may_lead(self) -> bool:
-        """Return whether former leaders' entries are committed, and none of this leader is in flight."""
+        """Return whether all entries of former leaders are committed, and none of this one is in flight."""
         raft_log = self._raft_log
         return self.node.ready and not self.leading and raft_log.committed == raft_log.last
 
@@ -462,15 +462,15 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
-            self._raft_log.flushed(self._store.flusher.flushed)  # Writes what the index of entries lacks.
-            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # The store logs a full disk.
+            self._raft_log.flushed(self._store.flusher.flushed)  # Writes missing index entries.
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # The store logs full disks.
                 self._failed_at = None
                 self.node.disk_recovered()
 
     # -- members
 
     def transfer(self, to: str) -> None:
-        """Transfer the leadership. Like the changes of members below, raises RaftRefused with the reason."""
+        """Transfer the leadership. Raises RaftRefused with the reason, as do the changes of members below."""
         self._asked(self.node.transfer, to)
         self._leader_role.hand_over()
 
@@ -494,7 +494,7 @@ class RaftMember:
         to = max(wanted or able, key=lambda member: peers[member].match)
         why = "its disk is full" if full else f"{to} is preferred"
         log.warning("raft: %s transfers the leadership to %s: %s", self.me, to, why)
-        # Another transfer that an operator has started, or a change of members, may be under way.
+        # A transfer that an operator has started, or a change of members, may be in progress.
         with contextlib.suppress(RaftRefused):
             self.transfer(to)
 
@@ -531,24 +531,24 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the members of a group that may begin, in order, or none."""
+        """Return the members of a group that may begin, in order; empty if no group may begin."""
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
-        """Record that topics and groups are those of the leader of this term, and durable."""
+        """Record that topics and groups are those of the leader of this term, and are durable."""
         if self._slow is None and not self._stopped:
             self.node.tables_copied(term)
             self._schedule()
 
     def _use_members(self) -> None:
-        """Connect to the members of the group, or to those that may begin it."""
+        """Connect to the members of the group or, before it has begun, to those that may begin it."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})
 
     def address_of(self, member: str) -> str:
-        """Return the address at which a member listens for the others, "" if that is not known."""
+        """Return the address at which a member listens for other members, "" if it is unknown."""
         learned = self.peers.learned.get(member)
         return self._addresses.get(member) or (learned.addr if learned is not None else "")
 
@@ -561,7 +561,7 @@ class RaftMember:
         return self._raft_log.location_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """Return the message with its entries; None if they are not in memory: a later turn sends it."""
+        """Return the message with its entries, or None if they are on disk and a later turn sends it."""
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
@@ -572,7 +572,7 @@ class RaftMember:
         except NotInMemory as miss:
             self._reading.start(self._send_cold(message, question, miss))
         except (CometError, OSError) as error:
-            # The other members must receive messages of this leader all the same.
+            # This failure must not stop the leader's messages to other members.
             log.error("raft: entries for %s cannot be read: %s", message.to, error)
         return None
 
@@ -587,7 +587,7 @@ class RaftMember:
         self.peers.send([with_entries(message, data)])
 
     def _forget_deleted(self) -> None:
-        """Tell the node when retention has deleted the oldest entries, or when the log has been restarted."""
+        """Inform the node when retention has deleted the oldest entries, or the log was restarted."""
         first = self._raft_log.first
         if first > self._first and first <= self._raft_log.committed:
             self._first = first

@@ -37,7 +37,7 @@ MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
 MAX_CONNECTIONS = 64
 """Maximum of connections from members.
 
-Each member has one, and a broken one may stay unnoticed for a while.
+Each member has one connection, and a broken connection may stay unnoticed for a while.
 """
 HANDSHAKE_TIMEOUT_S = 5.0
 """Time, in seconds, within which a new connection must send its handshake."""
@@ -47,7 +47,7 @@ USER_TIMEOUT_MS = 3_000
 Without this limit a repaired network would wait for TCP's growing retransmission intervals.
 """
 
-_SHOWN = 200  # characters of a list of members
+_SHOWN = 200  # maximum characters of a list of members in a text
 Receive = Callable[[AnyMessage], None]
 """Receives a message. Raises CometError for a message that no member would send."""
 
@@ -89,7 +89,7 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def _know(self) -> None:
-        """Register the sender of a connection before any other message of that connection."""
+        """Register the sender of a connection before the other messages of that connection are handled."""
         handshake = self.frames.handshake
         if not self.sender and handshake is not None:
             self._peers.register(self, handshake)
@@ -121,14 +121,14 @@ class _Link(asyncio.Protocol):
     async def run(self) -> None:
         """Keep the connection open until cancelled."""
         address = parse_address(self.addr)
-        assert address is not None  # The settings were checked.
+        assert address is not None  # The settings contain an address of each member.
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await dial(lambda: self, *address)
-            except OSError as error:  # includes TimeoutError
+            except OSError as error:  # an OSError may be a TimeoutError
                 if self._log_limit.allows():
                     log.warning("raft member %s unreachable: %s", self.addr, str(error) or "no answer")
             else:
@@ -173,7 +173,7 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
 
 
 class Peers:
-    """All connections of a member. Methods belong to the loop's thread."""
+    """All connections of a member. All methods must be called on the loop's thread."""
 
     def __init__(
         self,
@@ -191,11 +191,11 @@ class Peers:
 
         Args:
             addr: The address at which other members reach this one.
-            broker_addr: The address of this member's broker.
+            broker_addr: The address of this member's broker, for clients.
             receive: Receives each message of a member.
             heard: Called after all messages of one read were received.
             met: Called after the handshake of a member.
-            begins: Returns the field of that name for the handshake.
+            begins: Returns the value of `Handshake.begins`.
         """
         self.group = group
         self.me = me
@@ -243,7 +243,7 @@ class Peers:
                         "each has a dLegerSelfId of its own"
                     )
                 other.transport.abort()
-        # Handshakes of strangers without a connection are dropped.
+        # The handshake of an unknown member without a connection is dropped.
         if before is None and len(self.learned) >= MAX_CONNECTIONS:
             there = {each.sender for each in self.incoming} | self._links.keys()
             self.learned = {name: each for name, each in self.learned.items() if name in there}
@@ -258,7 +258,7 @@ class Peers:
             )  # fmt: skip
 
     def _compare(self, handshake: raft_wire.Handshake) -> None:
-        """Raise ProtocolError if two members may begin different groups: majorities might not overlap."""
+        """Raise ProtocolError if two members may begin groups whose majorities might not overlap."""
         own, other, sender = self._begins(), handshake.begins, handshake.sender
         if own and other and own != other:
             there, here = (shortened(";".join(each), _SHOWN) for each in (other, own))
@@ -276,8 +276,8 @@ class Peers:
     def has_room(self) -> bool:
         """Return whether another connection may be accepted, closing an old one if the limit is reached.
 
-        The oldest connection without a handshake is closed first, then the oldest of a stranger, so that
-        strangers that use all connections do not keep members out.
+        The oldest connection without a handshake is closed first, then the oldest connection of an unknown
+        member, so that connections of strangers do not keep members out.
         """
         if len(self.incoming) < MAX_CONNECTIONS:
             return True
@@ -299,7 +299,7 @@ class Peers:
                 raise ProtocolError(f"{unread} bytes of frames that are not whole wait already")
 
     def use(self, addresses: Mapping[str, str]) -> None:
-        """Set the other members, id -> "host:port"."""
+        """Set the other members: the address "host:port" by name."""
         for member in [each for each, (link, _) in self._links.items() if addresses.get(each) != link.addr]:
             link, task = self._links.pop(member)
             task.cancel()
@@ -328,7 +328,7 @@ class Peers:
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close all connections, also those accepted in this moment."""
+        """Close all connections, including connections that are being accepted."""
         self.stopped = True
         self.use({})
         if self._server is not None:

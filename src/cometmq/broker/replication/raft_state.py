@@ -1,8 +1,9 @@
 """The state that a raft member keeps beside its log: DLedger's term and vote, and the members of the group.
 
-`currterm` (docs/reference/storage.md, DLedger files) is for both brokers. `members.json` is CometMQ's own:
-the members entries of the log. It is written before the log changes, so it may name entries that were never
-written; `load` omits those. The store records whether the log is suspect, and `save` ends that state.
+`currterm` (docs/reference/storage.md, DLedger files) can be read by both brokers. `members.json` is CometMQ's
+own: the members entries of the log. It is written before the log changes, so it may name entries that were
+never written; `load` omits those. The store records whether the log is suspect, and `save` can end that
+state.
 
 A member without any of this state is new, or has lost its disk. The two cases cannot be distinguished, so its
 log is suspect, and its term and vote count as lost.
@@ -32,7 +33,7 @@ from cometmq.store import (
 )
 
 _FILE = "members.json"
-_LIMIT = 1 << 20  # bytes
+_LIMIT = 1 << 20  # maximum length of a file in bytes
 
 
 class _Kept(msgspec.Struct):
@@ -111,10 +112,10 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return how many entries from `first` on fit into one frame."""
+        """Return how many entries from `first` on, before `stop`, fit into one frame."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # The entry is read again before it is sent.
+        except (StoreError, OSError):  # The error appears again when the entry is read for sending.
             return first + 1
 
 

@@ -46,11 +46,11 @@ REQUEST_TIMEOUT_S = 3.0
 RETRY_INTERVAL_S = 0.1
 """Interval, in seconds, between two tests whether more members can be reached."""
 MAJORITY_TIMEOUT_S = 3.0
-"""Time limit, in seconds, to reach a majority. After it a change fails, and another member may lead."""
+"""Time limit, in seconds, to reach a majority. After it the change fails, and another member may lead."""
 
 
 class RaftGroupView(Protocol):
-    """The view of the raft group that its tables need."""
+    """The view of a raft group that this module needs."""
 
     @property
     def me(self) -> str: ...
@@ -80,20 +80,20 @@ class GroupSync(MetadataSync):
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
         self.copied: Callable[[], Awaitable[None]] | None = (
-            None  # called after each cycle that has copied all tables
+            None  # called after each cycle that has copied all tables successfully
         )
         self._one_copy = asyncio.Lock()  # An older answer must not be applied after a newer one.
         self._wanted = 0  # number of calls of `settings`
         self._copied = 0  # number of these calls that a copy has covered
 
     async def sync(self) -> None:
-        """Copy all tables once. The next cycle repeats what fails."""
+        """Copy all tables once. The next cycle repeats failed copies."""
         await super().sync()
         if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
 
     def lead(self) -> None:
-        """Drop what is known of the last leader's offsets, because this member leads now.
+        """Drop the last leader's offsets, because this member leads now.
 
         These offsets are not sent to the next leader, where they may have been reset.
         """
@@ -101,7 +101,7 @@ class GroupSync(MetadataSync):
         self._before = None
 
     async def _is_gone(self, topic: str) -> bool:
-        """See MetadataSync. A leader elected just now may not see yet what is known to be committed here."""
+        """Return whether the leader has deleted a topic. A new leader may lack commits of this member."""
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
             raise NotTheMaster(f"{self.master_addr} does not take messages yet")
@@ -119,7 +119,7 @@ class GroupSync(MetadataSync):
 
 
 class Copies(NamedTuple):
-    """A member's tables, each as far as it fits into a response."""
+    """The tables of a member, each as far as it fits into a response."""
 
     topics: TopicConfigTable | None
     groups: SubscriptionGroupTable | None
@@ -128,7 +128,7 @@ class Copies(NamedTuple):
 
 
 class RaftTables:
-    """The tables of a member, as leader and as follower. Loop thread only."""
+    """The tables of a member, as leader and as follower. For the loop thread only."""
 
     def __init__(
         self, group: RaftGroupView, tables: DurableTables, client: RemotingClient, sync: MetadataSync
@@ -140,7 +140,7 @@ class RaftTables:
         self._one_round = asyncio.Lock()
         self._asked = 0  # number of calls of `keep`
         self._done = 0  # number of these calls that a cycle has covered
-        self._failure = ""  # the failure of that cycle
+        self._failure = ""  # the failure of the last cycle, "" after a success
 
     @property
     def member(self) -> str:
@@ -150,9 +150,9 @@ class RaftTables:
     # -- the leader
 
     def lead(self) -> None:
-        """Number all further changes as this leader's.
+        """Number all further changes as changes of this leader.
 
-        Before its first change its tables are newer than all others.
+        Its tables then count as newer than all others, even before its first change.
         """
         versions = self._tables.versions
         versions.counts, versions.term = True, self._group.term
@@ -176,7 +176,6 @@ class RaftTables:
         return True
 
     def check(self) -> int:
-        """See SettingsReplicas."""
         if not self._group.leading:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
@@ -186,13 +185,11 @@ class RaftTables:
         return self._tables.versions.term or 0
 
     async def keep(self, since: int) -> None:
-        """See SettingsReplicas."""
         problem = await self._copy_to_majority(since)
         if problem:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"it is done, but {problem}")
 
     async def confirm(self) -> int:
-        """See SettingsReplicas."""
         since = self.check()
         problem = await self._copy_to_majority(since)
         if problem:
@@ -200,7 +197,7 @@ class RaftTables:
         return since
 
     async def _copy_to_majority(self, since: int) -> str:
-        """Let a majority copy the tables. Return the reason of a failure, "" on success.
+        """Make a majority copy the tables. Return the reason of a failure, "" on success.
 
         Calls during a cycle share the next one.
         """
@@ -281,7 +278,8 @@ class RaftTables:
             try:
                 return await asyncio.to_thread(kind.decode, await self._call(addr, code))
             except BrokerError as error:
-                # An offset table may be too long for a response; messages are more important.
+                # A table of offsets may be too long for a response. Messages are more important than these
+                # offsets.
                 log.error("the new leader cannot read a table of %s: %s", addr, error)
                 return None
 
@@ -324,7 +322,7 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        if self._sync.deletions_wait:  # Otherwise the next leader would have the deleted queues.
+        if self._sync.deletions_wait:  # The next leader must not have the deleted queues.
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the log of {group.me} is not as far yet")
         await self._tables.topics_file.saved()
         await self._tables.groups_file.saved()

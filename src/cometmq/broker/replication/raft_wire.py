@@ -23,10 +23,10 @@ VERSION = 1
 MAX_FRAME_BYTES = 64 << 20
 """Maximum length of a frame, in bytes.
 
-A frame carries what `LogView.fit` allows; one record may have 32 MiB.
+A frame holds the entries that `LogView.fit` allows; a single record may have 32 MiB.
 """
 MAX_MESSAGES_PER_FRAME = 1024
-"""Maximum of messages in a frame. A tick has a few for each member."""
+"""Maximum number of messages in a frame. A tick has only a few for each member."""
 
 _LENGTH = struct.Struct(">I")
 _MAX_HANDSHAKE_BYTES = 4096
@@ -88,7 +88,7 @@ class Frames:
     """The decoder of the frames of one connection."""
 
     def __init__(self, group: str, me: str) -> None:
-        """Create a decoder. group: the group of the sender; me: a name that the sender must not have."""
+        """Create a decoder. group: the senders' group; me: this member's name, which no sender may have."""
         self.handshake: Handshake | None = None
         """The handshake of the other side, once received."""
         self._group = group

@@ -1,6 +1,6 @@
 """Replication of a broker: a master's HA port or a slave's connection to its master, and their requests.
 
-brokerRole decides at the start which of both it is.
+The setting brokerRole decides at the start which of the two is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logs.logger(__name__)
 
 
 class Replication:
-    """The master or slave of a broker, and the requests about replication. Made inside the running loop."""
+    """The master or slave of a broker, and requests about replication. Created inside the running loop."""
 
     def __init__(self, context: ReplicationContext, visible: Callable[[int, Arrivals], None]) -> None:
         """Create the replication. visible: called with messages of the master that became visible."""
@@ -50,7 +50,7 @@ class Replication:
         store.flusher.on_flushed.append(lambda _end: tick.schedule())
 
     def end_tick(self) -> None:
-        """Send written records, or write received ones. Runs after the writer and before waiting readers."""
+        """Send written records or write received ones. Runs after the writer and before waiting pulls."""
         if self.master is not None:
             self.master.end_tick()
         elif self.slave is not None:
@@ -102,7 +102,7 @@ class Replication:
             self.sync.stop()
             await self.slave.stop()
 
-    # -- what tools ask
+    # -- requests of tools
 
     def facts(self) -> dict[str, str]:
         """Return the entries for the runtime table: the role, and the lag of the slaves or of this slave."""

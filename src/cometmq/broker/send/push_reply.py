@@ -77,7 +77,7 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
-        if len(properties) > MAX_PROPERTIES_BYTES:  # the characters were counted before
+        if len(properties) > MAX_PROPERTIES_BYTES:  # the characters were counted earlier
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(properties)} bytes, over the limit of {MAX_PROPERTIES_BYTES}",
@@ -152,9 +152,10 @@ class ReplyProcessor:
         body: bytes | memoryview,
         queue_id: int,
     ) -> SendMessageResponseHeader | None:
-        """Store a copy.
+        """Store a copy of a reply.
 
-        As in Apache's broker, a failure is only logged: the client has the reply, or never will.
+        As in Apache's broker, a failure is only logged: the client already has the reply, or will never
+        receive it.
         """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:

@@ -1,8 +1,9 @@
 """Sends that reach a raft member while it hands its leadership over, and shortly afterwards.
 
-RocketMQ's Java clients retry SERVICE_NOT_AVAILABLE at once, three times in all, and read the route every 30 s
-(docs/reference/client.md, Sends and retries). Without the relay their sends would fail until then. The former
-leader therefore passes sends on to its successor. While none is known, it holds them for a moment.
+RocketMQ's Java clients try a send three times without a pause after SERVICE_NOT_AVAILABLE, and read the route
+every 30 s (docs/reference/client.md, Sends and retries). Without the relay their sends would fail until then.
+The former leader therefore passes sends on to its successor. While no successor is known, it holds the sends
+for up to two seconds.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler, RemotingClient, Shortcut
 
 RELAY_S = 60.0
-"""How long a former leader relays sends, in seconds: two route updates of Java's clients."""
+"""Time, in seconds, for which a former leader relays sends: two route updates of Java's clients."""
 HOLD_S = 2.0
 """Time, in seconds, that a send is held: longer than a handoff that is aborted, and below Java's timeout."""
 RETRY_INTERVAL_S = 0.05
 MAX_HELD_BYTES = 64 << 20
-"""Limit of the bodies that are held or relayed at a time. Sends above it are answered at once."""
+"""Limit, in bytes, of the held or relayed bodies. Further sends are answered immediately."""
 RELAYED_FLAG = 4
 """Marks a relayed request in `Frame.flag`, so that no member relays it again."""
 SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
@@ -93,7 +94,7 @@ class Relay:
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def _passed_on(self, frame: Frame) -> Frame | None:
-        """Return the answer of the leader; None if this member must answer."""
+        """Return the answer of the leader, or None if this member itself must answer."""
         ends = self._loop.time() + HOLD_S
         while (left_s := ends - self._loop.time()) > 0 and not self._group.accepts:
             addr = self._group.leader_addr
@@ -105,7 +106,7 @@ class Relay:
                 try:
                     answer = await self._client.call(addr, request, left_s)
                 except ConnectError:
-                    pass  # nothing was sent
+                    pass  # the request was not sent
                 except RemotingError as error:
                     raise CommandError(
                         ResponseCode.SYSTEM_ERROR, f"the new leader may have stored the message: {error}"

@@ -18,7 +18,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 # The first retry waits for level 3 (10 s), the n-th for level 2 + n.
 FIRST_RETRY_LEVEL = 3
 DLQ_QUEUES = 1
-# Version 3.4.9. Requests of older versions contain no maximum of their own (docs/reference/remoting.md,
+# Version 3.4.9. Requests of older versions contain no maximum number of retries (docs/reference/remoting.md,
 # Languages and versions).
 MAX_RECONSUME_TIMES_SINCE = 121
 
@@ -53,15 +53,15 @@ class RetryRules:
     ) -> int:
         """Return the effective maximum of retries.
 
-        It is the request's, if the request has one and its version allows it, else the group's. If both
-        differ, the log reports it, see `note_retry_limit`.
+        The maximum in the request applies if its version supports it, else the group's. If the two differ,
+        the log reports it, see `note_retry_limit`.
 
         Args:
             settings: The group's settings.
             requested: The maximum in the request.
             version: The request's version.
             member: The request's connection. None for a client's own send to its retry topic, which may
-                contain one more than the member's maximum.
+            contain one more than the member's maximum.
         """
         if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
             return settings.retry_max_times
@@ -74,8 +74,8 @@ class RetryRules:
     ) -> bool:
         """Return whether a client's own send to a retry topic becomes a dead letter.
 
-        5.x's clients count the failed try. There, queue locks show that a group consumes in order; such a
-        group gives up.
+        Clients of 5.x count the failed try, too. In 5.x, a group with queue locks consumes in order, and its
+        failed messages become dead letters.
         """
         if not compat.is_5x(version):
             return reconsume_times >= maximum

@@ -41,7 +41,7 @@ from cometmq.store import MessageStore, StoreRefused
 
 @dataclass(eq=False, kw_only=True)
 class SendBackProcessor:
-    """Stores the message again: in the group's retry topic after a delay, or in its dead-letter topic."""
+    """Stores a returned message again: in the retry topic after a delay, or in the dead-letter topic."""
 
     config: BrokerConfig
     store: MessageStore
@@ -115,7 +115,7 @@ class SendBackProcessor:
 def _kept(message: MessageExt, record: bytes) -> bytes:
     """Return the stored properties with those of a retry added.
 
-    The stored bytes are edited, so that nothing is lost or refused that could not be encoded again.
+    The stored bytes are edited directly, because some stored properties could not be encoded again.
     """
     properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):

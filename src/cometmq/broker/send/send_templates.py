@@ -6,10 +6,10 @@ the normal path (protocol/frame.py, send.py) is stored under the bytes around th
 these bytes are compared instead of parsed, and the message goes directly to the store. A 1 KiB send then
 costs two thirds of the normal path, sockets not counted.
 
-Nothing is assumed about how clients write. What is learnt is verified with a twin of the header that contains
-three other values: the normal path must produce the same result except for these values. The fast path only
-accepts values whose JSON text is their meaning, digits and letters. Every other frame takes the normal path
-as if there were no other.
+Nothing is assumed about the headers that clients write. A learnt header is verified with a twin of the header
+that contains three other values: the normal path must produce the same result except for these values. The
+fast path only accepts values whose JSON text is their meaning, digits and letters. Every other frame takes
+the normal path.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Trait
 
 # The maximum number of stored headers: 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
-MAX_BYTES = 16 << 20  # of stored headers; the usual 450 each make 9 MB
-MAX_CUTS = 8  # ways to cut headers of one length
-# After this many headers without a hit, nothing is learnt for as many messages, for instance of senders whose
-# other properties differ by message. A check costs 2 µs, which makes 0.25 µs per message. Nearly as many
-# queues, written to in turn, are learnt without a pause.
+MAX_BYTES = 16 << 20  # bytes of all stored headers; the usual 450 each make 9 MB
+MAX_CUTS = 8  # maximum ways to divide headers of one length
+# After this many headers without a hit, the next ones, as many, are not learnt. This is for senders whose
+# other properties differ by message. A check costs 2 µs, so the pause reduces it to 0.25 µs per message.
+# Senders that use almost as many queues in turn are learnt without a pause.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
-MAX_HEADER_BYTES = 2_048  # bytes of a header that is checked
+MAX_HEADER_BYTES = 2_048  # maximum length of a header that is checked
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # a leading 0: the number 0, or not a JSON number
+ZERO = ord("0")  # a leading 0 is either the number 0 or not valid in JSON
 _word = struct.Struct(">I").pack
-# The parts after BORN: three values and the bytes between and after them. The first unique key counts (`?>`):
-# without that, a header that repeats itself would be searched once for each.
+# The parts after BORN: three values, and the bytes between and after them. The first unique key counts
+# (`?>`): otherwise a header that repeats its content would be searched once for each repetition.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -64,7 +64,7 @@ class Known(NamedTuple):
 
 
 class SendTemplates:
-    """The learnt headers of a broker's senders."""
+    """The headers of senders that the fast path has learnt."""
 
     __slots__ = (
         "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
@@ -75,14 +75,15 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # The ways to cut what follows BORN into its parts, by its length.
+        # The ways to divide the bytes after BORN into parts, by their length.
         self._cuts: dict[int, list[Cut]] = {}
         # The results by the bytes before the born time and the three constant parts after it.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # One shared object for equal traits, see TickMessage.
+        # One shared object for all equal traits, see TickMessage.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # Hashes of headers that have arrived once. Of two with the same hash, one is learnt slightly early.
+        # Hashes of headers that have arrived once. If two headers have the same hash, one is learnt slightly
+        # early.
         self._seen: set[int] = set()
         self._patience = MAX_MISSES
         self._resting = 0
@@ -91,7 +92,7 @@ class SendTemplates:
         return len(self._known)
 
     def forget(self) -> None:
-        """Forget all headers: the result of the normal path may have changed."""
+        """Forget all headers, because the result of the normal path may have changed."""
         self._cuts.clear()
         self._known.clear()
         self._traits.clear()
@@ -137,7 +138,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """Learn the header of a plain send that took the normal path, if it has arrived before."""
+        """Learn the header of a plain send that took the normal path, if the header has arrived before."""
         if self._resting:
             self._resting -= 1
             return
@@ -216,7 +217,7 @@ def _divider(*parts: bytes) -> Any:
 
 
 def _twin(parts: Parts) -> Parts:
-    """Return the parts with other values of the same lengths."""
+    """Return the parts with different values of the same lengths."""
     born, first, unique, second, opaque, third = parts
     return _other(born, b"12"), first, _other(unique, b"YZ"), second, _other(opaque, b"12"), third
 

@@ -59,11 +59,11 @@ class StoredForms:
 def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
     """Return the stored forms in a cluster of that name.
 
-    Their `find` raises CommandError for property strings that cannot be read as they were meant.
+    The method `find` raises CommandError for a property string that is ambiguous.
 
     Args:
         cluster: The name of the cluster.
-        told: What a 5.x broker adds; None for the forms of 4.9.
+        told: The properties that a 5.x broker adds; None for the forms of 4.9.
     """
     pair = cluster_pair(cluster)
 
@@ -111,7 +111,7 @@ def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = Fal
         cluster_pair: `CLUSTER`, 0x01 and the cluster's name.
         keep_wait: Store WAIT, as 5.x does; 4.9 leaves it out.
     """
-    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # find is twice as fast as in
+    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # `find` is twice as fast as `in`
         # 4.9 passes all properties through a map without empty values.
         properties = VALUE_END.join(
             pair for pair in properties.split(VALUE_END) if pair.partition(NAME_END)[2]
@@ -128,17 +128,17 @@ def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = Fal
     return append(properties, cluster_pair), waits
 
 
-# Properties that only the broker writes to half messages.
+# Properties of half messages that only the broker may write.
 OF_THE_BROKER = (b"TRAN_PREPARED_QUEUE_OFFSET", b"TRANSACTION_CHECK_TIMES")
-# Apache's broker would lose a delayed half message.
+# Properties of delayed messages. Apache's broker would lose a delayed half message.
 LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 
 
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
     """Return whether a send begins a transaction.
 
-    A message that a consumer failed on and sends again itself with a delay may still have TRAN_MSG; it does
-    not.
+    If a consumer sends a failed message again with a delay, the message may still have TRAN_MSG, but begins
+    no transaction.
     """
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False

@@ -25,10 +25,10 @@ TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 _PROOF_S = 60.0
 """The time in seconds for which a clock must have been ahead before messages are delivered by it.
 
-In that time a person or a time daemon may notice that it is wrong. If it is right, the waiting messages are
-late already.
+Within this time an operator or a time daemon may correct a wrong clock. If the clock is right, the waiting
+messages are late already.
 """
-# The maximum size that moving and delivery add to the properties.
+# The maximum size that the later moves and the delivery add to the properties.
 _ROOM = 128
 
 
@@ -41,7 +41,7 @@ class Timed(NamedTuple):
 
 
 def without_times(properties: bytes) -> bytes:
-    """Return the properties of a message whose delay level counts instead."""
+    """Return the properties without delivery times, because a delay level has priority."""
     for name in TIMES:
         properties = drop(properties, name)
     return properties
@@ -71,7 +71,7 @@ class TimedSends:
             CommandError: The time is invalid, or too many messages wait already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has waited already
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has already waited
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)
@@ -151,7 +151,7 @@ class TimedSends:
             )
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
-        if recall:  # one for each waiting message, also for those from before a lower limit
+        if recall:  # one recall for each waiting message, even if the limit was lowered since
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(

@@ -23,7 +23,7 @@ NOT_FOUND = -1
 class ConsumerOffsets:
     """The next offset by `topic@group` and queue id.
 
-    Any value is stored, also lower offsets and unknown topics.
+    Any value is stored, also a lower offset or an offset in an unknown topic.
     """
 
     def __init__(self) -> None:
@@ -150,7 +150,7 @@ class ConsumerOffsets:
                 self.dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace the offsets by a file's content, whose integer keys may be text."""
+        """Replace the offsets by a file's content, in which integer keys may be text."""
         for index in (self._table, self._topics, self._groups):
             index.clear()
         illegal = []
@@ -173,6 +173,6 @@ def _is_legal(key: str) -> bool:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return topic and group of a key. The first separator counts: neither name may contain one."""
+    """Return topic and group of a key. The first separator divides them: no valid name contains one."""
     topic, _, group = key.partition(SEPARATOR)
     return topic, group

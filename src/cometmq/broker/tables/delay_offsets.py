@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# Without changes, the file is written after this many bytes of log, because the next start scans them.
+# If the offsets do not change, the file is written after this many bytes of log, which the next start would
+# scan.
 WRITE_EVERY = 64 << 20
 
 
@@ -20,7 +21,7 @@ class DelayOffsets:
         self._table: dict[int, int] = {}
         self._dirty = False
         self.log_position = 0
-        """The log position last read or written: no delivery before it is missing here."""
+        """The log position last read or written: the offsets include every delivery before it."""
         self.reached: Callable[[], int] = lambda: self.log_position
         """Returns the log position for the current offsets."""
 
@@ -29,7 +30,7 @@ class DelayOffsets:
         return self._table.get(level, 0)
 
     def move(self, level: int, offset: int) -> None:
-        """Record that everything before this offset is delivered."""
+        """Record that all messages before this offset are delivered."""
         self._dirty |= self.get(level) != offset
         self._table[level] = offset
 

@@ -1,11 +1,11 @@
 """The persistent tables of a broker: topics, groups, consumer offsets, delay offsets, timer checkpoint.
 
 Each has a file. Topics and groups are written with each change, offsets every few seconds if they have
-changed, and everything at the end (docs/reference/storage.md, Writing tables).
+changed, and all tables when the broker stops (docs/reference/storage.md, Writing tables).
 
 Offsets never outlive the log that they refer to: before they are written, the log is flushed up to its end at
-the time when they were read. Otherwise a power failure could leave the cursor of a delayed message, or the
-offset after a message that was sent back, without the copy of that message.
+the time when they were read. Otherwise, after a power failure, the offset of a delivered or sent-back message
+could exist without the stored copy of that message.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, Messag
 log = logs.logger(__name__)
 
 NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
-"""Topics of the broker itself that no table contains, or that the broker creates itself."""
+"""The broker's own topics that no table lists, or that the broker creates itself."""
 
-# The time before offsets are written first, as in Apache's broker.
+# The delay, in seconds, before offsets are written for the first time, as in Apache's broker.
 FIRST_WRITE_S = 10.0
 
 
 class SettingsReplicas(Protocol):
-    """The other brokers that have copies of the topics and groups."""
+    """The other members of a raft group, which have copies of the topics and groups."""
 
     def check(self) -> int:
         """Return the term since which this broker may change the tables.
@@ -58,13 +58,13 @@ class SettingsReplicas(Protocol):
         """
 
     async def confirm(self) -> int:
-        """Do the same as `check` with a confirmation by the other brokers."""
+        """Return the same as `check`, after the other brokers have confirmed that this broker leads."""
 
     async def keep(self, since: int) -> None:
-        """Return once the other brokers have the current tables.
+        """Wait until the other brokers have the current tables.
 
         Raises:
-            CommandError: They do not, or this broker was not the only one to change them `since` then.
+            CommandError: They do not have them, or another broker has changed the tables `since` then.
         """
 
 
@@ -81,7 +81,7 @@ class DurableTables:
         self._topics_changed = topics_changed
         self.versions = Versions(clock.time_ms)
         self.replicas: SettingsReplicas | None = None
-        """The brokers that must have a change of topics or groups before it is answered, or None."""
+        """The brokers that must have a change of topics or groups before the request is answered, or None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()
@@ -112,7 +112,7 @@ class DurableTables:
         return Periodic(self._loop, lambda: next(waits), job, name=what)
 
     async def log_flushed(self) -> None:
-        """Return once the current log is on the device. Raises OSError if that fails."""
+        """Wait until the current log is on the device. Raises OSError if that fails."""
         store = self._store
         done: asyncio.Future[bool] = self._loop.create_future()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
@@ -133,7 +133,7 @@ class DurableTables:
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
-                if version is not None:  # another member may have the table as it was; this one is newer
+                if version is not None:  # another member's table counts as newer
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(
@@ -144,11 +144,11 @@ class DurableTables:
         self.timers.load(self.timers_file.load_or_empty())
 
     def adopt(self) -> None:
-        """Add topics and queues that are in the log and not in the table.
+        """Add topics and queues that exist in the log but not in the table.
 
-        The log may be newer than the table after a kill, or if this is a former master's table from some
-        seconds before its end. Additional queues of a known topic are added only if they have a message newer
-        than the table; otherwise they were removed on purpose.
+        After a kill, or if this table comes from a former master, it may lack the changes of the last
+        seconds. Additional queues of a known topic are added only if they have a message newer than the
+        table; otherwise they were removed on purpose.
         """
         topics, store = self.topics, self._store
         counts: dict[str, int] = {}
@@ -182,15 +182,15 @@ class DurableTables:
         return 0 if self.replicas is None else self.replicas.check()
 
     async def confirm_changeable(self) -> int:
-        """Check the same before an irreversible change: a deposed leader may not have noticed it yet."""
+        """Make the check of `check_changeable` with a confirmation by the others: a leader may be deposed."""
         return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:
-        """Return once all changes of topics so far are durable. Raises OSError, CommandError."""
+        """Wait until all changes of topics so far are durable. Raises OSError, CommandError."""
         await self._kept(self.topics_file, since)
 
     async def groups_kept(self, since: int) -> None:
-        """Return once all changes of groups so far are durable. Raises OSError, CommandError."""
+        """Wait until all changes of groups so far are durable. Raises OSError, CommandError."""
         await self._kept(self.groups_file, since)
 
     async def _kept(self, file: TableFile, since: int) -> None:
@@ -201,7 +201,7 @@ class DurableTables:
     def offsets_version(self) -> DataVersion | None:
         """Return the version of the leader's offsets that this member of a raft group holds.
 
-        The leader's own version is a new one with each call.
+        On the leader itself, each call returns a new version.
         """
         if self.versions.term is not None:
             self.offsets.version = self.versions.after(self.offsets.version or self.versions.first())
@@ -235,7 +235,7 @@ class DurableTables:
             self.timers_file.save()
 
     async def stop(self) -> None:
-        """Write everything a last time."""
+        """Write all tables a last time."""
         for timer in self._timers:
             timer.cancel()
         files = [self.topics_file, self.groups_file, self.offsets_file, self.delays_file]

@@ -1,8 +1,8 @@
 """The file of one table: one write at a time, repeated until it succeeds.
 
 The loop converts the table to text, so that it is consistent, and a thread writes it. Newer content waits for
-the current write. If the disk refuses (it may be full), the write is repeated, sooner after a further change.
-Requests that promise a durable change wait for their write and receive its failure.
+the current write. If a write fails (the disk may be full), it is repeated, and earlier if the table changes
+again. Requests that promise a durable change wait for their write and receive its failure.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAX_RETRY_INTERVAL_S = 30.0
 
 @dataclass(eq=False)
 class TableFile:
-    """Writes a table to its file. All methods belong to the loop.
+    """Writes a table to its file. All methods must be called on the loop.
 
     Args:
         content: Returns the table as plain values.
@@ -41,8 +41,8 @@ class TableFile:
     def __post_init__(self) -> None:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
-        self._asked = 0  # changes so far
-        self._saved = 0  # changes on the device
+        self._asked = 0  # number of changes so far
+        self._saved = 0  # number of changes that are on the device
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._ending = False
@@ -52,10 +52,7 @@ class TableFile:
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """Return the same, also empty for an unreadable file whose content can be recomputed.
-
-        Raises OSError.
-        """
+        """Return the result of `load`, or an empty table for an unreadable file that can be recomputed."""
         return self._file.load_or_empty()
 
     def save(self) -> None:
@@ -66,7 +63,7 @@ class TableFile:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def saved(self) -> None:
-        """Return once all changes so far are on the device.
+        """Wait until all changes so far are on the device.
 
         Raises:
             OSError: The write failed. It is repeated nevertheless.
@@ -89,7 +86,7 @@ class TableFile:
             await self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # changes of the same tick are written together
+        await asyncio.sleep(0)  # all changes of one tick are written together
         retry = Backoff(RETRY_S, MAX_RETRY_INTERVAL_S)
         while self._saved < self._asked:
             asked = self._asked
@@ -120,7 +117,7 @@ class TableFile:
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error
-        except Exception as error:  # waiters need the error, and later changes must be written
+        except Exception as error:  # the waiters must receive the error, and later changes must be written
             log.exception("%s", self._file.path)
             return OSError(errno.EIO, repr(error))
         return None

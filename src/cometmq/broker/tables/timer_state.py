@@ -10,16 +10,17 @@ import msgspec
 from cometmq.protocol.bodies import DataVersion
 from cometmq.store import TimerTable
 
-# Without changes, the progress is written after this many bytes of log, because the next start scans them.
+# If the progress does not change, it is written after this many bytes of log, which the next start would
+# scan.
 MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The last saved progress, and counters.
+    """The last saved progress of timer messages, and counters.
 
     Attributes:
         waiting: The number of waiting messages, including `recalls`.
-        counted: How often the counters have changed since the start, and when last.
+        counted: The number of changes of the counters since the start, and the time of the last one.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -32,7 +33,7 @@ class TimerState:
         self.changes = 0
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
-        """Returns the current progress, if it can be determined."""
+        """Returns the current progress of timer messages, None if it cannot be determined."""
         self._taken = -1  # the number of changes included in the last progress
 
     def count(self, topic: str, change: int) -> None:

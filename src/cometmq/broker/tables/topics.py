@@ -41,13 +41,14 @@ log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
 # A registration contains all topics and must fit into a frame (16 MiB), or the broker disappears from every
-# route. From these sizes on, no more topics are created by sends, then none for groups (retry and dead-letter
-# topics), then none by administrators.
+# route. Above the first of these sizes, sends create no more topics; above the second, groups (retry and
+# dead-letter topics) do not; above the third, administrators cannot.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
-# The size of a topic in a registration without its attributes and its name, which occurs twice. Numbers of
-# any length fit. A full frame has fewer topics than the 100,000 that a name server accepts.
+# The size of a topic in a registration without its attributes and its name, which occurs twice. The size
+# suffices for numbers of any length. A full frame has fewer topics than the 100,000 that a name server
+# accepts.
 TOPIC_BYTES = 168
 
 
@@ -117,7 +118,7 @@ class TopicTable:
         return known
 
     def queue(self, topic: str, queue_id: int) -> MessageQueue:
-        """Return a queue of this broker."""
+        """Return a queue of this broker as a MessageQueue."""
         return MessageQueue(topic, self.config.broker_name, queue_id)
 
     def is_system(self, topic: str) -> bool:
@@ -208,7 +209,7 @@ class TopicTable:
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
-        """Apply the name servers' ORDER_TOPIC_CONFIG: only these topics are ordered."""
+        """Apply the name servers' ORDER_TOPIC_CONFIG: exactly the topics in it are ordered."""
         changed = False
         for name, config in self.table.items():
             if config.order != (name in ordered):
@@ -218,7 +219,7 @@ class TopicTable:
             self.touch()
 
     def touch(self) -> None:
-        """Increment the version, also without a change of the table (brokerPermission has changed)."""
+        """Increment the version, for a change of the table or of brokerPermission."""
         self.version = self.versions.after(self.version)
         self.changed()
 

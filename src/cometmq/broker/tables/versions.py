@@ -14,8 +14,8 @@ class Versions:
 
     Attributes:
         term: In a raft group the leader's term (5.x's stateVersion), else None.
-        counts: Whether this broker may change versions. A follower's own changes disappear with the next copy
-            of the leader's table.
+        counts: Whether this broker may change versions. False on a follower, whose own changes disappear with
+            the next copy of the leader's table.
     """
 
     now_ms: Callable[[], int]

@@ -1,4 +1,4 @@
-"""The progress of the delay levels after a restart: what the last run has delivered, and what waits.
+"""The progress of the delay levels after a restart: which messages were delivered, and which wait.
 
 A level delivers in the order of its queue. After a kill, the offset in delayOffset.json is seconds old, but
 each copy in the log contains the position of its original record (links.py): the level continues with the

@@ -1,7 +1,7 @@
-"""Reading the queue of the timer topic: at the start all messages that still wait, then new ones.
+"""Reading the queue of the timer topic: at the start all messages that still wait, later the new ones.
 
-The units of the queue contain the delivery times (protocol/timers.py), so records are read only for what
-units do not contain: the keys of recalls, and everything about messages that Apache's broker has stored.
+The units of the queue contain the delivery times (protocol/timers.py). So a record is read only for data that
+its unit lacks: the keys of recalls, and all facts about messages that Apache's broker has stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # reading the record of each takes a few ms of the loop
+_UNITS_AT_ONCE = 256  # units per step; reading the record of each takes a few ms of the loop
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -51,11 +51,11 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """The knowledge at the start about messages that are done.
+    """The information at the start about messages that are already done (delivered, moved or recalled).
 
     Attributes:
         linked: The positions that copies contain, ascending.
-        uncounted: Those of them that the saved progress counts as waiting.
+        uncounted: Those of these positions that the saved progress counts as waiting.
         apache: The queue offset and the time up to which Apache's broker has delivered, if it ran on this
             store.
     """
@@ -64,7 +64,7 @@ class Known:
     linked: NDArray[np.int64]
     uncounted: NDArray[np.int64]
     apache: tuple[int, int]
-    seen: set[int] = field(default_factory=set)  # hashes of what Apache's broker has stored
+    seen: set[int] = field(default_factory=set)  # hashes of messages that Apache's broker has stored
 
     def is_done(self, offset: int, out_ms: int) -> bool:
         """Return whether the message of a unit is done, by its time and its offset."""
@@ -73,7 +73,7 @@ class Known:
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Divide the units from queue offset `first` on into waiting ones and those done by the log alone."""
+        """Divide the units from offset `first` on into waiting ones, and ones that the log shows as done."""
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
         outs = np.where(codes >= CODES_BEGIN, codes >> 2, np.iinfo(np.int64).max)
@@ -89,12 +89,12 @@ class Known:
 
     @property
     def counted_offset(self) -> int:
-        """The queue offset up to which the saved progress counts messages."""
+        """The queue offset up to which the saved progress has counted messages."""
         return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
 
 
 def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each position whether `ascending` contains it."""
+    """Return for each position whether the sorted array `ascending` contains it."""
     if not len(ascending):
         return np.zeros(len(positions), bool)
     at = np.searchsorted(ascending, positions)
@@ -118,8 +118,8 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self._newest_ms = self.store.newest_ms  # of what was stored before the start, here or by a leader
-        self._loading: tuple[int, Known] | None = None  # the end offset of `load`, and what is known
+        self._newest_ms = self.store.newest_ms  # store time of messages from before the start
+        self._loading: tuple[int, Known] | None = None  # the end offset of `load`, and facts about messages
 
     @property
     def queue(self) -> ConsumeQueue | None:
@@ -149,7 +149,7 @@ class Follower:
             log.info("%d timer messages wait", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the first offset to read, and what is known to be done. Raises OSError."""
+        """Return the first offset to read, and the information about done messages. Raises OSError."""
         mark, executor = self.state.mark, self.store.executor
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
@@ -158,7 +158,7 @@ class Follower:
             unit = await executor.query(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
-            _raise_unless_unreadable(failure)  # then all units are read, which reports more about the damage
+            _raise_unless_unreadable(failure)  # so all units are read, which reports more about the damage
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
@@ -174,7 +174,7 @@ class Follower:
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
-        """Read the new units."""
+        """Read the units that arrived since the last call."""
         queue = self.queue
         if queue is not None and self.pending.followed < queue.max_offset:
             await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)
@@ -201,7 +201,7 @@ class Follower:
                 to_do, linked = known.split(first, units)
                 wanted &= to_do | linked
             for row in np.flatnonzero(wanted).tolist():
-                pending.followed = first + row  # if this one fails, those before it are not read twice
+                pending.followed = first + row  # if this record fails, the next attempt begins with it
                 position, _, code = units[row].tolist()
                 if known is not None and linked[row]:
                     if known.counts_done(first + row, position):
@@ -216,10 +216,10 @@ class Follower:
                 await executor.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
-        """Return `count` units from an offset on: fewer at the end of a file, none if it is missing.
+        """Return `count` units from an offset on: fewer at the end of a file, none if the file is missing.
 
-        Units that the device cannot read are recomputed from the log, whose records up to `reached` precede
-        them. Raises OSError.
+        Units that the device cannot read are recomputed from the log, whose records up to position `reached`
+        precede the units. Raises OSError.
         """
         store = self.store
         try:
@@ -238,7 +238,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Process one unit."""
+        """Process one unit of the queue."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
@@ -270,7 +270,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Return whether a message of Apache's broker is done, or is the moved form of a known one."""
+        """Return whether a message of Apache's broker is done, or is the moved form of a known message."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
@@ -327,7 +327,7 @@ def check_point_path(store: MessageStore) -> str:
 
 
 def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
-    """Return the beginning of that file, which is also the response to request 60.
+    """Return the beginning of the file of `check_point_path`, which is also the response to request 60.
 
     All messages before `queue_offset` with a delivery time before `read_ms` are delivered
     (docs/reference/storage.md, Timer files).

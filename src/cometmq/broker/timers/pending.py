@@ -1,14 +1,14 @@
 """The timer messages that are not delivered yet, and the progress of the delivery. It does no I/O.
 
-Absolute times wait by the wall clock (SteadyTime), delays by the monotonic clock, which counts sleep. So
-setting the wall clock does not change a delay.
+An absolute delivery time is compared with the wall clock (SteadyTime), a delay with a monotonic clock that
+includes the time of a suspended machine. So setting the wall clock does not change a delay.
 
-The progress is saved in few numbers (the high-water marks), because the queue of the timer topic contains
-everything else. Done are the messages before `queue_offset` whose TIMER_OUT_MS is at most `delivered_ms`, all
-messages before `first_position`, and each message whose position a record after `log_position` contains
-(links.py). The last number stays behind while a message is done that the others do not cover: one that
-arrived although an earlier one waits, as after a change of the clock, and one that was moved out of a segment
-in which another still waits.
+The progress is saved in few numbers (the high-water marks), because the queue of the timer topic contains all
+other data. Three kinds of messages count as done: those before `queue_offset` whose TIMER_OUT_MS is at most
+`delivered_ms`, all messages before `first_position`, and each message whose position a record after
+`log_position` contains (links.py). `log_position` does not advance while a done message is not covered by the
+other numbers: for example a message with an early delivery time that arrived after the clock was changed, or
+a message that was moved out of a segment in which another one still waits.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # that no high-water mark covers; above it one mark covers them all
-# Messages are moved in parts of the log of this many bytes, each in the order of time.
+_MAX_DONE = 1 << 20  # maximum done messages without a high-water mark; above it one mark covers them all
+# The size in bytes of the parts of the log that are moved one by one, each in the order of delivery time.
 _MOVED_TOGETHER = 16 << 20
 
 
@@ -39,7 +39,7 @@ class Times(NamedTuple):
 
     @property
     def ahead_ms(self) -> int:
-        """The lead of the monotonic clock."""
+        """The lead, in ms, of the monotonic clock over the wall clock."""
         return self.monotonic_ms - self.wall_ms
 
 
@@ -52,7 +52,7 @@ class Listed(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """The hashes of one minute's recalls: sorted ones, and those that arrived since."""
+    """The hashes of one minute's recalls: the sorted ones, and those that arrived later."""
 
     ascending: Ints
     since: set[int]
@@ -69,24 +69,24 @@ class Pending:
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # For recalls, the delivery time is the hash of the key, and TIMER_OUT_MS is whether the recall was
-        # counted.
+        # In this wheel, the delivery time of an entry is the hash of a recall's key, and its TIMER_OUT_MS
+        # shows whether the recall was counted.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
         """The hashes of the minutes requested last: all recalls, and the counted ones."""
-        self._log_position = 0  # of the last high-water mark
-        self._done_outs, self._done_positions = array("q"), array("q")  # not covered by a mark yet
+        self._log_position = 0  # log position of the last high-water mark
+        self._done_outs, self._done_positions = array("q"), array("q")  # messages that no mark covers yet
         # The highest values that marks have covered: a message that arrives later may be due before them.
         self._covered_out = self._covered_position = -1
         self._moving_before = 0  # no message after this position was moved
-        self._last_copy = -1  # the last copy of a moved message
-        self._places: list[tuple[Buckets, list[int]]] = []  # buckets with messages before it
-        self._moving: list[tuple[Buckets, int, int]] = []  # last returned by `before`
+        self._last_copy = -1  # the position of the last copy of a moved message
+        self._places: list[tuple[Buckets, list[int]]] = []  # the buckets with messages before that position
+        self._moving: list[tuple[Buckets, int, int]] = []  # the messages last returned by `before`
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
-        self._listed_ahead_ms = 0  # see `page`
+        self._listed_ahead_ms = 0  # a constant lead for all calls of `page`
 
     def __len__(self) -> int:
         """Return the number of waiting messages and recalls."""
@@ -98,7 +98,7 @@ class Pending:
         return len(self._recalls)
 
     def begin(self, mark: TimerTable) -> None:
-        """Continue from a high-water mark; messages that still wait must be added."""
+        """Continue from a high-water mark. The caller must add the messages that still wait."""
         self._log_position = mark.log_position
         self._covered_out = mark.delivered_ms
         self._covered_position = max(mark.counted_position, mark.log_position)
@@ -113,7 +113,7 @@ class Pending:
             self._by_wall.add(code.due_ms, position, code.out_ms)
 
     def add_due(self, position: int, due_ms: int, out_ms: int) -> None:
-        """Add a message with a delivery time of the monotonic clock."""
+        """Add a message whose delivery time is by the monotonic clock."""
         self._by_delay.add(due_ms, position, out_ms)
 
     def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
@@ -150,7 +150,7 @@ class Pending:
     # -- deliveries
 
     def due(self, now: Times, most: int) -> list[Waiting]:
-        """Return at most `most` due messages; the same again until `done`.
+        """Return at most `most` due messages. Each call returns the same ones until `done`.
 
         Absolute times and delays alternate, so that many of one kind do not delay the others.
         """
@@ -163,7 +163,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` messages last returned by `due`: they are delivered, or never will be."""
+        """Remove the first `count` messages last returned by `due`: they are, or never will be, delivered."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -171,7 +171,7 @@ class Pending:
         self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
-        """Record that a message is delivered, as a record of the log shows."""
+        """Record that a message was delivered, because a record of the log shows it."""
         self._done_outs.append(out_ms)
         self._done_positions.append(position)
 
@@ -186,7 +186,7 @@ class Pending:
         return min(table.first_position() for table in self._tables)
 
     def wait_ms(self, now: Times) -> int:
-        """Return the time until a message is due if no clock is set, or NEVER if none waits."""
+        """Return the time until the next message is due if no clock is set, or NEVER if no message waits."""
         waits = (
             (self._by_wall.next_ms(), now.wall_ms),
             (self._by_delay.next_ms(), now.monotonic_ms),
@@ -196,7 +196,7 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return some messages before a log position that must be moved; none if all are.
+        """Return some messages before a log position that must be moved; none if all were moved.
 
         Each is its position and its delivery time by the monotonic clock, or None if it waits by the wall
         clock.
@@ -222,12 +222,12 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            if len(found) < most:  # otherwise the bucket may contain more
+            if len(found) < most:  # a full result may leave other messages in the bucket
                 keys.pop()
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """Remove the first `count` messages last returned by `before`: copies replace them, or nothing can.
+        """Remove the first `count` messages last returned by `before`: they were copied, or never can be.
 
         `last_copy` is the log position of the last copy, or -1.
         """
@@ -240,17 +240,18 @@ class Pending:
     # -- saving and listing
 
     def mark(self, log_end: int) -> TimerTable | None:
-        """Return the current high-water mark, or None while copies were not read.
+        """Return the current high-water mark, or None while copies in the queue were not read.
 
-        Without the copies, recalls of the messages in them would seem to be done. `log_end` is the end of the
-        log, or its end at the beginning of work that `done` or `moved` does not include yet.
+        Without the copies, recalls of the messages in them would seem to be done. `log_end` is the present
+        end of the log, or its end before work that `done` and `moved` do not include yet.
         """
         if self.followed_position < self._last_copy:
             return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock was set back. What was covered is not covered any more; only the log shows it.
+            # The clock was set back, so the former mark covers too much. Only the log shows which messages
+            # are done.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -264,13 +265,13 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Return whether a done message is not covered by these two values; remove the covered ones."""
+        """Return whether these two values do not cover some done message; remove the covered ones."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MAX_DONE:  # days of them after a change of the clock: covered when the last one is
+        if len(outs) > _MAX_DONE:  # after a clock change, days of messages: the last one decides
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())
@@ -283,7 +284,7 @@ class Pending:
         This is only possible when all units were read: a moved message may be due and recalled.
         """
         before_ms = now.wall_ms - PRECISION_MS
-        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the most frequent case
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the most frequent case: all are young
             return
         before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:

@@ -1,4 +1,4 @@
-"""Storing a message that has waited in its destination."""
+"""Storing a message that has waited in the queue of its destination."""
 
 from __future__ import annotations
 

@@ -32,15 +32,15 @@ from cometmq.store import Clock, MessageStore, StoreRefused, link_to
 
 log = logs.logger(__name__)
 
-# The limits of one page: messages, waiting messages examined, and bytes.
+# The limits of one page: messages, examined waiting messages, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # in place of TIMER_OUT_MS for messages at a delay level
+NO_TIME = -1  # stands in place of TIMER_OUT_MS for messages at a delay level
 
 
 @dataclass(eq=False)
 class Page:
-    """The records of waiting messages, their delivery times (ms), and the end of the page."""
+    """One page of a list: records of waiting messages, their delivery times (ms), and the page's end."""
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
@@ -48,7 +48,7 @@ class Page:
     more: bool = False
 
     def add(self, record: bytes, deliver_at_ms: int) -> None:
-        """Add a message."""
+        """Add a waiting message to the page."""
         self.records.append(record)
         self.deliver_at.append(deliver_at_ms)
 
@@ -69,7 +69,7 @@ class TimerProcessor:
 
     @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return 56 bytes: the progress of reading and delivery."""
+        """Return the progress of reading and delivery, in Apache's 56 bytes."""
         return frame.response(body=self.service.check_point(self.service.pending.followed))
 
     @handles(RequestCode.GET_TIMER_METRICS)
@@ -91,7 +91,7 @@ class TimerProcessor:
             found = await self._waits(handle)
         except OSError as error:
             log.warning("a recall is not counted, because the index cannot be read: %s", error)
-            found = False  # its delivery is in progress
+            found = False  # the message is being delivered, so it is too late
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
@@ -136,7 +136,7 @@ class TimerProcessor:
         return False
 
     def _is_first(self, handle: RecallHandle) -> bool:
-        """Return whether no other recall of the same message is stored, whether read or not."""
+        """Return whether no other recall of the same message is stored, also none that is not read yet."""
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():
             self._recalling.clear()
@@ -225,7 +225,7 @@ class TimerProcessor:
     async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
         """Return waiting messages with a key. The index contains all messages that ever waited.
 
-        The page holds the newest ones that still wait.
+        The page holds the newest messages with the key that still wait.
         """
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
         records = await self._indexed(TIMER_TOPIC, key, found)

@@ -1,9 +1,9 @@
 """The delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX.
 
 See docs/reference/storage.md, Delivery of delayed messages. The messages of a level become due in the order
-in which they were stored, so each level waits for its first one with one timer; an arrival on an idle level
-sets it. A delivered message is committed before the cursor moves, and contains the position of its original
-record, so that after a kill it is clear what was delivered (delivered.py).
+in which they were stored, so each level waits for its first message with one timer, which an arrival on an
+idle level starts. A delivered message is committed before the cursor moves, and contains the position of its
+original record, so that after a kill it is clear what was delivered (delivered.py).
 
 A message that can never be delivered (no destination, a destination that sends may not have, a record that is
 damaged or unreadable) is skipped with a log line, so that it does not stop its level. If the store accepts no
@@ -55,15 +55,16 @@ RETRY_S = 0.1
 ERROR_S = 10.0
 # A message is skipped after this many unexpected errors.
 MAX_ERRORS = 3
-# The maximum interval between two looks of a level at the clock: the loop's timers use another clock.
+# The maximum interval, in seconds, at which a level reads the clock, because the loop's timers use another
+# clock.
 CLOCK_CHECK_INTERVAL_S = 10.0
-# If a message arrives here later after it was stored, or before, the wall clock was set.
+# If the arrival of a message differs by more than this, in ms, from its store time, the wall clock was set.
 MAX_SYNC_MS = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class LevelCursor:
-    """One level: its offset, and whether it waits, delivers or sleeps."""
+    """The state of one level: its offset, and whether it waits, delivers or sleeps."""
 
     level: int
     due: DueTimes
@@ -71,7 +72,7 @@ class LevelCursor:
     busy: bool = False
     refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
     """The refusals of the message at `offset`."""
-    errors: int = 0  # successive unexpected errors with it
+    errors: int = 0  # successive unexpected errors with that message
     timer: asyncio.TimerHandle | None = None
     began: int = -1  # the end of the log before the deliveries in progress; -1 if there are none
 
@@ -95,7 +96,7 @@ class ScheduleService:
     def restart(self) -> None:
         """Reset to the state before a start: other brokers have written the log in the meantime."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # at the last arrival
+        self._ahead_ms = monotonic_ms - now_ms  # the lead of the monotonic clock at the last arrival
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -106,7 +107,7 @@ class ScheduleService:
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return topic and queue id of the queues whose arrivals it needs."""
+        """Return topic and queue id of the queues whose arrivals this service needs."""
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
@@ -150,7 +151,7 @@ class ScheduleService:
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Continue where the last run stopped, within the bounds of the queues."""
+        """Continue where the last run stopped delivering, within the bounds of the queues."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -169,7 +170,7 @@ class ScheduleService:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                if not isinstance(error, OSError) or error.errno == errno.EIO:  # which may be permanent
+                if not isinstance(error, OSError) or error.errno == errno.EIO:  # an error may be permanent
                     log.exception("last deliveries of the delay levels may be repeated: %s", error)
                     break
                 log.error("last deliveries of the delay levels unknown, trying again: %s", error)
@@ -185,7 +186,7 @@ class ScheduleService:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
         if not used or self._delivered:
             return self.offsets.log_position
-        # In a raft group, a delivery is in the log for a while before the cursor moves.
+        # In a raft group, a delivery is in the log for some time before the cursor moves.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
@@ -223,8 +224,8 @@ class ScheduleService:
             if cursor is None:
                 continue
             # It is unknown whether the clock was set before or after the timestamp, so the message counts as
-            # stored now. A message that waited for a sync may be reported after others that showed the
-            # change.
+            # stored now. If a message waited for a sync, its arrival may be reported after later messages
+            # that showed the change.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
@@ -239,7 +240,7 @@ class ScheduleService:
             cursor.timer = self._loop.call_later(min(delay_s, CLOCK_CHECK_INTERVAL_S), self.run, cursor)
 
     def run(self, cursor: LevelCursor) -> None:
-        """Deliver the due messages of a level."""
+        """Deliver the due messages of a level, and schedule the next run."""
         cursor.timer = None
         cursor.busy = True
         try:
@@ -274,7 +275,7 @@ class ScheduleService:
     async def _is_unreadable(self, cursor: LevelCursor) -> bool:
         """Return whether the device cannot read the record at the cursor.
 
-        The result is False, too, if the queue does not contain its position.
+        The result is False, too, if the queue does not contain the record's position.
         """
         queue = self.store.queues.find_queue(SCHEDULE_TOPIC, cursor.level - 1)
         ask, read = self.store.executor.query, False
@@ -297,7 +298,7 @@ class ScheduleService:
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
-                # Records have been deleted, or the queue begins after the cursor.
+                # The records before this offset were deleted, or the queue begins after the cursor.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages deleted with their segments before delivery, from %d on",
@@ -313,7 +314,7 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored nevertheless
+            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored despite this code
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
             cursor.began = -1
@@ -352,7 +353,7 @@ class ScheduleService:
             for message in iter_records(data):
                 offset = message.queue_offset
                 if not reached <= offset < got.next_begin_offset:
-                    offset = reached  # its record is damaged outside of the checksum
+                    offset = reached  # the record is damaged outside of its checksum
                 due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
@@ -362,8 +363,8 @@ class ScheduleService:
                     reached = offset + 1
                     continue
                 try:
-                    # Apache's broker may have committed a transaction to this queue: the position of its half
-                    # message stays.
+                    # Apache's broker may have committed a transaction to this queue. Such a message keeps the
+                    # position of its half message.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
@@ -395,7 +396,7 @@ class ScheduleService:
             )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
-        """Return the delay in seconds after a refusal of the message at the cursor; log the first one."""
+        """Return the delay in seconds after a refusal of the message at the cursor. Log the first refusal."""
         if not cursor.refusals.failures:
             log.warning(
                 "delay level %d: message at %d not delivered, trying again: %s",

@@ -2,8 +2,8 @@
 
 One task does all work in batches: it reads new units, delivers due messages, and moves messages out of
 segments that will be deleted. A delivered or moved message is stored again with the position of its original
-record, in one write with the rest of its tick. So after a kill it is clear what was done (links.py), and each
-message is delivered once, unless a power failure destroyed its copy.
+record, in one write with the rest of its tick. So after a kill the log shows which messages are done
+(links.py), and each message is delivered once, unless a power failure destroyed its copy.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, re
 
 log = logs.logger(__name__)
 
-# The number of messages that one tick delivers, and of their bytes.
+# The maximum number of messages that one tick delivers, and the maximum of their bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
 # The delay before refused work is tried again. It doubles up to ERROR_S.
 RETRY_S = 0.1
 ERROR_S = 10.0
 # A message is skipped after this many unexpected errors.
 MAX_ERRORS = 3
-# The maximum interval between two looks at the clocks: the loop's timers use another clock.
+# The maximum interval, in ms, at which the clocks are read, because the loop's timers use another clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
 @dataclass(eq=False)
 class Move:
-    """A request to move the messages before a log position. `done` receives whether it succeeded."""
+    """A request to move the messages before a log position. `done` receives whether the move succeeded."""
 
     before: int
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Complete the request, if its sender still waits."""
+        """Complete the request, if the requester still waits."""
         if not self.done.done():
             self.done.set_result(worked)
 
 
 class Refused(Exception):
-    """The store accepts no messages now; the argument is the reason."""
+    """The store accepts no messages now. The argument is the reason."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -98,12 +98,12 @@ class TimerService:
         self._move: Move | None = None
         self._began = -1  # the end of the log at the beginning of the current batch
         self._refusals = Backoff(RETRY_S, ERROR_S)
-        self._errors = 0  # unexpected ones with the next message
+        self._errors = 0  # number of unexpected errors with the next message
 
     # -- start and stop
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return topic and queue id of the queue whose arrivals it needs."""
+        """Return topic and queue id of the queue whose arrivals this service needs."""
         return [(TIMER_TOPIC, 0)]
 
     def arrived(self, arrivals: Arrivals) -> None:
@@ -112,11 +112,11 @@ class TimerService:
             self._wake.set()
 
     def start(self) -> None:
-        """Continue where the last run stopped."""
+        """Continue where the last run stopped delivering."""
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop delivering. Write what Apache's broker would need to continue."""
+        """Stop delivering. Write the progress with which Apache's broker could continue."""
         self._stopping.set()
         self._wake.set()
         if self._task is None:
@@ -130,7 +130,7 @@ class TimerService:
         if queue is None or not self._loaded:
             return
         try:
-            await self.follower.follow()  # otherwise no progress could be saved for what was moved last
+            await self.follower.follow()  # without this, the progress of the last moves could not be saved
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
@@ -175,7 +175,7 @@ class TimerService:
         self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:
-        """Wait after a failure, and log the first one in a row."""
+        """Wait after a failure. Log only the first of several failures in a row."""
         if line and not self._refusals.failures:
             log.warning(line, why)
         if self._move is not None:
@@ -203,7 +203,7 @@ class TimerService:
         queue = self.follower.queue
         if not self._loaded or queue is None:
             return None
-        if not self.follower.behind():  # while many messages are sent it always is behind
+        if not self.follower.behind():  # while many messages are sent, the follower is always behind
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(end)
@@ -219,13 +219,13 @@ class TimerService:
     # -- delivery
 
     async def _deliver(self) -> bool:
-        """Deliver some of the due messages. Return whether there were any."""
+        """Deliver some of the due messages. Return whether there were due messages."""
         due = self.pending.due(self.times(), BATCH)
         if not due:
             return False
         records = await self._records([waiting.position for waiting in due])
         while self.follower.behind():
-            await self.follower.follow()  # new units may recall one of them
+            await self.follower.follow()  # a new unit may recall one of the due messages
         self.pending.forget_recalls(self.times())
         self._began = self.store.log.end
         done, appended = 0, False
@@ -270,9 +270,9 @@ class TimerService:
         return found
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
-        """Store the real message. Return whether that was necessary.
+        """Store a due message at its destination. Return whether that was necessary.
 
-        Raises StoreError if it is not possible now.
+        Raises StoreError if the message cannot be stored now.
         """
         if record is None:
             return False
@@ -309,7 +309,7 @@ class TimerService:
             log.error("timer message at log position %d is not delivered: %s", position, why)
 
     async def _committed(self) -> None:
-        """Return once the appended messages are in the log. Raises Refused."""
+        """Wait until the appended messages are in the log. Raises Refused."""
         done: asyncio.Future[str | None] = self._loop.create_future()
 
         def outcome(code: int, remark: str | None) -> None:
@@ -336,7 +336,7 @@ class TimerService:
         return await self._move.done
 
     async def _move_some(self) -> bool:
-        """Move a batch. Return whether there was any."""
+        """Move a batch of messages. Return whether there was any to move."""
         move = self._move
         if move is None:
             return False
@@ -354,7 +354,7 @@ class TimerService:
         return True
 
     async def _move_batch(self, before: int) -> bool:
-        """Move a batch. Return False if nothing is left. Raises StoreError, Refused, OSError."""
+        """Move a batch of messages. Return False if none is left. Raises StoreError, Refused, OSError."""
         batch = self.pending.before(before, BATCH)
         if not batch:
             return False
@@ -375,10 +375,10 @@ class TimerService:
             done += 1
         if copies:
             await self._committed()
-            if self.store.dispatcher.waits:  # only then can the copies, including recalls, be read
-                with contextlib.suppress(OSError):  # the copies are in the log, so originals may go
+            if self.store.dispatcher.waits:  # only after that can the copies, including recalls, be read
+                with contextlib.suppress(OSError):  # the copies are in the log, so originals may be deleted
                     await self.tables.log_flushed()
-        # Only now: after a failed write other records can get these positions.
+        # This must happen after the write: if the write fails, other records can get these positions.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1
@@ -391,7 +391,7 @@ class TimerService:
         try:
             message = decode_record(record, 0)
             times = message.properties.get("TIMER_ROLL_TIMES", "0")
-            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # any client can set it
+            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # clients can set it
             properties = self._stamped(message.store_timestamp_ms, properties_of(record))
             properties = put(properties, b"TIMER_ROLL_TIMES", b"%d" % (rolled + 1))
             check_body(message)

@@ -2,9 +2,9 @@
 
 A message is three numbers: its delivery time by the wheel's clock, the log position of its record, and its
 TIMER_OUT_MS; 24 bytes, so that a million take some 30 MB. Buckets hold five minutes each. The next bucket,
-and one with many messages, is divided into buckets of a second. Messages of one second are delivered in the
-order in which they were added, which is that of the log, so the messages before a log position are the
-beginning of each bucket.
+and every bucket with many messages, is divided into buckets of one second. Messages of one second are
+delivered in the order in which they were added, which is that of the log, so in each bucket the messages
+before a log position come first.
 """
 
 from __future__ import annotations
@@ -73,13 +73,13 @@ class Bucket:
     def _views(self) -> list[Ints]:
         """Return views of the remaining due times, positions and outs.
 
-        While a view exists, nothing can be added.
+        While a view exists, no message can be added.
         """
         columns = (self._dues, self._positions, self._outs)
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """Return a copy of the remaining due times, positions and outs, one row each."""
+        """Return a copy of the remaining due times, positions and outs, one row for each of the three."""
         return np.stack(self._views())
 
     @classmethod
@@ -118,7 +118,7 @@ class Bucket:
             return []
         dues, positions, outs = self._views()
         same = bisect_left(positions, after[1] + 1)
-        if self.first_due == self.last_due:  # which is the case for one second by the wall clock
+        if self.first_due == self.last_due:  # all messages have one second by the wall clock
             begin = same if self.last_due == after[0] else 0
             rows = np.arange(begin, min(begin + most, len(dues)))
         else:
@@ -134,12 +134,12 @@ class Bucket:
 
 
 class Buckets:
-    """Buckets of equally long periods (ms), by the number of the period. None of them is empty."""
+    """Buckets of equally long periods (ms), by the number of the period. No bucket is empty."""
 
     def __init__(self, length_ms: int) -> None:
         self._length_ms = length_ms
         self._buckets: dict[int, Bucket] = {}
-        self._order: list[int] = []  # the keys, ascending
+        self._order: list[int] = []  # the numbers of the periods, ascending
         self._count = 0
 
     def __len__(self) -> int:
@@ -148,7 +148,7 @@ class Buckets:
 
     @property
     def first_key(self) -> int:
-        """The first key, or NEVER without messages."""
+        """The lowest number of a period, or NEVER without messages."""
         return self._order[0] if self._order else NEVER
 
     def get(self, key: int) -> Bucket | None:
@@ -178,7 +178,7 @@ class Buckets:
         return bucket
 
     def drop(self, key: int, count: int) -> None:
-        """Remove the next `count` messages of a bucket, and an empty bucket."""
+        """Remove the next `count` messages of a bucket, and the bucket if it becomes empty."""
         bucket = self._buckets.get(key)
         if bucket is None:
             return
@@ -192,7 +192,7 @@ class Buckets:
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """Return the lowest TIMER_OUT_MS, which may be that of a removed message of an existing bucket."""
+        """Return the lowest TIMER_OUT_MS. It may be that of a removed message whose bucket still exists."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
@@ -200,7 +200,7 @@ class Buckets:
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
-        """Return the keys of the buckets with messages before a log position."""
+        """Return the keys of the buckets that have messages before a log position."""
         return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
 
     def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
@@ -210,14 +210,14 @@ class Buckets:
 
 
 class Wheel:
-    """The messages that wait by one clock. `now` is a time of that clock, which may be set."""
+    """The messages that wait by one clock. `now` is the time of that clock, which may be set back."""
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
         self.tables = (self._seconds, self._stretches)
         """All waiting messages."""
-        self._divided: set[int] = set()  # periods of which `_seconds` has, or had, messages
-        self._taken = -1  # the second that `take` last read
+        self._divided: set[int] = set()  # periods whose messages are, or were, in `_seconds`
+        self._taken = -1  # the second from which `take` last read
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._stretches)

@@ -1,10 +1,11 @@
-"""Transaction checks: periodic questions to producers about half messages that were not ended.
+"""Transaction checks: periodic requests to producers about half messages that were not ended.
 
 A round covers the half messages stored before it began, from the head of the bitmap on, in pieces with the
-loop's other work in between. A half message that producers are asked about is stored again behind the others,
-so that the head can move, and the producer answers with the position of that copy. One whose sender has
-requested more time stays, and the head with it, until much was stored behind it. The head, and the ops before
-it, are stored as consumer offsets, as in Apache's broker (docs/reference/storage.md, Transactions).
+loop's other work in between. When a half message is checked, it is stored again at the end, so that the head
+can move, and the producer answers with the position of that copy. A half message whose sender has requested
+more time stays where it is, and the head with it, until many records were stored after it. The head, and the
+ops before it, are stored as consumer offsets, as in Apache's broker (docs/reference/storage.md,
+Transactions).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # between two pieces, so that a round takes only a part of the loop
+PAUSE_S = 0.01  # seconds between two pieces, so that a round leaves time for the loop's other work
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
@@ -82,11 +83,11 @@ class TransactionChecks:
         self._loop = asyncio.get_running_loop()
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
-        self._next = 0  # the half message at which a round continues the last one
+        self._next = 0  # the half message with which the next round continues
         self._room = 0  # the bytes that this round may still store again
         self._log_limit = logs.LogLimiter()
-        # The end of the ops and the end of the half messages at some moments. Once the head is behind the
-        # second, no op before the first is needed any more.
+        # Pairs of the end of the ops and the end of the half messages, each pair of one moment. Once the head
+        # is after the second number, no op before the first one is needed any more.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
@@ -133,7 +134,7 @@ class TransactionChecks:
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
         """Return open half messages from an offset on, and the offset after those examined.
 
-        Some of the examined ones may not exist any more.
+        Some of the examined half messages may not exist any more.
         """
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
@@ -160,7 +161,7 @@ class TransactionChecks:
             halves, behind = await self.store.executor.query(partial(self._read, offset, most))
         except OSError as error:
             if most > 1:
-                return await self._piece(offset, limit, most // 2)  # until it is alone
+                return await self._piece(offset, limit, most // 2)  # until the failing one is alone
             self._say_unread(offset, error)
             return self.ledger.next_open(offset + 1)
         if behind <= offset:
@@ -198,8 +199,8 @@ class TransactionChecks:
     def _is_moved(self, half: Half) -> bool:
         """Return whether a half message that is not due for a check is stored again nevertheless.
 
-        This is necessary if it lies so far back in the log that retention may reach it. A round does it for
-        few, so that they do not push each other back.
+        This is necessary if the message lies so far back in the log that retention may reach it. A round
+        moves a limited number of bytes, so that moved messages do not push others back.
         """
         since = self.store.log.end - half.message.physical_offset
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
@@ -208,14 +209,14 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Store the results for these half messages. The future is whether that succeeded."""
+        """Store the results for these half messages. The future receives whether that succeeded."""
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
         taken = []
         going_on = True
         for half, verdict in todo:
             if not self.ledger.is_open(half.offset):
-                continue  # ended meanwhile
+                continue  # the transaction has ended in the meantime
             try:
                 then.append(self._store(half, verdict))
             except (StoreError, CommandError) as error:
@@ -259,7 +260,7 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # the properties have no room for those of a copy
+                why = refusal.remark  # the properties have no room for the properties of a copy
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark
@@ -286,7 +287,7 @@ class TransactionChecks:
 
         return stored
 
-    # -- asking
+    # -- checks to producers
 
     def _send_check(self, half: Half, properties: bytes, position: int, offset: int) -> None:
         """Send a check to one of the group's producers, in turn.

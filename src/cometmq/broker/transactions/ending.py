@@ -68,11 +68,11 @@ class TransactionEnds:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self._resuming: set[int] = set()  # log positions; each has a request that waits
+        self._resuming: set[int] = set()  # log positions of half messages whose checks a request resumes
 
     @handles(RequestCode.END_TRANSACTION)
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """Handle 37.
+        """Handle END_TRANSACTION (37).
 
         An end in the state "unknown" is not recorded: the next check asks the producer again.
         """
@@ -112,7 +112,7 @@ class TransactionEnds:
         """Return the half message at a log position, or None.
 
         A body can contain bytes that look like a half message with the queue offset of another producer's. So
-        the unit of that offset must point at this position.
+        the queue unit of that offset must contain this position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
@@ -145,8 +145,8 @@ class TransactionEnds:
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
-        # Apache's broker has no such check: a power failure may have put another half message in the place of
-        # a lost one.
+        # Apache's broker has no such check. Without it, a half message that was stored after a power failure
+        # could be taken for the lost one.
         given = {header.msg_id, header.transaction_id} - {None, ""}
         if given and half.key and not given & {half.key, half.message.offset_msg_id}:
             raise refused("The message id wrong")
@@ -162,7 +162,7 @@ class TransactionEnds:
         return error
 
     def _write_missing_op(self, half: Half) -> None:
-        """Write the op of a half message that has ended without one."""
+        """Write the missing op of a half message that has ended."""
         self._write(half.offset, half.first, partial(self.records.op, half.offset))
 
     def _end(
@@ -183,7 +183,7 @@ class TransactionEnds:
         work: Callable[[], None],
         answer: Callable[..., None] = lambda _code, **_: None,
     ) -> None:
-        """Append the records that close a half message. The result is known at the end of the tick."""
+        """Append the records that close a half message. The result is reported at the end of the tick."""
         try:
             work()
         except StoreRefused as refusal:
@@ -201,11 +201,11 @@ class TransactionEnds:
 
         self.writer.appended(outcome)
 
-    # -- given up, and taken up again
+    # -- half messages that were given up, and resumed checks
 
     @handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Handle 323: check the half message again, beginning with the first check."""
+        """Handle request 323: check the half message again, beginning with the first check."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -235,9 +235,9 @@ class TransactionEnds:
         return None
 
     async def _given_up(self, msg_id: str) -> Half:
-        """Return the half message that an offset id or a unique key names; both may be 32 hex digits.
+        """Return the half message that an offset id or a unique key names; both forms may have 32 hex digits.
 
-        Of several messages with one key this is the newest: the earlier ones were resumed. Raises
+        If several messages have the key, the newest one is meant: the earlier ones were resumed. Raises
         CommandError.
         """
         topic = TRANS_CHECK_MAX_TIME_TOPIC

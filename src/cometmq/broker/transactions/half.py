@@ -1,8 +1,8 @@
 """A half message: its record, the properties of its copies, and the decision of a check. It does no I/O.
 
 A copy contains the number of checks, and in TRAN_PREPARED_QUEUE_OFFSET the queue offset at which its
-transaction began. Its born time is never later than the store time of the first message, so that a producer
-whose clock is ahead gets no additional time (docs/reference/storage.md, Transactions).
+transaction began. The born time of a copy is never later than the store time of the first message, so that a
+producer whose clock is ahead gets no additional time (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Half(msgspec.Struct, frozen=True):
     properties: bytes
     """The stored properties."""
     checks: int | None
-    """The number of checks; None for a message that no check has stored again."""
+    """The number of checks so far; None if no check has stored the message again."""
     prepared: int | None
     """The queue offset of the first message of the transaction; None for the first message itself."""
 
@@ -73,17 +73,17 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def since_ms(self) -> int:
-        """The start of its age: the store time of the first message by the broker's clock."""
+        """The time from which a half message's age counts: the store time of the first message."""
         return self.message.store_timestamp_ms if self.is_first else self.born_ms
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first message of its transaction. A resumed one starts again."""
+        """Whether this is the first message of its transaction. A resumed message counts as the first one."""
         return self.prepared is None and not self.checks
 
     @property
     def born_ms(self) -> int:
-        """The born time of its copies."""
+        """The born time for the copies of the half message."""
         return min(self.message.store_timestamp_ms, self.message.born_timestamp_ms)
 
 
@@ -108,7 +108,7 @@ def is_half(message: MessageExt) -> bool:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """transactionTimeOut, transactionCheckMax, and the store time up to which retention deletes."""
+    """transactionTimeOut, transactionCheckMax, and the store time up to which retention deletes segments."""
 
     timeout_ms: int
     most_checks: int
@@ -127,8 +127,8 @@ class Verdict(enum.Enum):
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
     """Return the decision about an open half message.
 
-    A clock that was set back makes the message old enough. A clock that was set forward, or a broker that was
-    down for long, does not expire it before it was checked.
+    A clock that was set back makes the message old enough. A clock that was set forward, or a long downtime
+    of the broker, does not expire the message before it was checked.
     """
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
@@ -146,12 +146,12 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
 
 
 def with_beginning(half: Half) -> bytes:
-    """Return its properties with the offset at which its transaction began."""
+    """Return a half message's properties with the offset at which its transaction began."""
     return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
 
 
 def copy_properties(half: Half, *, checked: bool) -> bytes:
-    """Return the properties of the next copy."""
+    """Return the properties for the next copy of a half message."""
     properties = with_beginning(half)
     if checked:
         properties = put(properties, names.TRANSACTION_CHECK_TIMES.encode(), b"%d" % ((half.checks or 0) + 1))
@@ -171,7 +171,8 @@ def same_transaction(half: Half, other: Half) -> bool:
 def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
     """Return whether a message is the committed message of a transaction.
 
-    It contains the log position of one of the transaction's half messages, or the offset at which it began.
+    A committed message contains the log position of one of the transaction's half messages, or the offset at
+    which the transaction began.
     """
     properties = message.properties
     return (
@@ -185,7 +186,7 @@ def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """Return the half messages in an op message: one number (4.9), or several separated by commas (5.x)."""
+    """Return the offsets of the half messages in an op: one number (4.9), or several with commas (5.x)."""
     parts = body.decode("ascii", "replace").split(",")
     return [number for part in parts if (number := number_of(part)) is not None]
 

@@ -1,8 +1,8 @@
 """Transactions from before this start: which of them are open, whichever broker ran on the store.
 
-Ops contain the closed half messages. A crash may have destroyed an op but not what it was written with, or
-the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before anything is done with an
-inherited half message, its end or a later copy of it is searched by its key.
+Ops contain the offsets of closed half messages. A crash may have destroyed an op but not the record that was
+written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before anything
+is done with an inherited half message, the store is searched by its key for its end or a later copy.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from cometmq.store import WAITING, GetStatus, MessageStore
 log = logs.logger(__name__)
 
 OPS_AT_ONCE = 32
-SAME_KEY = 64  # the newest messages with the key of a half message that are examined
+SAME_KEY = 64  # maximum newest messages with the key of a half message that are examined
 BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
-"""The maximum number of lost half messages.
+"""The maximum number of half messages that a crash may have destroyed.
 
-A crash loses those of about a second; an op with a higher offset is invalid.
+A crash destroys the half messages of about a second. An op with an offset above this maximum is invalid.
 """
 
 
@@ -45,18 +45,18 @@ class Inherited:
         self.restart()
 
     def restart(self) -> None:
-        """Count everything stored now as inherited: other brokers have written it."""
+        """Treat all stored half messages as inherited, because other brokers have written the log."""
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Return the offset at which the processing of one of the two queues continues."""
+        """Return the offset at which the processing of the half messages' or the ops' queue continues."""
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Fill an empty bitmap.
+        """Fill an empty bitmap with the state of the stored half messages.
 
-        It may wait for the device, so a thread calls it before anything is stored.
+        A thread must call this method, because it may wait for the device, before any message is stored.
         """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
@@ -84,7 +84,7 @@ class Inherited:
         return closed_by(op.body)
 
     def fill(self, records: TransactionRecords) -> None:
-        """Use up the offsets of half messages that a crash destroyed but whose ops exist.
+        """Store fillers at the offsets of half messages that a crash destroyed but whose ops exist.
 
         Otherwise these ops would close new half messages with the same offsets.
         """
@@ -118,7 +118,7 @@ class Inherited:
         return any(ends(decode_record(record), half, positions) for record in found)
 
     async def is_resumed(self, given_up: Half) -> bool:
-        """Return whether a message that was given up is, or was, a half message again."""
+        """Return whether checks of a message that was given up are, or were, resumed."""
         if not given_up.key:
             return False
         found = [half_of(record) for record in await self._with_key(TRANS_HALF_TOPIC, given_up)]
@@ -130,7 +130,7 @@ class Inherited:
 
 
 def _readable(data: bytes) -> list[MessageExt]:
-    """Return the messages of records without the unreadable ones."""
+    """Return the messages in these records, without records that cannot be read."""
     found = []
     for start in record_starts(data)[0]:
         try:

@@ -7,11 +7,11 @@ that a million half messages take 125 kB.
 
 from __future__ import annotations
 
-CHUNK = 4096  # bits per number
+CHUNK = 4096  # bits per number of the bitmap
 MAX_COPIES = 100_000
-"""The maximum number of transactions whose newest copy is known.
+"""The maximum number of transactions whose newest copy is recorded.
 
-For further ones, an end that contains an older copy is refused, and the next check decides.
+For further transactions, an end that contains an older copy is refused, and the next check decides.
 """
 
 
@@ -34,7 +34,7 @@ class Ledger:
         self._newest.clear()
 
     def is_open(self, offset: int) -> bool:
-        """Return whether a half message may be ended, or copied, now."""
+        """Return whether a half message may be ended or copied at this time."""
         return offset >= self.head and not self._bit(offset) and offset not in self._taken
 
     def _bit(self, offset: int) -> int:
@@ -66,15 +66,15 @@ class Ledger:
     # -- changes of state
 
     def take(self, offset: int) -> None:
-        """Mark a half message whose end, or copy, is being written."""
+        """Mark a half message, because its end or its copy is being written."""
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Remove the mark: the write failed."""
+        """Mark the half message as open again, because the write failed."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """Close a half message: the write succeeded."""
+        """Close a half message, because the write succeeded."""
         self._taken.discard(offset)
         self.close_range(offset, offset + 1)
 
@@ -107,7 +107,7 @@ class Ledger:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
-        """Return the open copy of a transaction for the copy at `offset`, or None."""
+        """Return the open copy that replaces the copy of a transaction at `offset`, or None."""
         if self.is_open(offset):
             return offset
         newest = self._newest.get(first)

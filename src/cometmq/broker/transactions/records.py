@@ -1,8 +1,8 @@
 """The records of transactions: ops, committed messages, copies of half messages.
 
-What closes a half message precedes its op in the same write. If that write is torn, the half message is still
-open, and the written part is found again (see inherited.py). The op contains the position of its twin, so
-that an op whose twin is lost closes nothing.
+The record that closes a half message (the twin) precedes the op in the same write. If that write is torn, the
+half message is still open, and the twin is found again (see inherited.py). The op contains the position of
+its twin, so that an op whose twin is lost closes nothing.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ OP_TAGS_CODE = stored_tags_code(OP_PROPERTIES)
 
 
 class Damaged(CommandError):
-    """The half message cannot be stored again: its damaged body would get a valid CRC."""
+    """A half message cannot be stored again, because its damaged body would get a valid CRC."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionRecords:
     """Appends records to the tick; the caller receives the result from `writer`.
 
-    Methods raise StoreRefused and CommandError, and then nothing was appended.
+    If a method raises StoreRefused or CommandError, it has appended nothing.
     """
 
     clock: Clock
@@ -54,7 +54,7 @@ class TransactionRecords:
     _owed: list[tuple[int, int]] = field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
-        """Close a half message. `twin` is the log position of what has closed it, or 0."""
+        """Close a half message. `twin` is the log position of the record that has closed it, or 0."""
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         self.store.appender.append(
             TRANS_OP_HALF_TOPIC,
@@ -71,7 +71,7 @@ class TransactionRecords:
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
         """Append the op for the record just appended.
 
-        If there is no space, it is owed: the message is closed anyway.
+        Without space, the op is written later (it is owed), but the message is closed now.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -80,7 +80,7 @@ class TransactionRecords:
             self._owed.append((offset, twin.physical_offset))
 
     def pay(self) -> None:
-        """Append the owed ops."""
+        """Append the ops that are owed."""
         owed, self._owed = self._owed, []
         for number, (offset, twin) in enumerate(owed):
             try:
@@ -98,7 +98,7 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Forget an owed op: the tick that closed this message was not written."""
+        """Forget an owed op, because the tick that closed its message was not written."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def commit(self, half: Half, offset: int) -> None:
@@ -111,19 +111,19 @@ class TransactionRecords:
         self._op_behind(twin, offset)
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
-        """Store a half message again behind the others, and close the old one."""
+        """Store a copy of a half message at the end of the queue, and close the old one."""
         twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
     def give_up(self, half: Half) -> None:
-        """Store a half message where it is not checked any more, and close it."""
+        """Store a half message in the topic of unchecked messages, and close it."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
         twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Use up the next offset of half messages: an op that contains it has outlived its half message."""
+        """Store a filler at the next offset of half messages, because an op with that offset exists."""
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,
@@ -135,7 +135,7 @@ class TransactionRecords:
         self.op(offset)
 
     def resume(self, half: Half, properties: bytes) -> None:
-        """Store a message that was given up as a half message again."""
+        """Store a half message again, so that the checks of a message that was given up resume."""
         self._append(TRANS_HALF_TOPIC, 0, half, properties)
 
     def _append(

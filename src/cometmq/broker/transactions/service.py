@@ -50,16 +50,16 @@ class TransactionService:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """Reset everything before `load`: other brokers have written the log in the meantime."""
+        """Reset the state before `load`, because other brokers have written the log in the meantime."""
         self.ledger.clear()
         self.inherited.restart()
 
     def load(self) -> None:
-        """Determine which half messages are open; for a thread. Raises OSError."""
+        """Determine which half messages are open. A thread must call it. Raises OSError."""
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Use up offsets that a crash has left, before any message is sent."""
+        """Store fillers at offsets that a crash has left, before any message is sent."""
         self.inherited.fill(self.records)
         self.writer.appended()
 
