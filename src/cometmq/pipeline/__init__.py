@@ -47,7 +47,7 @@ __all__ = [
     "traces",
 ]
 
-# Modules of the names that do not lie in a module of the same name.
+# The modules of functions that are not in a module of their own name.
 _MODULES = {
     "archived": "jobs.archive_query",
     "compact": "jobs.compaction",

@@ -45,7 +45,7 @@ QUEUES_MAX = 2000
 """Maximum queues with metrics of their own, over all queries. `cometmq_pipeline_lag` counts all queues."""
 _Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
-_IDS_MAX = 10 * QUERIES_MAX  # includes queries whose end was never reported
+_IDS_MAX = 10 * QUERIES_MAX  # maximum ids of queries, including those whose end was never reported
 _QUERY = ("query",)
 _QUEUE = ("query", "topic", "broker", "queue")
 
@@ -63,10 +63,10 @@ class PipelineMetrics:
         self._lock = threading.Lock()  # the listener and the job report from different threads
         self._names: dict[str, str] = {}  # id of a running query -> its label
         self._ended: dict[str, None] = {}  # labels of ended queries, the oldest first
-        self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by label of a query
+        self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by the query's label
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
-        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs
+        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs, by run
         self._metrics()
         self.listener = _Listener(self)
         try:
@@ -82,7 +82,7 @@ class PipelineMetrics:
             ) from None
 
     def _metrics(self) -> None:
-        """Create the metrics."""
+        """Create the metrics of jobs and queries."""
 
         def counter(name: str, words: str) -> Counter:
             return Counter(f"cometmq_pipeline_{name}", words, _QUERY, registry=self.registry)
@@ -146,7 +146,7 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """Return a metric of a query and record it for its removal. The first label is the query's."""
+        """Return a metric of a query, and record it for a later removal. The first label is the query's."""
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)
 
@@ -215,7 +215,7 @@ class PipelineMetrics:
             return
         try:
             write_to_textfile(self._path, self.registry)
-        except OSError as error:  # the next batch retries: metrics must not end a job
+        except OSError as error:  # the next batch retries the write: a failure of metrics must not end a job
             log.warning("the numbers cannot be written to %s: %s", self._path, error.strerror)
 
 

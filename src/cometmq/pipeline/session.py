@@ -22,7 +22,7 @@ Without the optimising compiler, a session needs 4 s of CPU time less until its 
 computations in the JVM take nearly twice as long.
 """
 CONNECT = "sc://"
-"""Prefix of a Spark Connect server's address."""
+"""Prefix of the address of a Spark Connect server."""
 
 
 def chosen_master(master: str | None) -> str:
@@ -68,7 +68,7 @@ def spark_session(
     if master.startswith(CONNECT):
         builder = builder.remote(master)
     else:
-        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer it to a master
+        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer this variable to a master
         builder = builder.master(master)
         settings |= _own_jvm(master, memory, quiet=quiet, quick_start=quick_start)
     for key, value in (settings | dict(conf or {})).items():

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-_DECLARED = "cometmq"  # key in the metadata of a field
-_WIDTH = 106  # of the lines of a docstring
+_DECLARED = "cometmq"  # key of an Option in the metadata of a field
+_WIDTH = 106  # maximum characters of a docstring's line
 _LAST = ("on_progress", "stop")
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SPARK = "The Spark session that runs the job."
@@ -51,10 +51,10 @@ class Option:
     Attributes:
         low: Minimum of a number.
         high: Maximum of a number.
-        above: The number must be larger than this.
+        above: A limit that the number must exceed.
         typed_low: Minimum on the command line, if it is stricter than the other limits.
         flags: Names on the command line. None: `--` and the field's name without the unit of a duration.
-            Empty: the option is for Python only.
+        Empty: the option is for Python only.
         metavar: Placeholder of the value in `--help`. None: the unit of a duration, or N for a number.
         shown: Form of the default in `--help`.
         default: Value without an argument; `inspect.Parameter.empty` if the option is required.
@@ -67,7 +67,7 @@ class Option:
     flags: tuple[str, ...] | None = None
     metavar: str | None = None
     shown: str | None = None
-    # From the dataclass:
+    # These values come from the dataclass.
     name: str = ""
     kind: Any = None
     default: Any = inspect.Parameter.empty
@@ -86,7 +86,7 @@ class Option:
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     def problem(self, value: Any) -> str | None:
-        """Return what is expected instead of a value; None if it is permitted."""
+        """Return a description of the expected values if a value is invalid, None if it is valid."""
         if self.words:
             expected = f"{', '.join(self.words[:-1])} or {self.words[-1]}"
             return None if value is None or value in self.words else expected
@@ -108,7 +108,7 @@ def option(default: T, **how: Any) -> T:
 
 
 def declared(struct: Any) -> list[Option]:
-    """Return the options of a dataclass: positional ones first, those that only Python callers have last."""
+    """Return the options of a dataclass: positional ones first, and last those for Python only."""
     texts: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         args = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")[2]

@@ -28,7 +28,7 @@ from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
 _CANCEL_S = 10.0  # seconds; workers are killed two seconds after their task
-_MANY = 1_000_000  # more than the slots of any cluster
+_MANY = 1_000_000  # a number above the number of slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
@@ -89,8 +89,8 @@ def run_action(
 ) -> R:
     """Call `action`, which runs Spark jobs of this session in the calling thread, and return its result.
 
-    `on_look` is called several times per second meanwhile. `on_progress`, `stop` and the errors are those of
-    `run_units`.
+    `on_look` is called several times per second while the action runs. `on_progress`, `stop` and the errors
+    are those of `run_units`.
     """
     stop = stop or threading.Event()
     if stop.is_set():
@@ -117,7 +117,7 @@ def slots(spark: SparkSession) -> int:
 def _in_tasks(
     work: Callable[[U], R], units: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Map the numbers of units to their outcomes, which are results or CometErrors, for `mapInArrow`."""
+    """Map the indexes of units to their outcomes (results or CometErrors), as a function for `mapInArrow`."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
@@ -182,7 +182,7 @@ class _ConnectJob(_Job):
             if threading.get_ident() == thread:
                 self._done = sum(stage.num_completed_tasks for stage in stages)
 
-        handler: Any = heard  # its type cannot be imported without gRPC
+        handler: Any = heard  # the type of `heard` cannot be imported without gRPC
         self._spark.addTag(self._tag)
         self._spark.registerProgressHandler(handler)
         try:
@@ -232,12 +232,12 @@ def _watched(
     def watch() -> None:
         last = False
         while not last:
-            last = over.wait(_POLL_S)  # then poll once more, for tasks that finished since the last poll
+            last = over.wait(_POLL_S)  # then poll once more, for tasks that have finished since the last poll
             try:
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()
                 elif not last:
-                    job.cancel()  # repeat until the end: Spark may not have registered the job yet
+                    job.cancel()  # repeated until the end, because Spark may not have registered the job yet
             except Exception as error:
                 failures.append(error)
 
@@ -247,7 +247,7 @@ def _watched(
     seen = 0
     try:
         while not ended.done():
-            wait([ended], _POLL_S)  # not join: an interrupted join treats a running thread as ended
+            wait([ended], _POLL_S)  # not join(): after an interrupted join, a running thread counts as ended
             if failures and not ended.done():
                 raise failures[0]
             if done[0] != seen:

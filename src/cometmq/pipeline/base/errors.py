@@ -15,7 +15,7 @@ class PipelineError(CometError):
 class DataLossError(PipelineError):
     """Records to read no longer exist on the broker: retention deleted them, or the topic was replaced.
 
-    `failOnDataLoss=false` continues without them; `setting` is the caller's spelling of that option.
+    `failOnDataLoss=false` continues without them; `setting` is the spelling of that option for the caller.
     """
 
     setting = "failOnDataLoss=false"

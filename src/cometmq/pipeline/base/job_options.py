@@ -18,7 +18,7 @@ BodyFormat = Literal["json", "avro", "protobuf"]
 Show: TypeAlias = Callable[[int, int | None], None]
 MAX_RETENTION_S = 30 * 86_400
 TABLES = ("-o", "--output")
-_MAX = 2**31 - 1  # largest number of seconds or ms whose sums in ms fit into 64 bits
+_MAX = 2**31 - 1  # largest number of seconds whose sums in ms fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,8 @@ class ArchiveProgress:
 
     run: str
     batch: int
-    records: int  # records that this run has archived
-    total: int  # records that this run has to archive, as known now
+    records: int  # records that this run has already archived
+    total: int  # records that this run must archive, as far as known
     bytes: int  # bytes of the archived records in the format of the brokers' stores
     seconds: float
 

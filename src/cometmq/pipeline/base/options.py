@@ -43,16 +43,16 @@ _TRIGGER_DELAY_S = 15 * 60.0  # seconds, as in Kafka's source
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The begin or end of a read.
+    """The begin or the end of a read.
 
-    A position is a word or a time for all queues; or offsets, times, or a group's stored offsets for some
-    queues, and a word for the others.
+    A position consists of a word or a time for all queues; or of offsets, times, or a group's stored offsets
+    for some queues, and a word for the other queues.
     """
 
     word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
-    times: Offsets = field(default_factory=dict)  # ms by queue
+    times: Offsets = field(default_factory=dict)  # time in ms since 1970 by queue
     group: str | None = None
 
 
@@ -81,12 +81,12 @@ class Topics:
 class PullOptions:
     """The options of a task's requests to brokers."""
 
-    consumer_group: str = TOOLS_CONSUMER_GROUP  # exists on every broker, so a reading job creates no group
+    consumer_group: str = TOOLS_CONSUMER_GROUP  # exists on every broker, so a reading job creates none
     tags: str = "*"
-    sql: str | None = None  # a filter instead of tags
+    sql: str | None = None  # an SQL92 filter instead of tags
     pull_batch_size: int = 1024  # maximum records per pull; Apache's brokers return 32 by default
     pulls_in_flight: int = 8
-    timeout_ms: int = 30_000  # for responses, and for waiting for a busy or restarting broker
+    timeout_ms: int = 30_000  # timeout for responses, and for a busy or restarting broker
     batch_records: int = 10_000  # maximum records per Arrow batch
     batch_bytes: int = 16 * 1024 * 1024  # maximum stored bytes per Arrow batch, and as many plain bytes
     max_plain_bytes: int = MAX_PLAIN_BYTES
@@ -117,7 +117,7 @@ class ReadOptions:
     max_trigger_delay_s: float
     min_partitions: int | None
     max_records_per_partition: int | None
-    commit_group: str | None  # group for which `commit` publishes progress; None: none
+    commit_group: str | None  # group for which `commit` publishes the progress; None: no group
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ class StoreOptions:
     """The checked options of a read of store directories."""
 
     paths: tuple[str, ...]
-    topics: Topics | None = None  # None: all
+    topics: Topics | None = None  # None: all topics
     starting_ms: int | None = None
     ending_ms: int | None = None
     slice_bytes: int = 64 * 1024 * 1024  # bytes of a log file per task
@@ -158,7 +158,7 @@ _ALIASES = {
     "nameserver": "namesrv",
     "namesrvaddr": "namesrv",
     "topic": "subscribe",
-    "path": "subscribe",  # load("topic"), save("topic")
+    "path": "subscribe",  # the path in load("topic") and save("topic")
     "topicpattern": "subscribepattern",
     "subexpression": "tags",
     "group": "consumergroup",
@@ -181,7 +181,7 @@ _STORE = (
 )  # fmt: skip
 _WRITE = (
     *_ACCESS, "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
-    "writeId", "badRecordsPath", "checkpointLocation", "queryName",  # the last two are Spark's own
+    "writeId", "badRecordsPath", "checkpointLocation", "queryName",  # the last two options are Spark's own
 )  # fmt: skip
 
 _DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
@@ -196,7 +196,7 @@ def check_package(setting: str, value: str, package: str, extra: str) -> None:
     """Raise ConfigError if a value requires a package that is not installed."""
     try:
         found = find_spec(package)
-    except ModuleNotFoundError:  # the parent package is not installed either
+    except ModuleNotFoundError:  # the parent package may be missing, too
         found = None
     if found is None:
         raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")
@@ -211,7 +211,7 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
 
 
 def _shown(name: str, value: str) -> str:
-    """Return the value of an option for an error, unless it may be a secret."""
+    """Return the value of an option for an error message, unless it may be a secret."""
     return "******" if "secret" in name or "token" in name else value
 
 

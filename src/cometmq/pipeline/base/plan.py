@@ -14,7 +14,7 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.base.offsets import Offsets
 
-_LEAST_TASK_RECORDS = 20_000  # about the records read in the 0.1 s that a Python task costs anyway
+_LEAST_TASK_RECORDS = 20_000  # number of records that are read in the 0.1 s that a Python task costs anyway
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,13 +33,13 @@ from cometmq.text import printable
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-ROWS_MAX = 500  # rows per table
+ROWS_MAX = 500  # maximum rows of a table
 BARS_MAX = 40
 LINES_MAX = 12
-POINTS_MAX = 2000  # points per line
-_NAME = 40  # characters of a name in a plot
-_CELL = 200  # characters of a cell
-_TIMES_MS = (10**12, 253_402_300_800_000)  # September 2001 to the end of 9999; durations are shorter
+POINTS_MAX = 2000  # maximum points of a line
+_NAME = 40  # maximum characters of a name in a plot
+_CELL = 200  # maximum characters of a cell
+_TIMES_MS = (10**12, 253_402_300_800_000)  # times from 2001-09 to the end of 9999; durations are shorter
 _RC: Any = {"svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.size": 9.0}
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}"
@@ -86,7 +86,7 @@ class Report:
     def summary(self, summary: msgspec.Struct) -> None:
         """Add a job's summary: single values as facts, lists of structs as tables.
 
-        Fields keep their names.
+        The fields keep their names.
         """
         if (complete := getattr(summary, "complete", None)) is not None:
             self.fact("complete", complete)
@@ -192,7 +192,7 @@ class Report:
 
 
 def _timed(name: str, value: Value) -> Value:
-    """Return a field's value; times in ms since 1970, by the field's name and size, as dates (UTC)."""
+    """Return a field's value; if its name and size indicate a time in ms since 1970, the date (UTC)."""
     if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
         return datetime.fromtimestamp(value / 1000, UTC)
     return value
@@ -232,7 +232,7 @@ def _thinned(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, flo
 
 
 def _image(title: str, draw: Callable[[Axes], None], height: float) -> str:
-    """Return an SVG image of 9 inches by `height`, as data."""
+    """Return an SVG image of 9 inches by `height` as a data URI."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

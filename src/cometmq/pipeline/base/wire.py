@@ -22,7 +22,7 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 
 CONNECT_TIMEOUT_S = 3.0
-_READ_SIZE = 4 << 20  # bytes; several responses of the largest kind
+_READ_SIZE = 4 << 20  # bytes per read; several responses of the largest kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,7 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # maximum queues, and messages per queue, sampled to infer the fields of JSON bodies
+_SAMPLE = 100  # maximum queues, and maximum messages per queue, sampled to infer the fields of JSON bodies
 
 log = logs.logger(__name__)
 
@@ -186,7 +186,7 @@ def _check_compression(codec: str, level: int | None) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """One run of the archive job: its options, and what follows from them."""
+    """One run of the archive job: its options, and the values derived from them."""
 
     spark: SparkSession
     given: ArchiveOptions
@@ -200,11 +200,11 @@ class Job:
     summary: ArchiveSummary = field(init=False)
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    expected: int = 0  # number of records of this run, as known now
+    expected: int = 0  # number of records of this run, as far as known
     batch: int = 0  # number of the next batch
     known: Offsets = field(default_factory=dict)  # the next offset to archive, by queue
     marks: Marks = field(default_factory=dict)
-    column: pa.StructType | None = None  # type of the table's column of parsed bodies
+    column: pa.StructType | None = None  # type of the table's column that holds parsed bodies
     parsing: Bodies | None = None
     group_log: GroupLog = field(init=False)
     unreadable: UnreadableQueues = field(init=False)
@@ -276,10 +276,10 @@ class Job:
         )
 
     def _became_unreadable(self) -> bool:
-        """Return whether queues have become unreadable since the round began, by a change of their topic."""
+        """Return whether a change of a topic has made queues unreadable since this cycle began."""
         before = {item.queue for item in self.summary.unreadable}
-        with suppress(CometError):  # the first error counts
-            self.cluster.queues(self.topics)  # reads the routes again
+        with suppress(CometError):  # this error must not replace the first one
+            self.cluster.queues(self.topics)  # the call reads the routes again
             self._look_for_unreadable()
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
@@ -502,7 +502,7 @@ class Job:
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:
-    """Return the counts of each queue of the batch: its tasks' and the losses known before they ran."""
+    """Return the counts of each queue of the batch: those of its tasks, and losses before they ran."""
     counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
     for result in results:
         for queue, count in result.queues.items():

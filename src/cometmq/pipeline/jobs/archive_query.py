@@ -149,7 +149,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 
 
 def _plain(spark: SparkSession) -> DataFrameReader:
-    """Return a reader that reads `*`, `[` and `{` in paths literally.
+    """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters.
 
     Spark's streaming sources set the same option for that purpose.
     """
@@ -201,7 +201,7 @@ def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], column
 
 
 def _divided(columns: pa.Schema) -> pa.Schema:
-    """Return the columns, with those of directory names moved to the end."""
+    """Return the columns, with the columns of directory names moved to the end."""
     names = [name for name, _ in _PARTITION]
     return pa.schema([*(field for field in columns if field.name not in names), *_PARTITION])
 

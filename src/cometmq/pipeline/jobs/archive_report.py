@@ -40,7 +40,7 @@ def _of_the_table(report: Report, spark: SparkSession, output: str) -> None:
 
 
 def _by_hour(files: DataFrame) -> dict[str, list[tuple[float, float]]]:
-    """Return messages by hour of the newest hours, for the topics with the most messages."""
+    """Return the messages of each of the newest hours, for the topics with the most messages."""
     largest = files.groupBy("topic").agg(F.sum("rows").alias("rows")).orderBy(F.desc("rows")).limit(LINES_MAX)
     hour = F.expr("unix_timestamp(to_timestamp(dt)) + hour * 3600").alias("epoch_s")
     counted = (

@@ -35,7 +35,7 @@ COLUMNS = (
 """Columns of the messages that the audit reads."""
 _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
-_SAMPLES = 10  # samples per kind
+_SAMPLES = 10  # maximum samples of each kind
 _MOST = 50  # maximum rows of a list in the summary
 GROUPS_MAX = 1000  # maximum groups per topic; each group has a row for each message
 _GAP_MAX = 1 << 40  # maximum gap in offsets; a damaged record must not make sums exceed 64 bits
@@ -65,7 +65,7 @@ class Limits:
     def wider(self) -> tuple[int | None, int | None]:
         """Return the span to read.
 
-        It is wider than the audited span, so that messages near an edge find related messages.
+        The span is wider than the audited one, so that related messages outside of its edges are read, too.
         """
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
         return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
@@ -137,7 +137,7 @@ class Finding(msgspec.Struct):
 
 
 class AuditSummary(msgspec.Struct):
-    """The findings of closed windows: the topics and groups with the most, and samples of each kind."""
+    """The result of an audit over closed windows: the topics and groups with most findings, and samples."""
 
     source: str
     output: str | None = None
@@ -239,7 +239,7 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """Return how often listeners finished each message, and when first: group, msg_id, times, first_ms.
+    """Return how often and when first listeners finished each message: group, msg_id, times, first_ms.
 
     `rows` is the result of `trace.traces`.
     """

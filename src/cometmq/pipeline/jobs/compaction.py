@@ -34,7 +34,7 @@ from cometmq.pipeline.table.merging import Merge, merge
 
 log = logs.logger(__name__)
 
-_MERGES = 64  # maximum merges per commit, which is the work that a kill can cost
+_MERGES = 64  # maximum merges per commit: a kill can lose this much work
 _FILES = 1000  # maximum files per merge
 
 File = dict[str, Any]
@@ -142,8 +142,8 @@ def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> 
 def _begun_anew(now: Log) -> dict[str, list[int]]:
     """Return, for each topic, the batches at which one of its queues was deleted and created again.
 
-    Files from before and after such a batch are not merged, because a file's batch identifies the life of the
-    queue that its rows belong to.
+    Files from before and after such a batch are not merged, because the batch of a file shows to which life
+    of a queue its rows belong.
     """
     begun: dict[str, list[int]] = defaultdict(list)
     anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))

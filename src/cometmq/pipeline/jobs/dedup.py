@@ -29,7 +29,7 @@ from cometmq.pipeline.table.objects import shown
 
 _JOB = "dedup"
 _SAMPLES = 20
-_KEY = 200  # maximum characters of a sample's key
+_KEY = 200  # maximum characters of a key in a sample
 _PLACE = ("broker_name", "queue_id", "queue_offset")
 _ORDER = ("store_timestamp", *_PLACE, "physical_offset")
 
@@ -137,14 +137,14 @@ def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
     """Remove duplicates from a stream of the `cometmq` source.
 
     Of messages of a topic with the same key, stored at most `within_s` seconds apart, the first to arrive is
-    kept. Spark drops every message that arrives after a message stored more than `within_s` seconds later was
-    read, and counts it as numRowsDroppedByWatermark; `within_s` must therefore exceed the time difference
-    between queues. Spark's state grows with the number of keys within `within_s`.
+    kept. Spark drops a message that arrives late, after a message that was stored more than `within_s`
+    seconds later, and counts it as numRowsDroppedByWatermark; `within_s` must therefore exceed the time
+    difference between queues. Spark's state grows with the number of keys within `within_s`.
 
     Args:
         stream: A streaming DataFrame of the source.
         key: `keys`, `msg_id`, or an SQL expression over the columns. Messages whose key is empty or NULL have
-            no duplicates.
+        no duplicates.
         within_s: Maximum difference between the store times of duplicates, in seconds.
 
     Returns:

@@ -89,7 +89,7 @@ class DlqSummary(msgspec.Struct):
 
 
 class RedriveSummary(msgspec.Struct):
-    """The results for the selected dead letters."""
+    """The result of a redrive: the numbers of selected dead letters by outcome."""
 
     source: str
     output: str | None = None
@@ -110,7 +110,7 @@ class RedriveSummary(msgspec.Struct):
     without_body: int = 0
     """Number of dead letters that cannot be sent, because the source is an archive without bodies."""
     left: int = 0
-    """Number of dead letters that were not tried, because others of their group could not be sent."""
+    """Number of dead letters that were not tried, because an earlier one of their group could not be sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
@@ -319,9 +319,9 @@ def _refusal(max_resends: int) -> Column:
 
 
 def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
-    """Return the number of dead letters to send by group.
+    """Return the number of dead letters to send, by group.
 
-    Count the selected and refused ones in the summary.
+    The selected and the refused dead letters are counted in the summary.
     """
     without_body = F.col("refusal") == _NO_BODY
     columns = (

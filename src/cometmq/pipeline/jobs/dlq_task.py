@@ -26,7 +26,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
 from cometmq.protocol.record.one import body_crc
 
 LEFT = "LEFT"
-"""State of a dead letter that was not tried, because earlier ones of its group could not be sent."""
+"""State of a dead letter that was not tried, because an earlier one of its group could not be sent."""
 _BATCH_ROWS = 1000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 SCHEMA = pa.schema(
@@ -83,7 +83,7 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
             except CometError as error:
                 for letter in itertools.chain(
                     taken, some
-                ):  # a list of all dead letters could have millions of entries
+                ):  # an iterator, because a list of all dead letters could have millions of entries
                     yield _row(letter, group, {"state": LEFT, "problem": str(error)})
 
 

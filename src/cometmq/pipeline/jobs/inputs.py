@@ -112,7 +112,7 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """Return None for an end in the future, because all current messages are before it."""
+    """Return None for an end in the future: all messages that exist now are before it."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
@@ -141,7 +141,7 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     if end_ms is not None:
         check_time(
             "end", min(end_ms, int(time.time() * 1000)), end=True
-        )  # all messages are before the future
+        )  # all existing messages are before an end in the future
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
 

@@ -50,11 +50,11 @@ from cometmq.text import local_time
 log = logs.logger(__name__)
 
 WINDOWS_S = (60, 300, 3600)
-_SLACK = 1.1  # factor by which a window is extended, because samples come a little late
+_SLACK = 1.1  # factor by which a window is extended, because samples may be slightly late
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # maximum rows of a list in the summary
 _PROBLEMS = 10  # maximum problems in the summary: the first ones of a run and the latest
-_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # includes staged files
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # the pattern includes staged files
 _SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
 _RECENT = 1000  # maximum files that are read
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -395,7 +395,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
     def rate(name: str) -> Column:
         grown = F.col(f"last_{name}") - F.col(f"first_{name}")
-        return F.when(grown >= 0, grown * 1000 / span)  # an offset that was reset yields no rate
+        return F.when(grown >= 0, grown * 1000 / span)  # no rate, because the offset was reset
 
     slope = (F.col("last_time_lag_ms") - F.col("first_time_lag_ms")) / span
     left = F.greatest(F.lit(retention_h * 3_600_000) - F.col("last_time_lag_ms"), F.lit(0.0))
@@ -463,7 +463,7 @@ class _Sampling:
                 try:
                     self._table.append(self.newest, self.newest_ms)
                     self.kept = True
-                except (OSError, pa.ArrowException) as error:  # the next sample may succeed
+                except (OSError, pa.ArrowException) as error:  # log only: the next sample may succeed
                     self._note([f"not in the table: {error}"])
             if not self.kept:
                 since_ms = self._since_ms()
@@ -516,7 +516,7 @@ def lag(spark: SparkSession, given: LagOptions) -> LagSummary:
             given.on_progress(run.tries, given.samples or None)
         if run.tries == given.samples:
             break
-        # The wait ends at the start of the next interval.
+        # The wait ends when the next interval begins.
         stop.wait(given.interval_s - time.time() % given.interval_s)
     if run.failed is not None and not run.samples:
         raise run.failed

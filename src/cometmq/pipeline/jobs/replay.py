@@ -135,11 +135,11 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stop = given.stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state holds no secrets
+    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state has no secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # the progress must include the last sends of an earlier run
+        kept.take_over(run)  # taken first, because the progress must include the last sends of an earlier run
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
@@ -190,7 +190,7 @@ def _check(given: ReplayOptions) -> None:
 def _rows(
     spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, Sent], columns: Sequence[str]
 ) -> DataFrame:
-    """Return the remaining rows of the source, and rows stored since then at a lower offset."""
+    """Return the rows of the source that were not sent, including later rows with lower offsets."""
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
     )
@@ -276,7 +276,7 @@ def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) ->
 def _leave_targets(
     summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
 ) -> None:
-    """Remove the target topics of this replay from the plan, which a pattern of live topics may match.
+    """Remove this replay's target topics, which a pattern of live topics may match, from the plan.
 
     Raises ConfigError if such a topic is named, or if each topic would be sent to itself.
     """
@@ -366,7 +366,7 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._unread = threading.Event()  # set to cancel while Spark still reads and sorts
+        self._unread = threading.Event()  # set to cancel the job while Spark still reads and sorts
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
@@ -383,7 +383,7 @@ class _Run:
         self._state.start(self._replay, self._run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' offsets, unless an earlier run has done so: the groups have consumed since."""
+        """Set the groups' offsets, unless an earlier run has set them: the groups may have moved on."""
         before = self._state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -408,8 +408,8 @@ class _Run:
         by_key = self._replay.asked.order == "key"
         place = (self._state.path, self._run, self._replay.id)
         task = ReplayTask(self._options, *place, ways, self._replay.queues, by_key, shares(groups, *limits))
-        # A task has all messages of its queues. It alternates between the queues, so that several receive
-        # messages concurrently.
+        # A task has all messages of its queues. It sends to its queues in turn, so that several queues
+        # receive messages concurrently.
         ends = [
             (queue.topic, queue.broker_name, queue.queue_id, number, queue.start, queue.end)
             for number, group in enumerate(groups)

@@ -26,8 +26,8 @@ def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFr
 
     Columns are group, topic, broker_name, queue_id and offset. `sent` has the messages of the targets with
     their properties; `positions` has the same columns for the source. If several source queues went to one
-    queue, the result is the lowest offset that any of them needs: the group may receive messages twice and
-    misses none.
+    queue, the result is the lowest offset that any of them needs, so that the group may receive messages
+    twice but misses none.
     """
     origin = sent.filter(F.expr(f"properties['REPLAY_ID'] = '{replay}'")).select(
         *_TARGET,
@@ -74,7 +74,7 @@ def set_groups(
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):
                 raise refusal
-            stored = cluster.committed(group, sorted(offsets))  # waits for brokers that are unreachable
+            stored = cluster.committed(group, sorted(offsets))  # waits while brokers are unreachable
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
                 problem = f"not set on {', '.join(away)}; run again when the broker is back"

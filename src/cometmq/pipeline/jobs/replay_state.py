@@ -142,7 +142,7 @@ class ReplayState:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        # Older states hold the source as given, or without secrets and without a hash.
+        # An older state holds the source as given, or without secrets and without a hash.
         old, hash_ = _kept(replay.asked), replay.asked.source_hash
         if hash_ or old.source == replay.asked.source:
             old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
@@ -250,7 +250,7 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # the response may be lost, so the owner of the object decides
+        except OSError as error:  # if the response was lost, the owner in the object decides
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:
@@ -269,7 +269,7 @@ class ReplayState:
     def _replace(self, path: str, content: bytes) -> None:
         self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
-            with self._filesystem.open_output_stream(path) as stream:  # object stores replace on close
+            with self._filesystem.open_output_stream(path) as stream:  # object stores replace it when closed
                 stream.write(content)
             return
         hidden = posixpath.join(posixpath.dirname(path), f"_{uuid.uuid4().hex[:12]}.tmp")

@@ -41,10 +41,10 @@ COLUMNS = (
 """Columns of the source that a task needs."""
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 << 20
-BATCH_S = 2.0  # seconds after which a slow replay records its progress, too
+BATCH_S = 2.0  # seconds after which a slow replay records its progress even if a batch is not full
 SHARDING_KEY = "__SHARDINGKEY"
 _BURST_S = 0.05  # seconds; messages that may be sent within this time are sent together
-_KEPT = (BUYER_ID, INSTANCE_ID)  # RocketMQ's own properties that are kept, besides keys and tags
+_KEPT = (BUYER_ID, INSTANCE_ID)  # RocketMQ's own properties that a copy keeps, besides keys and tags
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class Share(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """A rate limiter that computes how long a sender must wait."""
+    """A rate limiter that computes the time for which a sender must wait."""
 
     def __init__(self, share: Share, now_s: float) -> None:
         self._share = share
@@ -156,7 +156,7 @@ class Sending:
         Raises ReplayError and the errors of sending.
         """
         held, size, since = 0, 0, self.clock()
-        self._state.save(self.task.run, self.number, self.progress)  # sends may follow
+        self._state.save(self.task.run, self.number, self.progress)  # before the first send
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
@@ -229,7 +229,7 @@ class Sending:
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
         """Return the message for a row; None if the row is not sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # the source contains a message that this replay sent
+            self.progress.own += 1  # this replay itself has sent the message to the source
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)

@@ -23,7 +23,7 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
-_HALF = re.compile(r"_.*\.tmp")  # marker file that a killed run did not finish
+_HALF = re.compile(r"_.*\.tmp")  # name of a marker file that a killed run did not complete
 
 
 class Summary(Protocol):
@@ -89,7 +89,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # object stores create the object on close
+            with filesystem.open_output_stream(mark) as stream:  # object stores create it when it is closed
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)
@@ -106,7 +106,7 @@ def spark_directory(spark: SparkSession, output: str, job: str) -> str:
     place = shown(own_directory(output, job))
     if "://" in place:
         try:
-            _ = spark.read.text(place).schema  # Spark Connect accesses the directory only now
+            _ = spark.read.text(place).schema  # Spark Connect accesses the directory only here
         except (PySparkException, Py4JError) as error:
             raise ConfigError("output", place, f"a place that Spark can write to ({cause(error)})") from None
     return place

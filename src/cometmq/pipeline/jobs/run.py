@@ -55,7 +55,7 @@ from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
-_TASKS_PER_SLOT = 4  # tasks per slot that read the files of a Delta table
+_TASKS_PER_SLOT = 4  # tasks per slot for reading the files of a Delta table
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
@@ -174,7 +174,7 @@ def _cluster(wanted: ReadOptions) -> Cluster:
 
 
 def _prepare(run: _Run) -> None:
-    """Create all tables, and check the sinks against them. Raises PipelineFileError."""
+    """Create all tables, and check the sinks against their columns. Raises PipelineFileError."""
     pipeline = run.pipeline
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
@@ -232,13 +232,13 @@ def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
-    """Create the table's view. Spark's errors are reported with the line of the file."""
+    """Create the table's view. An error of Spark is reported with the line of the file."""
     try:
         frame = make()
         if table.watermark is not None:
             line = table.watermark.line
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
-        _ = frame.schema  # Spark Connect analyses the query only now
+        _ = frame.schema  # Spark Connect analyses the query only here
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
         deep = "StackOverflowError" in str(error)
         text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
@@ -318,7 +318,9 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
 
 
 def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
-    """Check the output before the start. Spark checks it when a query starts, after others may have begun.
+    """Check the output before the start.
+
+    Spark checks the output only when the query starts, when others may already run.
 
     Spark Connect cannot be queried; there the start of the query fails.
     """
@@ -385,7 +387,7 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 def _streams(run: _Run) -> None:
     """Start all sinks and wait for them. If a query fails, the others end after their current batches."""
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    newest: dict[str, int] = {}  # the newest counted batch of each sink
+    newest: dict[str, int] = {}  # the newest batch of each sink that was counted
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):

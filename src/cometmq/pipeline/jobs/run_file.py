@@ -33,7 +33,7 @@ _REFUSED = {
     "delta": "is read, not written: write parquet, or archive topics with --format delta",
     "iceberg": "is no format here: archive topics with --format iceberg, and read them as archive",
 }
-"""Formats that users may try, and the formats to use instead."""
+"""Formats that users may try, with the formats to use instead."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The maximum delay of rows, by a column of times."""
+    """The maximum delay of rows, measured in a column of times."""
 
     column: str
     delay: str
@@ -128,7 +128,7 @@ class Pipeline:
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
-    secrets: Mapping[str, str] = field(repr=False)  # value -> ${NAME}
+    secrets: Mapping[str, str] = field(repr=False)  # the name `${NAME}` by the value that it replaces
 
     def hide(self, text: str) -> str:
         """Return `text` with the values of variables replaced by their names."""
@@ -274,7 +274,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """Check that no two parts write to the same path, and that none writes where another reads."""
+        """Check that no two parts write to the same path, and that no part writes where another one reads."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources

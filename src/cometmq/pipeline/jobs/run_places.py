@@ -1,4 +1,4 @@
-"""The paths that the parts of a run read and write: whether two of them may refer to the same place."""
+"""The paths that the parts of a run read and write: whether two paths may refer to the same files."""
 
 from __future__ import annotations
 

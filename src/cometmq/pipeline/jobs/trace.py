@@ -30,7 +30,7 @@ _JOB = "trace"
 
 
 class SendLatency(msgspec.Struct):
-    """Latencies of a producer group's sends to a topic, in ms. Failures had a response other than SEND_OK."""
+    """Latencies of a producer group's sends to a topic, in ms. Failures are responses other than SEND_OK."""
 
     topic: str
     group: str
@@ -44,7 +44,7 @@ class SendLatency(msgspec.Struct):
 
 
 class ConsumeLatency(msgspec.Struct):
-    """Latencies of deliveries of a topic's messages to a consumer group, in ms; None without records.
+    """Latencies of deliveries of a topic's messages to a consumer group, in ms; None if there are no records.
 
     `topic` is empty if no Pub record was found.
     """
@@ -154,8 +154,8 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
 def calls(rows: DataFrame) -> DataFrame:
     """Return one row for each call of a listener with a message, from SubBefore and SubAfter records.
 
-    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success; NULL
-    where no record has the value.
+    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success; a
+    value is NULL if no record contains it.
     """
     begun, ended = F.col("kind") == "SubBefore", F.col("kind") == "SubAfter"
     read = rows.filter(begun | ended)

@@ -15,14 +15,14 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 
 _END = b"\x02"
 _BATCH_ROWS = 5000
-_BATCH_RAW = 8 << 20  # maximum characters of raw text per batch
+_BATCH_RAW = 8 << 20  # maximum characters of raw text in a batch
 _LONGEST = 1024  # maximum characters of a name or an id; those of RocketMQ have at most 255
 _MOST_IDS = 10_000  # maximum ids of a batch that Java traces in one record
 
 SCHEMA = pa.schema(
     [
         ("kind", pa.string()),  # kind of the record, or "bad"
-        ("timestamp_ms", pa.int64()),  # by the client's clock; by the broker's if the record has no time
+        ("timestamp_ms", pa.int64()),  # by the client's clock; without a time, by the broker's clock
         ("stored_ms", pa.int64()),  # store time of the trace message
         ("region", pa.string()),
         ("group", pa.string()),
@@ -98,15 +98,15 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
-    """Raise an error for invalid names. Any sender can write any text to the trace topic.
+    """Raise an error for invalid names.
 
-    The jobs count by group and by id.
+    Any sender can write any text to the trace topic, and the jobs count by group and by id.
     """
     if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:
         raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")
-    # Each of a million ids would otherwise carry a copy of a name of a megabyte.
+    # Without this limit, each of a million ids could carry a copy of a name of a megabyte.
     for text in (*row.values(), *ids):
         if isinstance(text, str) and len(text) > _LONGEST:
             raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")

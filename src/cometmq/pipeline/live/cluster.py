@@ -66,13 +66,13 @@ log = logs.logger(__name__)
 _RETRY_S = 0.2
 _AT_ONCE = 256  # maximum concurrent requests; more could fill the buffers of both directions and deadlock
 _RECORDS_AT_ONCE = 8  # maximum concurrent requests for records; each response may have 4 MiB
-_AWAY_S = (1.0, 30.0)  # seconds between attempts to reach an unreachable broker: first, maximum
+_AWAY_S = (1.0, 30.0)  # seconds between attempts to reach an unreachable broker: the first, the maximum
 _REFUSED_S = 10.0  # seconds for which an address that refused a connection is tried last
 _ROUTE_S = 5.0  # maximum age in seconds of a route in repeated lookups
-_SAMPLES = 64  # records that are sampled for their size before a batch is limited by bytes
+_SAMPLES = 64  # number of records sampled for their sizes, to limit a batch by bytes
 _SHRUNK_S = 1.0  # seconds until a queue is read again that seems shorter than before
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
-_NEW_TOPIC_QUEUES = 4  # queues that producers request when their first message creates a topic
+_NEW_TOPIC_QUEUES = 4  # number of queues that producers request when their first message creates a topic
 T = TypeVar("T")
 
 
@@ -84,14 +84,14 @@ class Cluster:
         self._timeout_s = timeout_ms / 1000
         self._wires = IdleWires(access)
         self._routes = RouteTable()
-        self._away: dict[str, _Away] = {}  # by broker name
-        self._refused: dict[str, float] = {}  # addresses that are tried last, and until when
+        self._away: dict[str, _Away] = {}  # unreachable brokers by name
+        self._refused: dict[str, float] = {}  # addresses that are tried last, with the end of that time
         self._routed: dict[str, float] = {}  # time of each topic's last lookup
         self._listed: tuple[float, list[str]] = (
             -math.inf,
             [],
-        )  # when it was requested, and the names of all topics
-        self._ordinary: set[str] = set()  # topics that the source can read
+        )  # time of the request for the names of all topics, and the names
+        self._ordinary: set[str] = set()  # names of topics that the source can read
 
     # -- routes
 
@@ -127,7 +127,7 @@ class Cluster:
                 headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
                 frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
                 for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
-                    if answer.code == ResponseCode.SUCCESS and answer.body:  # 4.9 lacks the request
+                    if answer.code == ResponseCode.SUCCESS and answer.body:  # RocketMQ 4.9 lacks this request
                         _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
                     self._ordinary.add(queue.topic)
 
@@ -159,8 +159,9 @@ class Cluster:
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
         """Return the sorted names of the brokers that hold messages of the topics but are not readable now.
 
-        `known` queues were read before, and `held` queues are readable now. The broker of a known queue is
-        unreadable unless it is registered, a broker of the route if the topic has no read permission there.
+        `known` queues were read before, and `held` queues are readable now. The broker of a known queue
+        counts as unreadable if it is not registered; a broker of the route, if the topic has no read
+        permission there.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -204,19 +205,19 @@ class Cluster:
         raise NoRouteError(topic, asked, NO_ROUTE_HINT if reached else UNREACHABLE_HINT)
 
     def _recent_route(self, topic: str) -> TopicRoute:
-        """Return a route that may be a few seconds old; a new one while a broker is unreachable."""
+        """Return a route that may be a few seconds old. While a broker is unreachable, request a new one."""
         known = self._routes.get(topic)
         if known is None or self._away or time.monotonic() - self._routed.get(topic, 0.0) >= _ROUTE_S:
             return self._route(topic)
         return known
 
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
-        """Return the addresses to read from by broker name, without unreachable brokers."""
+        """Return the address to read from for each broker name, without unreachable brokers."""
         named = {queue.broker_name for queue in queues}
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return the address to read the queue from: the given broker id's, else another one.
+        """Return the address from which the queue is read: that of the given broker id, else another one.
 
         Raises NoRouteError or ConnectError if no address is reachable.
         """
@@ -381,7 +382,7 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return marks.resume for the queues that have grown and, with `idle`, for those that have not."""
+        """Return `marks.resume` for the queues that have grown and, with `idle`, for the other queues."""
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -428,7 +429,7 @@ class Cluster:
         return offsets | self.offsets_at(times, bounds)
 
     def committed(self, group: str, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return the group's stored offsets; queues without one are omitted."""
+        """Return the group's stored offsets; queues without a stored offset are omitted."""
         found: Offsets = {}
         for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
@@ -551,7 +552,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """An unreachable broker: the error, the pause before the next attempt, and when the pause ends."""
+    """The state of an unreachable broker: its error, the pause before the next attempt, and its end."""
 
     error: CometError
     address: str | None
@@ -562,7 +563,7 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """Return the result of `look`, of a second call if a restarted broker may be building its queues."""
+    """Return the result of `look`; a second one if a restarted broker may be building its queues."""
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)

@@ -57,7 +57,7 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return the positions of `tree`, each with the mark of the record before it."""
+    """Return the positions of `tree`, with the mark of the record before each position."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )

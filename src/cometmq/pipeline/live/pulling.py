@@ -31,7 +31,7 @@ _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_
 The broker was deleting the messages, or a replica does not have these offsets (docs/reference/storage.md,
 Pull answers).
 """
-FILTERED_SEGMENT = 2048  # offsets per segment when the broker filters; it scans 800 entries per response
+FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters: it scans 800 entries per response
 
 
 class Request(NamedTuple):
@@ -56,7 +56,7 @@ class Reply(NamedTuple):
 
     @property
     def left_out(self) -> bool:
-        """Whether the filter excluded the messages before `next_begin`."""
+        """Whether the filter has excluded all messages before `next_begin`."""
         return self.code == ResponseCode.PULL_RETRY_IMMEDIATELY and self.remark not in _GONE
 
     @property
@@ -77,10 +77,10 @@ def pull_reply(frame: Frame) -> Reply:
 
 
 class Verdict(Enum):
-    """The meaning of a response for its segment."""
+    """The effect of a response on its segment."""
 
     PROGRESS = "progress"  # the segment advanced or is complete
-    NOT_YET = "not yet"  # the broker does not have these offsets, or no longer: retry after a pause
+    NOT_YET = "not yet"  # the broker does not have these offsets yet, or no longer: retry after a pause
     REFUSED = "refused"  # the broker returned an error
 
 
@@ -114,7 +114,7 @@ class Segment:
 class PullWindow:
     """The segments of some ranges, of which at most `depth` are open at a time.
 
-    When `held_bytes` of responses wait for the first segment to be complete, only that segment is requested.
+    When `held_bytes` of responses wait until the first segment is complete, only that segment is requested.
     """
 
     def __init__(
@@ -187,7 +187,7 @@ class PullWindow:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Return the first incomplete segment, whose chunks may be consumed already. Valid after `ready`."""
+        """Return the first incomplete segment, whose chunks may already be consumed. Valid after `ready`."""
         if self._open and self._open[0].chunks:
             yield self._open[0]
 

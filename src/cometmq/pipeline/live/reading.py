@@ -53,7 +53,7 @@ log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
 """Seconds for which offsets below the planned end may be missing: a restarted master first recovers."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # seconds between attempts: first, maximum
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # seconds between attempts: first pause, maximum pause
 _ROLE_S = 1.0  # seconds for which the result of a master lookup is valid
 
 
@@ -107,7 +107,7 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """Return the parts of a read with their bad and lost records, for the caller to judge.
+    """Return the parts of a read with their bad and lost records. The caller decides about these.
 
     Lost records raise DataLossError if the options request that.
     """
@@ -147,10 +147,10 @@ class _BrokerReader:
         )
         self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
-        self._patience: dict[Segment, float] = {}  # time until which a "not yet" for the segment is accepted
+        self._patience: dict[Segment, float] = {}  # time until which NOT_YET for a segment is accepted
         self._timeout_s = options.timeout_ms / 1000
         self._backoff = _Backoff(self._timeout_s)
-        self._role = (0.0, False)  # (valid until, whether a replica is read)
+        self._role = (0.0, False)  # the end of its validity, and whether a replica is read
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
 
@@ -206,7 +206,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # the master may be back, and a replica of 5.x may refuse reads
+            self._on_replica()  # the master may be available again, and a replica of 5.x may refuse reads
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
@@ -235,13 +235,14 @@ class _BrokerReader:
         """Continue at another broker id by raising SendFailed, unless that is the same broker.
 
         A task follows the suggestion of a busy master once. It returns to the master if the replica lacks or
-        refuses a request. A change for each response would cost a connection each time.
+        refuses a request. If it followed the suggestion in each response, each change would cost a
+        connection.
         """
         self._broker_id, self._role = broker_id, (0.0, False)
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Return whether this response has lasted `patience_s` seconds; if not, request the segment again."""
+        """Return whether a verdict has lasted `patience_s` seconds. If not, request the segment again."""
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
             return True
@@ -254,7 +255,7 @@ class _BrokerReader:
             try:
                 return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
-                pass  # the broker may have moved since the planning, which the name server knows
+                pass  # a new lookup finds the broker if it has moved since the planning
         return self._find()
 
     def _reconnect(self, error: CometError) -> Wire:
@@ -275,9 +276,9 @@ class _BrokerReader:
                     self._backoff.failed(error)
 
     def _on_replica(self) -> bool:
-        """Return whether a replica is being read, whose master may hold the records that the replica lacks.
+        """Return whether a replica is being read. Its master may hold records that the replica lacks.
 
-        Raises SendFailed if the broker must be read at another address now, so that reading continues there.
+        Raises SendFailed if the broker must now be read at another address, so that reading continues there.
         """
         if time.monotonic() >= self._role[0]:
             replica = True
@@ -338,7 +339,7 @@ class _Assembler:
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
         self._sources: list[QueueRange] = []
-        self._ends: list[int] = []  # end position of each source's records
+        self._ends: list[int] = []  # end position of each source's records in the buffer
         self._size = 0
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}

@@ -94,7 +94,7 @@ def full_schema() -> StructType:
 
 
 class _Planner:
-    """The shared part of the batch and stream readers: resolving positions and dividing ranges."""
+    """The common part of the batch reader and the stream reader: resolving positions and dividing ranges."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -133,15 +133,16 @@ class CometReader(DataSourceReader):
             if starting != Position(LATEST):
                 fail = self._options.pull.fail_on_data_loss
                 check_readable(cluster, topics, fail=fail, group=starting.group)
-            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # assigned queues
+            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # only readable ones
             start = cluster.resolve(starting, queues)
-            # Resolved later, "latest" is not below the offset that a running group stores meanwhile.
+            # The end is resolved after the start. Otherwise "latest" could be below an offset that a running
+            # group stores in between.
             end = cluster.resolve(self._options.ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
                     end[queue] = start[
                         queue
-                    ]  # words and times: a queue was replaced, or a clock was set back
+                    ]  # words and times only: a queue may have been replaced, or a clock set back
                 elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
             return planner.tasks(start, end)
@@ -159,8 +160,8 @@ class CometReader(DataSourceReader):
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. The state in `self` lives in the query's only process on the driver.
 
-    A position is logged with the mark of the record before it (marks.py). A replaced queue is detected before
-    it is read: when a batch is planned, and when a logged batch is planned again.
+    A position is logged with the mark of the record before it (marks.py). The marks show a replaced queue
+    before it is read: when a batch is planned, and when a logged batch is planned again.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -199,7 +200,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             initial = cluster.resolve(self._options.starting, queues)
             self._initial = to_tree(initial)
             if self._target is not None:
-                # The target of AvailableNow was fixed earlier, so "latest" may be above it now.
+                # The target of AvailableNow was fixed earlier, so "latest" may now be after it.
                 for queue, held in self._target.items():
                     self._target[queue] = Bounds(held.minimum, max(held.maximum, initial.get(queue, 0)))
         return self._initial
@@ -243,7 +244,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planned
 
     def _warn_of_left(self, begin: Offsets, held: Mapping[MessageQueue, Bounds]) -> None:
-        """Log a warning about queues that a run of AvailableNow leaves for the next run."""
+        """Log a warning about queues that a run of AvailableNow does not read completely."""
         cluster, topics = self._planner.cluster, self._options.topics
         self._unreadable.report(begin, "They are left for the next run")
         away = [
@@ -255,7 +256,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
-        """Return the end of the next batch; `read` if the batch must wait for more records."""
+        """Return the end of the next batch, or `read` if the batch must wait for more records."""
         waiting = sum(waiting_in(read, latest).values())
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
@@ -277,7 +278,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         Raises the last error if none has responded for the timeout plus the time in which brokers register at
         a new name server.
         """
-        # Without a trigger interval, Spark would call this 100 times per second.
+        # Without a trigger interval, Spark calls this method 100 times per second.
         time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
         self._looked_at = time.monotonic()
         cluster, topics = self._planner.cluster, self._options.topics
@@ -345,6 +346,6 @@ def _readable(cluster: Cluster, held: dict[MessageQueue, Bounds]) -> dict[Messag
 
 
 def _read(partition: InputPartition | None, schema: pa.Schema, pull: PullOptions) -> Iterator[pa.RecordBatch]:
-    if not isinstance(partition, ReadTask):  # Spark reads InputPartition(None) if there is nothing to read
+    if not isinstance(partition, ReadTask):  # Spark passes InputPartition(None) if there is nothing to read
         return iter(())
     return read_batches(partition.namesrv, partition.ranges, partition.addresses, schema, pull)

@@ -29,9 +29,10 @@ log = logs.logger(__name__)
 _PROBED = 16
 """Number of queue numbers after the topic's last queue that are probed together.
 
-Probing continues while one of them has messages. No request lists the queues of a topic that once had more.
+Probing continues while one of the probed queues has messages. No request lists the queues of a topic that had
+more of them earlier.
 """
-_MAX_PROBES = 64  # 1,024 numbers: probing ends whatever a broker returns
+_MAX_PROBES = 64  # at most 1,024 queue numbers are probed, whatever a broker returns
 
 _LISTED = 10  # maximum queues in an error or a log line
 
@@ -100,7 +101,7 @@ class UnreadableQueues:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
         self._probed: dict[
             tuple[str, str], tuple[int, int]
-        ] = {}  # counts of (topic, broker) at the last probe
+        ] = {}  # counts by (topic, broker) at the last probe
         self._known: set[MessageQueue] = set()  # queues found by a probe
         self._reported: list[MessageQueue] = []
 
@@ -114,8 +115,8 @@ class UnreadableQueues:
         with suppress(*((RemotingError,) if self._lenient else ())):
             topics.update(self._cluster.names(self._topics, wait=False))
         counts: dict[tuple[str, str], tuple[int, int]] = {}
-        unprobed: dict[tuple[str, str], int] = {}  # the next number to probe of (topic, broker)
-        readable: dict[tuple[str, str], int] = {}  # number of readable queues of (topic, broker)
+        unprobed: dict[tuple[str, str], int] = {}  # the next queue number to probe, by (topic, broker)
+        readable: dict[tuple[str, str], int] = {}  # number of readable queues by (topic, broker)
         wanted = {*read, *self._known}
         for topic in topics:
             for item in self._queue_datas(topic):

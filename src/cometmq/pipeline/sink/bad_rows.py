@@ -38,9 +38,9 @@ SCHEMA = pa.schema(
         "msg_id": pa.string(),
     }
 )
-"""Columns: the invalid field, the reason, and the row in the sink's own columns.
+"""The columns of the table: the invalid field, the reason, and the row in the sink's own columns.
 
-A repaired row can be sent again.
+A row that a user has repaired can be sent again.
 """
 
 

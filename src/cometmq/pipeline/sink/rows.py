@@ -44,9 +44,10 @@ from cometmq.protocol.record.arrow import COLUMNS
 from cometmq.text import is_utf8
 
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
-"""Maximum bytes of body and properties, which escapes in the header's JSON extend.
+"""Maximum bytes of body and properties. Escapes in the header's JSON make the frame longer.
 
-Brokers have a lower limit (maxMessageSize) and report it. A longer frame makes a broker close the connection.
+Brokers have a lower limit (maxMessageSize) and report it. If a frame is too long, the broker closes the
+connection.
 """
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
@@ -71,7 +72,7 @@ _NOT_COPIED = frozenset((
 
 
 _FIELDS = {"UNIQ_KEY": "msg_id", "KEYS": "keys", "TAGS": "tags"}
-"""The columns of properties that have one of their own."""
+"""The columns that hold single properties, by the property's name."""
 
 
 class RowMessage(NamedTuple):

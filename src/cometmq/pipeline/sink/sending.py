@@ -29,7 +29,7 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
 
-_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the broker has not moved
+_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the master has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
 """Text in the remark of SYSTEM_ERROR with which 5.x refuses a batch that is too large.
@@ -43,7 +43,7 @@ _PAUSE_S = 0.1  # seconds before the first retry, doubled with each retry
 class _Batch:
     queue: MessageQueue
     messages: Sequence[RowMessage]
-    pinned: bool  # rows of one sharding key stay in one queue
+    pinned: bool  # rows of one sharding key must stay in one queue
     attempts: int = 0
 
 
@@ -82,9 +82,9 @@ class Sender:
         self._first_queue = first_queue
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
         self._topics: dict[str, _Topic] = {}
-        self._wires: dict[str, Wire] = {}  # by address
-        self._flying: dict[str, dict[int, _Batch]] = {}  # by address and opaque number
-        self._busy: dict[MessageQueue, str] = {}  # queues with a batch in flight, and its address
+        self._wires: dict[str, Wire] = {}  # connections by address
+        self._flying: dict[str, dict[int, _Batch]] = {}  # batches in flight by address and opaque number
+        self._busy: dict[MessageQueue, str] = {}  # address to which a queue's batch in flight was sent
         self.messages = 0
         self.bytes = 0
 
@@ -209,7 +209,7 @@ class Sender:
             self._transmit(_Batch(batch.queue, messages, batch.pinned))
 
     def _broken(self, address: str, error: CometError) -> None:
-        """Send again what was in flight on a lost connection, because its arrival is unknown."""
+        """Send the batches of a lost connection again, because it is unknown whether they arrived."""
         wire = self._wires.pop(address, None)
         if wire is not None:
             wire.close()
@@ -232,7 +232,7 @@ class Sender:
         self._transmit(batch)
 
     def _look(self, name: str) -> None:
-        """Look up the topic's route once. On failure, its queues do not change."""
+        """Look up the topic's route once. If that fails, the topic keeps its queues."""
         with suppress(RemotingError, NoRouteError):
             topic = self._topics[name]
             topic.queues = self._cluster.write_queues(name, wait=False) or topic.queues

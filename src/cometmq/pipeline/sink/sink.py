@@ -73,7 +73,8 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
         query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # Ids that no repetition repeats are better than those of another query's or batch's messages.
+            # New ids, which no repetition can repeat, are better than the ids of another query's or batch's
+            # messages.
             query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 

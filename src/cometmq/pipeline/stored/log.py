@@ -46,7 +46,7 @@ from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 from cometmq.store.inspect import OsDisk
 
-_SHORT_LOOK = 64 << 10  # bytes that are read first after damage, and to find the border of a slice
+_SHORT_LOOK = 64 << 10  # bytes read first after damage, and to find the border of a slice
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # maximum bytes of a record after its body
@@ -63,8 +63,9 @@ def opened(path: str) -> Iterator[int]:
     """Open a file of a store to read it.
 
     Raises:
-        OSError: also for a link, a pipe or a device. Somebody who can write into the directory of a store
-            could lead a task out of it by a link, or keep the task waiting at a pipe.
+        OSError: The file cannot be opened, or it is a link, a pipe or a device. Somebody who can write into
+            the directory of a store could use a link to make a task read other files, or a pipe to make it
+            wait.
     """
     fd = DISK.open(path, write=False)
     try:
@@ -105,8 +106,8 @@ class Damage(NamedTuple):
 class LogFile:
     """A file of a commit log, with the log positions from `base` to `end`.
 
-    `queues` is the directory of the store's consume queues, None without one. `framing` describes the bytes
-    before each record.
+    `queues` is the directory of the store's consume queues, None if there is none. `framing` describes the
+    bytes before each record.
     """
 
     path: str
@@ -145,7 +146,7 @@ class LogReader:
             raise OSError(failure.errno, failure.strerror, self.file.path) from None
 
     def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
-        """Yield the records that begin from `start` (a record's begin) to `stop`, and damage, in order.
+        """Yield the records that begin in [start, stop) and damage, in order. A record must begin at `start`.
 
         A blank record ends the file. Raises OSError, and StoreCorrupt if `stop` lies within a record.
         """
@@ -186,7 +187,7 @@ class LogReader:
                         return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
-                    break  # the file may be shorter than before
+                    break  # the broker may have shortened the file
                 begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
                 length = min(2 * length, _LONG_LOOK)
         return stop
@@ -238,7 +239,7 @@ class LogReader:
         return record_facts(self.read(at, size), 0, at) is not None
 
     def _is_queued(self, head: bytes, at: int, size: int, queues: str) -> bool:
-        """Return whether the queue of this head names it (docs/reference/storage.md, Consume queue)."""
+        """Return whether the head's queue contains the record (docs/reference/storage.md, Consume queue)."""
         sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True)
         form = head_for(sys_flag)
         if len(head) < form.size or sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
@@ -296,7 +297,7 @@ def _chain(data: bytes, position: int, framing: Framing) -> Rows:
 
 
 def _problem(data: bytes, position: int) -> str:
-    """Return the reason why no record begins at the begin of the data."""
+    """Return the reason why no record begins at the start of the data."""
     if len(data) < MIN_SIZE:
         return f"the file ends behind {len(data)} bytes"
     if not data[:BLANK_SIZE].strip(b"\0"):

@@ -83,7 +83,7 @@ def store_directories(paths: Sequence[str]) -> list[str]:
 def _is_store(directory: str) -> bool:
     if os.path.isdir(os.path.join(directory, "commitlog")) or _has_member(directory):
         return True
-    # A raft member's log alone does not show which entries are committed.
+    # The log of a raft member alone does not show which entries are committed.
     return os.path.isdir(directory) and bool(numbered_files(directory)) and not _has_entries(directory)
 
 
@@ -116,7 +116,7 @@ def _settings(directory: str) -> dict[str, str]:
 def _queue_directory(directory: str) -> str:
     """Return the directory of the store's consume queues.
 
-    It is that of its broker.conf if it exists and the file is not that of another store, which was copied.
+    It is the directory in its broker.conf, if it exists and the file was not copied from another store.
     """
     settings = _settings(directory)
     configured = os.path.expanduser(settings.get("storePathConsumeQueue", ""))
@@ -150,7 +150,7 @@ def _files(directory: str) -> list[LogFile]:
 def _slices(directory: str, options: StoreOptions) -> list[Slice]:
     """Return the slices of a store's log, in order, up to its current end."""
     name = broker_name(directory)
-    found: list[Slice] = []  # newest first
+    found: list[Slice] = []  # slices, newest first
     for file in reversed(_files(directory)):
         try:
             reader = file.open()
@@ -201,7 +201,7 @@ def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
         if options.check_crc:  # after a power failure, the newest bodies may be missing
             ends = ends[: 1 + max(np.flatnonzero(bodies_match(last.data, last.rows)), default=-1)]
         if len(ends) and last.rows.properties_length[len(ends) - 1] and not last.data[ends[-1] - 1]:
-            ends = ends[:-1]  # nor the last properties: no client ends them with NUL
+            ends = ends[:-1]  # the last properties may be missing, too: no client ends them with NUL
         end = last.position + int(ends[-1] if len(ends) else 0)
     if reader.read(end, _LOOK).strip(b"\0"):
         log.warning("%s: what begins at log position %d is no whole record, and none follows", file.path, end)

@@ -26,11 +26,11 @@ MOST_BYTES = 1024 * 1024
 MOST_VALUES = 250_000
 """Maximum values in the arrays and maps of one body.
 
-Values are counted as they are stored in columns: a struct in an array counts as all of its fields, set or
-not. Two bytes of Protobuf can encode a struct with hundreds of fields.
+Values are counted as in columns: a struct in an array counts as all of its fields, including fields without a
+value. Two bytes of Protobuf can encode a struct with hundreds of fields.
 """
 
-_SLICE_BYTES = 4 * 1024 * 1024  # bytes of bodies that are Python objects at the same time
+_SLICE_BYTES = 4 * 1024 * 1024  # maximum bytes of bodies that are Python objects at one time
 _ERROR_CHARS = 300
 _WIDER = [[pa.int32(), pa.int64()], [pa.float32(), pa.float64()]]
 
@@ -44,7 +44,7 @@ class Parsed(NamedTuple):
 
 
 class Parser(Protocol):
-    """The interface of a body format for the task."""
+    """The interface of the parser for one body format."""
 
     def parse(self, body: bytes) -> Parsed:
         """Parse a body. Never raises an error, whatever the body is."""
@@ -79,7 +79,7 @@ def body_columns(column: pa.StructType) -> list[pa.Field]:
 
 
 def with_columns(batch: pa.RecordBatch, bodies: Bodies, parser: Parser) -> pa.RecordBatch:
-    """Return the rows with the columns of their parsed bodies."""
+    """Return the rows with additional columns for their parsed bodies."""
     values: list[pa.Array] = []
     rests: list[bytes | None] = []
     errors: list[str | None] = []
@@ -121,7 +121,7 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts the values of a type for `MOST_VALUES`; None if the count is always 0."""
+    """Return a function that counts a type's values in arrays and maps, None if it has none (MOST_VALUES)."""
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 

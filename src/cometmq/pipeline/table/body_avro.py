@@ -142,7 +142,7 @@ def _arrow(schema: Any, named: dict[str, pa.DataType | None], path: str) -> pa.D
         return _arrow(kinds[0], named, path)
     if isinstance(schema, str):
         kind = _PLAIN.get(schema) or named.get(schema)
-        if kind is None:  # null, or a record that is not finished
+        if kind is None:  # the type null, or a record that is still being defined (recursion)
             raise ConfigError(
                 "body_schema", f"{path} {schema}", "a type other than null, and no record within itself"
             )

@@ -1,4 +1,4 @@
-"""JSON bodies: an object whose fields become columns, exactly or not at all.
+"""JSON bodies: an object whose fields become columns, without any loss of information.
 
 A field that is not in the schema, or whose value the type cannot represent completely, goes to `body_rest` as
 it was written: {"its name": its text}. A number is represented as float or double if the shortest text of the
@@ -57,7 +57,7 @@ _MOST_NAME = 128  # maximum characters of a name
 _MOST_EXPONENT = 1000
 _SAMPLE_BODIES = 10_000
 _SAMPLE_BYTES = 4 * 1024 * 1024
-_SAMPLE_ITEMS = 100  # items of an array that are sampled
+_SAMPLE_ITEMS = 100  # maximum items of an array that are sampled
 
 _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
 """Translation that turns any number into a sequence of 0, except for its exponent."""
@@ -67,7 +67,7 @@ class _Lossy(NamedTuple):
     """A type that may not represent a JSON value completely.
 
     Attributes:
-        words: Texts that such a body contains, with or without `_DIGITS`.
+        words: Texts in a body (unchanged, or translated by `_DIGITS`) that show such a value.
         exact: A type that represents the value completely.
         same: Returns whether the two values are equal.
     """
@@ -83,7 +83,7 @@ def _same_float(made: float, exact: Decimal) -> bool:
 
 
 def _same_time(made: datetime, exact: str) -> bool:
-    made.astimezone(UTC)  # OverflowError if the time zone moves the time out of Python's range of years
+    made.astimezone(UTC)  # astimezone raises OverflowError if the time leaves Python's range of years
     finer = re.search(r"\.[0-9]{6}([0-9]+)", exact)
     return finer is None or not finer[1].strip("0")
 
@@ -97,7 +97,7 @@ _LOSSY = {
     # A number with fewer digits and without an exponent is exact: 15 digits in a double, 6 in a float.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
-    pa.timestamp("us", "UTC"): _Lossy(  # 00.1234567 is finer than the column
+    pa.timestamp("us", "UTC"): _Lossy(  # a time like 00.1234567 is finer than the column
         (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
     ),
     pa.binary(): _Lossy(
@@ -212,7 +212,7 @@ def _words(kind: pa.DataType) -> set[bytes]:
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
     """Return a function that compares a value of this type with its text; None if no comparison is needed.
 
-    The text has decimals for numbers of float and double, and text for times and bytes.
+    In the text, values of float and double are decimals, and times and bytes are text.
     """
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
@@ -293,7 +293,7 @@ def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
 
 
 class _Room(msgspec.Struct):
-    """The number of candidates for which memory remains."""
+    """The number of candidate columns for which memory remains."""
 
     left: int
 
@@ -303,7 +303,7 @@ class _Place(msgspec.Struct, eq=False):
 
     Attributes:
         kind: An Arrow type, `dict`, `list`, "mixed" for no common type, or None while unknown.
-        inner: The paths below by name; that of an array's items has the name "".
+        inner: The paths below this one by name. The path of an array's items has the name "".
     """
 
     kind: Any = None

@@ -23,7 +23,7 @@ _PLAIN = {
     _F.CPPTYPE_INT32: pa.int64(),
     _F.CPPTYPE_UINT32: pa.int64(),
     _F.CPPTYPE_INT64: pa.int64(),
-    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # Spark has no unsigned numbers
+    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # decimals, because Spark has no unsigned numbers
     _F.CPPTYPE_FLOAT: pa.float64(),
     _F.CPPTYPE_DOUBLE: pa.float64(),
     _F.CPPTYPE_BOOL: pa.bool_(),
@@ -103,7 +103,7 @@ class _Room:
 def _record(descriptor: Descriptor, outer: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
     """Return the type and the reader of a message.
 
-    A message type without fields becomes true if it is set.
+    A message without fields becomes a boolean column, true if the message is set.
     """
     path = (*outer, descriptor.full_name)
     if descriptor.full_name in outer:

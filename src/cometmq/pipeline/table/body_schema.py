@@ -22,7 +22,7 @@ from cometmq.pipeline.table.bodies import Bodies, body_columns, check_names, mer
 from cometmq.pipeline.table.body_json import JsonParser, inferred
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
-_COLUMN = "value"  # key in a commit
+_COLUMN = "value"  # key of the column's type in a commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ def _from_ddl(ddl: str) -> pa.StructType:
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("body_schema", ddl, f"fields as in `id bigint, name string` ({problem})") from None
-    JsonParser(check_names(fields))  # raises an error for types that JSON lacks
+    JsonParser(check_names(fields))  # raises an error for types that JSON does not have
     return fields
 
 

@@ -60,7 +60,7 @@ class DeltaArchive(LakeTable):
             try:
                 schema = _schema(ARCHIVE_SCHEMA)
                 DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
-            except DeltaError:  # another job created the table meanwhile, or it cannot be created
+            except DeltaError:  # another job has created the table, or it cannot be created
                 self._open()
 
     def last_commit(self) -> dict[str, Any] | None:

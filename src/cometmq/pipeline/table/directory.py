@@ -72,7 +72,7 @@ class ArchiveTable:
         self.run_id = uuid.uuid4().hex[:12]
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
-        self._committing = False  # whether a commit file may exist whose files are not all published
+        self._committing = False  # whether a commit file may exist whose files are not all in the table
         self.checkpoints = Checkpoints()
 
     @property
@@ -219,7 +219,7 @@ class ArchiveTable:
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give the commit the next number if the other commit does not conflict; else raise ArchiveError."""
+        """Give this commit the next number if the other commit does not conflict, else raise ArchiveError."""
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])
         merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
@@ -244,8 +244,8 @@ class ArchiveTable:
                 self.move(staged, path, batch)
             else:
                 self._delete_file(self._at(path))
-        # The file is overwritten in place. A partly written number is lower, so some files are only checked
-        # again.
+        # The file is overwritten in place. A partly written number is lower than the true one, so in the
+        # worst case some files are checked again.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(batch).encode())
 
@@ -274,7 +274,7 @@ class ArchiveTable:
             return -1
 
     def _delete_stale_staging(self) -> None:
-        """Remove the directories of dead runs: all others, or without the lock those older than a day."""
+        """Remove staging directories of dead runs: all others or, without the lock, old ones."""
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in listing(self.filesystem, self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
@@ -311,7 +311,7 @@ class ArchiveTable:
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # Commits have the time of their job's clock, files that of the store's clock.
+        # Commits have times of their job's clock, files have times of the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),

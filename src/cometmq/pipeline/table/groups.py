@@ -2,8 +2,8 @@
 
     output/_cometmq/groups/00000000000000000007.json      a snapshot as of this batch: one line of JSON
 
-No offset exceeds the archived end of its queue: a group that was further has read all of it. The newest 100
-snapshots are kept, and the last one of each day for 100 earlier days that have one.
+No offset exceeds the archived end of its queue: a group with a higher offset has read the whole archive. The
+newest 100 snapshots are kept, and the last snapshot of each day, for 100 earlier days with snapshots.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ POSITIONS = pa.schema(
     ]
 )
 MOST_GROUPS = 1000
-"""Maximum groups whose offsets are recorded."""
-_MOST_POSITIONS = 100_000  # maximum offsets of a snapshot: about 15 MB of JSON
+"""Maximum number of groups whose offsets are recorded."""
+_MOST_POSITIONS = 100_000  # maximum offsets of a snapshot, which is about 15 MB of JSON
 _MOST_READ = 1_000_000  # maximum offsets that are read, over all snapshots
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
-_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # follows the batch number
+_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # after the batch number
 _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
@@ -126,11 +126,11 @@ class GroupLog:
         return next((one for one in self._pictures() if one.num_rows), POSITIONS.empty_table())
 
     def _pictures(self) -> Iterator[pa.Table]:
-        """Yield the snapshots, newest first."""
+        """Yield the snapshots as tables, newest first."""
         for info in self._files():
             try:
                 kept = read_json(self._filesystem, info.path)
-                picture = None if kept is None else _picture(kept)  # None: the file was deleted meanwhile
+                picture = None if kept is None else _picture(kept)  # None: another job has deleted the file
             except (ArchiveError, *WRONG_TYPES) as error:
                 log.warning("%s is damaged and passed over: %s", info.path, error)
             else:
@@ -146,7 +146,8 @@ class GroupLog:
     def _thin_out(self) -> None:
         """Delete old snapshots.
 
-        Concurrent jobs delete the same files: by their numbers, none of these is or will be among the newest.
+        Concurrent jobs delete the same files: the numbers show that these files will never be among the
+        newest.
         """
         days: set[str] = set()
         known, self._days = self._days, {}

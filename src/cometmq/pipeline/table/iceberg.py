@@ -40,7 +40,7 @@ from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 CATALOGUE = "cometmq"
 TABLE = ("cometmq", "archive")
 _PROPERTIES = {
-    # Each commit rewrites the table's metadata.
+    # The limit is needed, because each commit rewrites the table's metadata.
     "write.metadata.delete-after-commit.enabled": "true",
     # Files have no statistics of these columns, and pyiceberg would log a warning each time.
     **{
@@ -55,7 +55,7 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
-_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # the pauses double: 3 s in total
+_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # pauses in seconds: they double, 3 s in total
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,
@@ -181,7 +181,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # an empty snapshot excludes a concurrent job as well
+                else:  # even an empty snapshot excludes a concurrent job
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

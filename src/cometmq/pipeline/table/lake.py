@@ -61,7 +61,7 @@ class Overtaken(Exception):
 
 
 class LakeTable(ABC):
-    """An archive as a table of such a format. `output` is the path of a directory."""
+    """An archive as a table of a format with transactions. `output` is the path of a directory."""
 
     kind: str
     topic_in_files: bool
@@ -77,7 +77,7 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may contain a secret
+            raise ConfigError("output", f"{scheme}://…", expected)  # the rest of the URI may contain a secret
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)
@@ -85,7 +85,7 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
-        self.facts: dict[str, str] = {}  # content of archive.json besides the format
+        self.facts: dict[str, str] = {}  # entries of archive.json besides the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table, and return the last commit (None: no batch yet).
@@ -128,7 +128,7 @@ class LakeTable(ABC):
             last = self.last_commit()
             stands = -1 if last is None else last["batch"]
             if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
-                break  # the previous attempt succeeded, and only its response was an error
+                break  # the previous attempt was successful, although it raised an error
             if stands != commit["batch"] - 1:
                 other = "none is there" if last is None else author(last)
                 problem = (
@@ -152,7 +152,7 @@ class LakeTable(ABC):
         The jobs of such files failed or died. Files of other writers are left to the format's own clean-up.
         """
         found = written_files(self.filesystem, self.root)
-        self.last_commit()  # read after the files were listed, to include files committed meanwhile
+        self.last_commit()  # the table is read after the listing, to include files committed meanwhile
         named = self.referenced()
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)

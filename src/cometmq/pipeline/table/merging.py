@@ -22,7 +22,7 @@ from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.partition_writer import PartitionWriter, runs
 from cometmq.pipeline.table.task import full_disk_named
 
-_KEPT_BYTES = 256 * 1024 * 1024  # bytes of decoded row groups in the cache
+_KEPT_BYTES = 256 * 1024 * 1024  # maximum bytes of decoded row groups in the cache
 _BATCH_ROWS = 10_000
 _ORDER = ["broker_name", "queue_id", "queue_offset"]
 
@@ -39,7 +39,7 @@ class Merge:
 
 
 class Stretch(NamedTuple):
-    """Consecutive rows of one queue in a row group of a file."""
+    """Consecutive rows of one queue within one row group of a file."""
 
     broker_name: str
     queue_id: int
@@ -73,7 +73,7 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
                 codec = file.metadata.row_group(0).column(0).compression
             stretches += _stretches(path, file)
     try:
-        schema = pa.unify_schemas(schemas, promote_options="permissive")  # bodies may have new fields
+        schema = pa.unify_schemas(schemas, promote_options="permissive")  # later files may have new fields
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []
     writer = PartitionWriter(
@@ -94,7 +94,7 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
         order = file.read_row_group(group, columns=_ORDER).combine_chunks()
         brokers = order["broker_name"].combine_chunks().dictionary_encode()
         queues, offsets = order["queue_id"].to_numpy(), order["queue_offset"].to_numpy()
-        # A queue that was deleted and created again has lower offsets again.
+        # In a queue that was deleted and created again, lower offsets follow higher ones.
         lives = np.cumsum(np.diff(offsets, prepend=offsets[:1]) < 0)
         for start, stop in runs(brokers.indices.to_numpy(), queues, lives):
             broker_name = brokers.dictionary[int(brokers.indices[start].as_py())].as_py()

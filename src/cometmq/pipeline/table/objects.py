@@ -45,7 +45,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
         except AlreadyExistsError:
             return False
         except (BaseError, PermissionError, FileNotFoundError) as error:
-            # The rest of obstore's text is a dump of the request of many lines.
+            # The rest of obstore's text is a dump of the request in many lines.
             raise OSError(str(error).partition("\n")[0]) from None
         return True
 
@@ -53,7 +53,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
 
 
 def s3_settings(uri: str, filesystem: fs.S3FileSystem) -> dict[str, str]:
-    """Return the URI's settings under the names of Rust's object_store, which obstore and deltalake use."""
+    """Return the URI's settings under the names of Rust's object_store, for obstore and deltalake."""
     parts = urlsplit(uri)
     given = dict(parse_qsl(parts.query))
     endpoint = given.get("endpoint_override")

@@ -25,7 +25,7 @@ from cometmq.pipeline.table.small_files import sync_local
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
-BUFFER_BYTES = 96 * 1024 * 1024  # bytes over all open files of a task
+BUFFER_BYTES = 96 * 1024 * 1024  # maximum bytes buffered for all open files of a task
 MAX_OPEN_FILES = 64
 
 _HOUR_US = 3_600_000_000
@@ -73,7 +73,7 @@ class StagedFile:
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores persist a file when it is closed
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores make it durable when it is closed
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}
@@ -84,7 +84,7 @@ class StagedFile:
 class _OpenFile:
     partition: Partition
     file: StagedFile
-    written: int = 0  # bytes
+    written: int = 0  # bytes written so far
     batches: list[pa.RecordBatch] = field(default_factory=list)
     buffered: int = 0
 

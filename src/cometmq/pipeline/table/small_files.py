@@ -35,7 +35,7 @@ def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) 
 
 def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
     """Replace a file. A reader sees the old content or the new."""
-    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file when it is complete
+    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file only when it is complete
     where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
     if local:
         filesystem.create_dir(os.path.dirname(path), recursive=True)

@@ -45,9 +45,9 @@ _QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _BAD_FIELDS = ("queue_offset", "physical_offset", "stage", "problem", "raw")
-_QUARANTINE_BYTES = 16 * 1024 * 1024  # bytes of records that wait to be written
+_QUARANTINE_BYTES = 16 * 1024 * 1024  # maximum bytes of bad records that wait to be written
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_ROW_BYTES = 1024  # upper estimate of a row's bytes besides the record
+_ROW_BYTES = 1024  # upper estimate of a row's size in bytes besides its record
 
 
 @dataclass(frozen=True, slots=True)
