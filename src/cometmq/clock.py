@@ -15,5 +15,5 @@ def boottime() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # not time.monotonic's clock on macOS
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # time.monotonic uses another clock on macOS
     return time.monotonic()

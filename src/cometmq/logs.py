@@ -25,8 +25,8 @@ FORMATS = ("text", "json")
 LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
 """Environment variables for the level and format of logs, inherited by child processes."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-ARGUMENT_LIMIT = 512  # characters; enough for a server's remark
-MESSAGE_LIMIT = 8192  # characters of a record, including arguments
+ARGUMENT_LIMIT = 512  # maximum characters of an argument; enough for a server's remark
+MESSAGE_LIMIT = 8192  # maximum characters of a record, including arguments
 TRACEBACK_LINES = 100
 
 
@@ -87,7 +87,7 @@ class _OneLine(logging.Filter):
         _filter.filter(record)
         try:
             text = record.getMessage()
-        except (TypeError, ValueError):  # arguments do not fit the format: log both
+        except (TypeError, ValueError):  # the arguments do not fit the format, so both are logged
             record.msg, record.args = f"{record.msg} {record.args}", ()
             text = record.msg
         safe = printable(text, MESSAGE_LIMIT)
@@ -111,7 +111,7 @@ def _harmless(value: object) -> object:
 def logger(name: str) -> logging.Logger:
     """Return the logger of a module. It accepts positional arguments only (`log.info("%s", name)`)."""
     log = logging.getLogger(name)
-    log.addFilter(_filter)  # has no effect when repeated
+    log.addFilter(_filter)  # adding the same filter again has no effect
     return log
 
 

@@ -155,7 +155,7 @@ _good_tags: set[str] = set()
 
 
 def _is_number(value: object) -> bool:
-    """Return whether a value is an int or an IntEnum. A bool does not count."""
+    """Return whether a value is an int or an IntEnum. A bool is not."""
     return type(value) is int or (isinstance(value, int) and not isinstance(value, bool))
 
 
@@ -209,7 +209,7 @@ def check_text(text: object, field: str, topic: str = "", what: str = "") -> Non
 
 def _as_bytes(body: object, topic: str) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)  # copied, because the body must not change during the send
+        return bytes(body)  # a copy, because the body must not change during the send
     hint = ": encode() it" if isinstance(body, str) else ""
     raise MessageIllegal(f"the body is bytes, not {type(body).__name__}{hint}", topic, "body")
 

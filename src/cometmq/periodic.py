@@ -28,11 +28,11 @@ class FailureLog:
         self._limits: dict[str, logs.LogLimiter] = {}
 
     def succeeded(self, name: str) -> None:
-        """Log the next failure of this job in any case."""
+        """Log the next failure of this job, whatever failures were logged before."""
         self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
-        """Log a failure. `when`: when the job is tried again."""
+        """Log a failure. when: a phrase for the time of the next try."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
@@ -154,7 +154,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
-        self._run.add_done_callback(self._ended)  # is also called if the run is cancelled before it begins
+        self._run.add_done_callback(self._ended)  # called even if the run is cancelled before it begins
 
     async def _run_once(self) -> None:
         self._wanted = False

@@ -75,7 +75,7 @@ def lock_file(path: str) -> Callable[[], None]:
 
     def unlock() -> None:
         if sys.platform != "win32" and os.getpid() == locker:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # unlocks it for forked children, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # this unlocks the file for forked children, too
         os.close(descriptor)
 
     return unlock

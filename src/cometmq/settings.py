@@ -30,7 +30,7 @@ LONG_MAX = (1 << 63) - 1
 TEXT_MAX = 4096
 """Maximum length of a value in characters: enough for a path or hundreds of name servers."""
 BODY_MAX = 64 << 10
-"""Maximum size in bytes of a request that changes settings. All settings of a broker have 8 KiB."""
+"""Maximum size, in bytes, of a request that changes settings. All settings of a broker take 8 KiB."""
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
 """Directory of the configuration files in this package."""
@@ -60,7 +60,7 @@ class Range(NamedTuple):
 
 
 class Change(Enum):
-    """How a setting can be changed, if not immediately by a request."""
+    """The way in which a setting can be changed if no request can change it immediately."""
 
     AT_NEXT_START = 1
     NEVER_BY_REQUEST = 2

@@ -37,7 +37,7 @@ PORT_STEP = 10
 CHILD_READY_S = 30.0
 CHILD_STOP_S = 15.0
 CONF = "broker.conf"
-# Settings that belong to the files of a store and not to a single run.
+# Settings that belong to the files of a store and not to one run.
 SIZES = frozenset(WIRE_NAMES[field] for field in SMALL_FILES)
 
 
@@ -156,7 +156,7 @@ class Standalone(Running):
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):
-            BrokerConfig.from_properties(complete)  # prevents that invalid settings are written to the file
+            BrokerConfig.from_properties(complete)  # prevents that an invalid setting is written
         changed = {key: text for key, text in properties.items() if before.get(key) != text}
         if changed:
             replace_file(self._disk, path, with_values(data, changed))

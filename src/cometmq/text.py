@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-LIMIT = 256  # longer than any legal topic or group name
-_IDEOGRAPHIC_SPACE = "\u3000"  # not printable for Python, but common in Chinese text
+LIMIT = 256  # maximum characters; no legal topic or group name is longer
+_IDEOGRAPHIC_SPACE = "\u3000"  # Python counts it as not printable, but it is common in Chinese text
 
 
 def printable(text: str, limit: int | None = LIMIT) -> str:
@@ -64,9 +64,9 @@ def printable_lines(text: str) -> str:
 
 
 def printable_json(data: bytes) -> bytes:
-    """Return the same JSON with characters that affect a terminal written as `\\uXXXX`."""
+    """Return JSON in which characters that affect a terminal are written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # line ends within strings are escaped; these are layout
+    lines = text.split("\n")  # line ends within strings are escaped, so these are layout
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")

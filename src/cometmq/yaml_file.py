@@ -19,7 +19,7 @@ from cometmq.text import is_utf8, printable, shortened
 BYTES_MAX = 256 * 1024
 NODES_MAX = 10_000
 _DEPTH_MAX = 20
-_WORD = 60  # characters of a key in an error text
+_WORD = 60  # maximum characters of a key in an error text
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
-    except (ValueError, OverflowError, RecursionError) as error:  # errors that PyYAML does not catch
+    except (ValueError, OverflowError, RecursionError) as error:  # errors that PyYAML does not handle
         line = 1 if loader is None else loader.line + 1
         raise YamlError(line, f"this is no YAML: {printable(str(error))}") from None
 
@@ -90,7 +90,7 @@ class _Loader:
             self._refuse(event, f"nested deeper than {_DEPTH_MAX}")
         if getattr(event, "anchor", None) is not None:
             self._refuse(event, "anchors and aliases (&, *) are not allowed")
-        if getattr(event, "tag", None) not in (None, "!"):  # PyYAML reports "!" for quoted text
+        if getattr(event, "tag", None) not in (None, "!"):  # PyYAML reports the tag "!" for quoted text
             self._refuse(event, "tags (!) are not allowed")
         if isinstance(event, yaml.ScalarEvent):
             if not is_utf8(event.value):

@@ -22,7 +22,7 @@ from cometmq.protocol.headers import (
 
 
 class AclVersion(msgspec.Struct, frozen=True):
-    """Version of an access file of a broker: number of its changes and last change (ms since 1970)."""
+    """The version of a broker's access file: number of its changes, and last change (ms since 1970)."""
 
     cluster_name: str
     broker_name: str
@@ -33,7 +33,7 @@ class AclVersion(msgspec.Struct, frozen=True):
 
 
 class Accounts:
-    """Requests about accounts (50 to 53, and CometMQ's 21006 and 21007), each sent to one broker.
+    """Requests about accounts (50 to 53, and CometMQ's 21006 and 21007), each of which goes to one broker.
 
     All methods that send a request may raise BrokerError and RemotingError.
     """

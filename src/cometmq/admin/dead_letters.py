@@ -32,10 +32,10 @@ from cometmq.protocol.properties import values as names
 
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
-RESEND_GROUP = "dlq_resend_group"  # producer group
-MAX_CONCURRENT_RESENDS = 16  # dead letters in flight
-MAX_FAILURES = 10  # consecutive; a series this long is not caused by a single message
-MAX_CLOCK_SKEW_MS = 10_000  # between brokers; the index has a resolution of one second
+RESEND_GROUP = "dlq_resend_group"  # the producer group of resends
+MAX_CONCURRENT_RESENDS = 16  # maximum dead letters in flight
+MAX_FAILURES = 10  # maximum consecutive failures: so many are not caused by a single message
+MAX_CLOCK_SKEW_MS = 10_000  # maximum difference of brokers' clocks; the index has a resolution of one second
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
 KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
@@ -131,7 +131,7 @@ def origin_id(message: MessageExt) -> str:
 
 
 def resend_times(message: MessageExt) -> int:
-    """Return how often a message had been resent before it became this dead letter."""
+    """Return the number of resends of a message before it became this dead letter."""
     text = message.properties.get(RESEND_TIMES, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
@@ -200,8 +200,8 @@ async def check_index(client: ClientInstance, message: MessageExt) -> None:
 async def check_copy(client: ClientInstance, result: ResendResult) -> None:
     """Raise ResendStopped if the copy already is a dead letter.
 
-    A 5.x broker makes every message a dead letter that is sent to the retry topic of a group with queue
-    locks.
+    If a group has queue locks, a 5.x broker turns every message that is sent to its retry topic into a dead
+    letter.
     """
     place = place_in(result.copy_offset_msg_id)
     if place is not None:
@@ -298,7 +298,7 @@ class Resender:
             # broker.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
-        if message.sys_flag & SysFlag.COMPRESSED:  # The body is too large to inflate, or not readable.
+        if message.sys_flag & SysFlag.COMPRESSED:  # The body is unreadable, or too large to decompress.
             sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
         elif len(body) >= COMPRESS_OVER:
             body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB

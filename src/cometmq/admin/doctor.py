@@ -28,9 +28,9 @@ MAX_CLOCK_SKEW_MS = 5_000
 DISK_WARNING = 0.85
 MAX_BROKERS = 1_000
 """Maximum number of examined brokers; a name server may return any number."""
-MAX_PROBLEM_CHARS = 2_000  # characters; most of the text comes from servers
+MAX_PROBLEM_CHARS = 2_000  # maximum characters; most of the text comes from servers
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
-_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # ms since 1970, up to 30,000 years
+_TIME = re.compile(r"[0-9]{1,15}").fullmatch  # digits of ms since 1970, up to the year 30,000
 
 
 class Finding(Value, frozen=True, kw_only=True):
@@ -80,7 +80,7 @@ def _odd(where: str, problem: str, cure: str) -> Finding:
 
 
 async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
-    """Return the problem of a name server, or put its response into `known` and return None."""
+    """Return the problem of a name server. Without a problem, put its response into `known`."""
     problem = await connect_problem(addr)
     if problem:
         return _bad(

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 
 from cometmq.errors import CometError, Terminal, Transient
 
-MAX_LISTED_NAMES = 16  # names in an error text
+MAX_LISTED_NAMES = 16  # maximum names listed in an error text
 
 
 class UnknownNameError(CometError, Terminal):

@@ -29,7 +29,7 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-CONSUME_STATS_TIMEOUT_S = 50.0  # like Apache's tool: the broker counts every queue of every group
+CONSUME_STATS_TIMEOUT_S = 50.0  # as in Apache's tool: the broker must count every queue of every group
 
 
 class GroupAdmin(GroupStates):

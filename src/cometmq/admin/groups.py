@@ -51,7 +51,7 @@ from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
 STATS_TIMEOUT_S = 15.0  # A broker with thousands of queues needs seconds to respond.
-MAX_CONCURRENT_MEMBERS = 16  # members of a group with a request in flight
+MAX_CONCURRENT_MEMBERS = 16  # maximum members of a group with a request in flight
 
 
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
@@ -208,7 +208,7 @@ class GroupStates(KnownGroups):
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
             except CometError:
-                continue  # The queues of this member show N/A.
+                continue  # For this member's queues, the output shows N/A.
             for queue in info.mq_table:
                 owners[queue] = connection.client_id.partition("@")[0]
         return owners
@@ -297,7 +297,7 @@ class GroupStates(KnownGroups):
             try:
                 route = await self.client.namesrv.route(topic)
             except NoRouteError:
-                continue  # The topic does not exist yet.
+                continue  # The topic does not exist yet, so it has no queues.
             for data in route.queue_datas:
                 for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
                     holders[MessageQueue(topic, data.broker_name, queue_id)] = []

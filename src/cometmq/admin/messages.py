@@ -33,7 +33,7 @@ from cometmq.text import counted
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-MAX_TRACES = 10_000  # trace records of one message
+MAX_TRACES = 10_000  # maximum trace records of one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,7 +183,7 @@ class StoredMessages(ServerAdmin):
                 start = result.next_begin_offset
                 for message in result.messages:
                     if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                        start = end  # Store times increase along a queue: no later message is older.
+                        start = end  # Store times increase along a queue, so no later message is older.
                         break
                     if tags and message.tags not in tags:
                         continue  # The broker compares only the hashes of tags.

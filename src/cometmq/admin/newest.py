@@ -27,7 +27,7 @@ MAX_TIED_MESSAGES = 1000
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the newest messages. Of more than 1,000 messages with the same store time some are left out.
+    """A page of the newest messages. If more than 1,000 messages have one store time, some are left out.
 
     Attributes:
         messages: The messages, the newest first, with bodies cut to 256 bytes.
@@ -128,7 +128,7 @@ class _Tail:
 
     @property
     def newest(self) -> tuple[int, int]:
-        """The sort key of the queue."""
+        """The sort key of the queue: the queue with the newest message comes first."""
         return -self.read[-1].store_timestamp_ms, -self.read[-1].queue_offset
 
     @property
@@ -136,7 +136,7 @@ class _Tail:
         return self._end > self._first
 
     async def open(self) -> None:
-        """Find the offsets of the range in the queue."""
+        """Determine the offsets of the requested range in this queue."""
         self._first, end = await bounds(self.client, self.addr, self.queue, self.wanted)
         if self.wanted.end_ms is not None:
             end = await self._end_by_time(end, self.wanted.end_ms)
@@ -144,7 +144,7 @@ class _Tail:
         self.stored = self._end - self._first
 
     async def _end_by_time(self, end: int, end_ms: int) -> int:
-        """Return the offset after the last message stored before a time: a 4.9 broker returns one nearby."""
+        """Return the offset after the last message stored before a time; with a 4.9 broker a near one."""
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))
         while at < end:

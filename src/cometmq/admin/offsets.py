@@ -35,13 +35,13 @@ MAX_CONCURRENT_QUEUES = 16
 END = -1
 """The time in a reset request (222) that stands for the end of each queue."""
 MEMBERS_TIMEOUT_S = 30.0
-"""How long a reset waits for members.
+"""Maximum time, in seconds, for which a reset waits for members.
 
 Java members pause for 10 s before they consume from the new offsets, and store offsets every 5 s. Members of
 a 5.x broker are notified when their pull requests end, after up to 15 s.
 """
 PULL_CHECK_DELAY_S = 6.0
-"""How long a stored offset must persist: pull consumers store their own offsets every 5 s."""
+"""Time, in seconds, for which a stored offset must persist: pull consumers store offsets every 5 s."""
 POLL_INTERVAL_S = 0.1
 BROADCASTING = "BROADCASTING"
 TIME_TOLERANCE_MS = 2
@@ -262,7 +262,7 @@ class BrokerReset:
                 await self._store(self.resets)
                 return
             # A broker without an offset for one of the queues refuses, as if the group did not exist.
-            # Broadcasting groups have no offsets at the broker, and new groups have none yet.
+            # Broadcasting groups never have offsets at the broker, and new groups have none yet.
             none = [each for each in self.resets if self._broadcasts or each.consumer_offset <= 0]
             if error.code != ResponseCode.SYSTEM_ERROR or not none:
                 raise
@@ -287,7 +287,7 @@ class BrokerReset:
                 )
 
     async def _may_notify_members(self) -> bool:
-        """Return whether a notification would move only the selected queues, as CometMQ and 5.x do."""
+        """Return whether a notification would move only the selected queues, as with CometMQ and 5.x."""
         if self._wanted.queue_id is None:
             return True
         runtime = await self._client.brokers.runtime_info(self._addr)
@@ -335,11 +335,11 @@ class BrokerReset:
                 seen, again = member_offsets.get(queue), queue in restarted_queues
             else:
                 seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
-                # Consumption since then proves nothing unless the queue was empty before and received no
-                # messages.
+                # If the member has consumed since then, that proves the reset only for a queue that was empty
+                # and received no messages.
                 again = queue in restarted_queues and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
-            # Members may have consumed everything again and returned to the offset that they had before.
+            # Members may have consumed all messages again, and returned to the offset that they had before.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 
@@ -398,7 +398,7 @@ class BrokerReset:
                 timeout_s=RESET_TIMEOUT_S,
             )
         except CometError:
-            return {}  # The request is repeated until the timeout.
+            return {}  # This failure is not final, because the request is repeated until the timeout.
         found: dict[MessageQueue, int] = {}
         for offsets in GetConsumerStatusBody.decode(answer.body).consumer_table.values():
             for queue, offset in offsets.items():
@@ -407,7 +407,7 @@ class BrokerReset:
 
 
 async def online_at(client: ClientInstance, addr: str, group: str) -> ConsumerConnection | None:
-    """Return the members of a group that are connected to a broker, None without any."""
+    """Return the members of a group that are connected to a broker, None if there are none."""
     try:
         return await client.brokers.consumer_connection(addr, group)
     except BrokerError as error:

@@ -217,7 +217,7 @@ class StatsAdmin(GroupAdmin):
     ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
         """Return the topics and the consumer groups of a cluster.
 
-        Numbers of queues are sums over its masters.
+        The number of queues is the sum over all masters.
 
         Args:
             cluster: The cluster.

@@ -1,7 +1,7 @@
 """Results of the administration operations.
 
-In JSON (`--json`) the fields have RocketMQ's camel-case names. Times are milliseconds since the Unix epoch, 0
-for no time. Offsets count the messages of a queue.
+In JSON (`--json`) the fields have RocketMQ's camel-case names. Times are milliseconds since the Unix epoch; 0
+means no time. Offsets count the messages of a queue.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     problem: str = ""
 
     def first_number(self, key: str) -> float | None:
-        """Return the first number under a key, None without a finite number.
+        """Return the first number in the value of a key, None if it is no finite number.
 
-        Rates are of 10, 60 and 600 s.
+        The numbers of a rate are those of 10, 60 and 600 s.
         """
         try:
             number = float(self.runtime.get(key, "").split()[0])
@@ -477,7 +477,7 @@ class Stats(Value, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """Count of the longest period with data: a broker started an hour ago has no count for the day."""
+        """The count of the longest period with data. A broker that has run for an hour has no daily count."""
         return self.day.sum or self.hour.sum or self.minute.sum
 
 
@@ -570,7 +570,7 @@ class QueueReset(Value, frozen=True, kw_only=True):
     def changes(self) -> bool:
         """Whether the reset stores the offset.
 
-        A broker reports an offset of 0 also where none is stored, and a consumer would begin elsewhere.
+        If a queue has no stored offset, a broker may report 0 although a consumer would begin elsewhere.
         """
         return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 

@@ -37,7 +37,7 @@ REMOVED = "d"
 _DIGITS = 18
 
 Place = tuple[int, int]
-"""Position in a broker's list of waiting messages: time (ms) and log position of the previous one."""
+"""Position in a broker's list of waiting messages: time (ms) and log position of the last message."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ async def half_messages(admin: Admin) -> HalfMessages:
         half_of(message)
         for messages, _ in answers.values()
         for message in messages
-        if names.PGROUP in message.properties  # A half message without a group only fills a gap in the queue.
+        if names.PGROUP in message.properties  # A half message without a group is a filler in the queue.
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)
@@ -192,7 +192,7 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
 
 
 async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
-    """Return the newest transactions of each broker whose checks reached their maximum.
+    """Return each broker's newest transactions for which the maximum number of checks was reached.
 
     Admin.resume_check resumes their checks.
     """

@@ -71,7 +71,7 @@ def consume(
 
         async def show(messages: list[MessageExt]) -> None:
             for message in messages:
-                # A message that is not printed is not acknowledged: the group's next member receives it.
+                # A message that is not printed is not acknowledged, so the group's next member receives it.
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
@@ -84,7 +84,7 @@ def consume(
                 await printer.wait(stop, idle_s)
                 hint.cancel()
                 await printer.close()
-                # Messages are held back on purpose here, so warnings about that would mislead.
+                # This command holds messages back on purpose, so warnings about that would be misleading.
                 logs.logger("cometmq.client").setLevel(logging.ERROR)
                 problems = [] if printer.printed else problems_of(consumer)
         printer.check()

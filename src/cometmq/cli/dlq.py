@@ -148,8 +148,8 @@ def resend(
 ) -> None:
     """Resend dead letters of GROUP, each once.
 
-    A second run skips what an earlier run sent, so an interrupted run is continued by running the command
-    again. The dead letters remain in their topic.
+    A second run skips the messages that an earlier run sent, so an interrupted run is continued by running
+    the command again. The dead letters remain in their topic.
 
     Exit code 1 if any dead letter could not be sent.
     """
@@ -174,7 +174,7 @@ def resend(
 
 
 async def warn_of_retry_limits(admin: Admin, group: str) -> None:
-    """Warn on standard error if members have other maximum retries than the group or each other."""
+    """Warn on standard error if the maximum retries of members differ from the group's or each other's."""
     limits = await admin.retry_limits(group)
     if limits.differ:
         named = sorted(limits.members.items())[:16]

@@ -1,6 +1,6 @@
 """A cluster in one of RocketMQ's modes on this machine: a background process for each server.
 
-It serves for experiments with failover: servers are killed and started again. A mode is a directory of
+The cluster is for experiments with failover: servers are killed and started again. A mode is a directory of
 `conf/`, whose files are also a starting point for several machines. A cluster is stored in one directory: a
 subdirectory for each server with its broker.conf, store and output, and `cluster.json` with process ids and
 addresses.
@@ -38,7 +38,7 @@ OUTPUT = "output.log"
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
-# Offsets from a broker's port: the fast port, the port itself, and the port that slaves connect to.
+# Offsets from a broker's port: the fast port, the port itself, and the port to which slaves connect.
 _NEIGHBOURS = (-2, 0, 1)
 _RAFT_PORT = 40911
 

@@ -25,7 +25,7 @@ HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """Return a callback that sets an environment variable while the command runs, since clients read it."""
+    """Return a callback that sets an environment variable while the command runs, because clients read it."""
 
     def put(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         before = os.environ.get(name)
@@ -120,7 +120,7 @@ def listening_options(command: F) -> F:
 def moment(text: str, or_else: str = "") -> int:
     """Return a time in ms since 1970 from `10m` (ago), digits, or a local date. Raises click.BadParameter.
 
-    `or_else` names other accepted values.
+    `or_else` lists other accepted values for the error text.
     """
     from cometmq.admin.commands.formats import parse_time
 

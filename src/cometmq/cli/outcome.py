@@ -17,8 +17,8 @@ import click
 from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells expect
-MAX_ERROR_CHARS = 4096  # characters; a server's remark may be as long as a frame
+INTERRUPTED = 130  # 128 + SIGINT, as shells use it
+MAX_ERROR_CHARS = 4096  # maximum characters: a server's remark may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
     """Run a click command with the process's arguments, and exit with its exit code."""
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # Characters that the terminal lacks, and undecodable bytes of arguments, are shown as escapes.
+        # Characters that the terminal cannot show, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(prog_name=prog, standalone_mode=False)
@@ -55,7 +55,7 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 1  # The reader of standard output has closed it.
+        code = 1  # The reader of standard output has closed the pipe.
     except Exception as error:
         show_error(prog, error)
         code = exits.store if isinstance(error, StoreError) else exits.failure
@@ -68,7 +68,7 @@ def leave(code: int) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # The closed output was reported above: the interpreter must not try to write the rest again.
+        # The closed output was already reported, so the interpreter must not try to write the rest again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 CLOSE_TIMEOUT_S = 0.5
-"""Maximum wait, in seconds, for the current write at the end. If it takes longer, the output is not read."""
+"""Maximum wait, in seconds, for the current write at the end: a longer write means an unread output."""
 
 
 class LinePrinter:
@@ -34,7 +34,7 @@ class LinePrinter:
         self.limit = limit
         self.printed = 0
         self.problem: OSError | None = None
-        """The error after which nothing more can be printed."""
+        """The error that ended the printing, None without one."""
         self._accepted = 0
         self._closing = False
         self._news = asyncio.Event()
@@ -42,7 +42,7 @@ class LinePrinter:
         self._ended = self._loop.create_future()
         self._lines: queue.SimpleQueue[tuple[bytes, asyncio.Future[None]] | None] = queue.SimpleQueue()
         self._descriptor = sys.stdout.fileno()
-        # A daemon thread: a write that blocks forever must not keep the process alive.
+        # A daemon thread, because a write that blocks forever must not keep the process alive.
         threading.Thread(target=self._write_all, name="cometmq-print", daemon=True).start()
 
     @property
@@ -50,7 +50,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Return when the line was written; never return if it cannot be written."""
+        """Return when the line was written. If it cannot be written, never return."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1
@@ -96,7 +96,7 @@ class LinePrinter:
                 self._loop.call_soon_threadsafe(self._wrote, written)
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
         except RuntimeError:
-            pass  # The loop has ended in the meantime, and no coroutine waits for the line.
+            pass  # The loop has ended in the meantime, so no coroutine waits for the line.
 
     def _wrote(self, written: asyncio.Future[None]) -> None:
         self.printed += 1

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int | None], None]]:
-    """Show a bar with count, rate and time. Yields a function of (done, total); total None if unknown."""
+    """Show a bar with count, rate and time. Yields a function of (done, total), where total may be None."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
     from rich.progress import TimeElapsedColumn as Elapsed

@@ -44,7 +44,7 @@ class RunFile:
         try:
             make_private_directory(str(self.path.parent))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            new = self.path.with_suffix(".new")  # `running` would remove the file before it is locked.
+            new = self.path.with_suffix(".new")  # A new name, which `running` does not remove.
             self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())

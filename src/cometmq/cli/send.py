@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from cometmq.message import Message, SendResult
 
 MAX_BATCH_LINES = 1024  # maximum lines per send
-CHUNK_BYTES = 65_536  # capacity of a pipe
+CHUNK_BYTES = 65_536  # the capacity of a pipe in bytes
 MAX_CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with MAX_LINE_BYTES this bounds the memory
-MAX_LINE_BYTES = 4 * 1024 * 1024  # bytes; the producer's max_message_size
+MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes: the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -196,12 +196,12 @@ class InputLines:
         self._news = asyncio.Event()
         self._room = threading.Semaphore(MAX_CHUNKS_AHEAD)
         self._begun: list[bytes] = []
-        """Parts of an incomplete line."""
+        """The parts of an incomplete line that were read so far."""
         self._begun_size = 0
 
     async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
         """Yield available lines as soon as there are any, until the end of input or until `stop` is set."""
-        # A daemon thread, since it may wait for input forever. It reads the file descriptor: a thread that
+        # A daemon thread, because it may wait for input forever. It reads the file descriptor: a thread that
         # holds the lock of sys.stdin's buffer at exit crashes the interpreter.
         threading.Thread(target=self._read_chunks, name="cometmq-stdin", daemon=True).start()
         stopped = asyncio.ensure_future(stop.wait())
@@ -214,7 +214,7 @@ class InputLines:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
-                    failure, ended = error, True  # The lines before the failure are valid.
+                    failure, ended = error, True  # The lines before the failure are valid, so they are sent.
             for at in range(0, len(lines), MAX_BATCH_LINES):
                 yield lines[at : at + MAX_BATCH_LINES]
             if not (self.chunks or stop.is_set() or ended):
@@ -247,7 +247,7 @@ class InputLines:
             self._begun = [more[-1]] if more[-1] else []
             self._begun_size = len(more[-1])
             lines += [text for line in whole if (text := line.removesuffix(b"\r"))]
-        if self._begun_size > MAX_LINE_BYTES + 1:  # 1 for a trailing \r
+        if self._begun_size > MAX_LINE_BYTES + 1:  # plus 1 for a trailing \r
             raise click.ClickException(
                 f"a line has more than {MAX_LINE_BYTES} bytes, the maximum size of a message"
             )
@@ -268,7 +268,7 @@ class InputLines:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, chunk)
             except RuntimeError:
-                return  # The command has ended.
+                return  # The command has already ended.
 
 
 def show(result: SendResult, as_json: bool) -> None:

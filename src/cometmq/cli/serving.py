@@ -80,7 +80,7 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            # The signal arrived during the start, for example in a long recovery, before the ready line.
+            # The signal arrived during the start (for example in a long recovery), before the ready line.
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting

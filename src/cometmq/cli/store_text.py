@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 MAX_BODY_BYTES = 16 << 20
 """Maximum bytes of a decompressed body: as escaped JSON a body can take 13 times as much memory."""
-_MAX_PREVIEW_CHARS = 60  # characters of a body in a one-line output
+_MAX_PREVIEW_CHARS = 60  # maximum characters of a body in a one-line output
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
     "keys", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host",
@@ -25,7 +25,7 @@ _FIELDS = (
 
 
 def time_text(epoch_ms: int) -> str:
-    """Return a time of the store's statistics as text; a dash for a negative one, which means none."""
+    """Return a time of the store's statistics as text; a dash for a negative number, which means no time."""
     return moment(max(epoch_ms, 0))
 
 
@@ -35,7 +35,7 @@ def moment(epoch_ms: int) -> str:
 
 
 def size_text(count: int) -> str:
-    """Return bytes in the largest unit with at least one whole: 1.5 MiB."""
+    """Return a number of bytes in the largest unit with at least one whole, such as 1.5 MiB."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(size) < 1024:
@@ -92,7 +92,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
         try:
             data = decompress(message.sys_flag, data, MAX_BODY_BYTES)
         except CometError:
-            pass  # A body that cannot be inflated is shown as stored.
+            pass  # A body that cannot be decompressed is shown as stored.
     if how != "hex":
         try:
             return "text", data.decode("utf-8", "replace" if how == "text" else "strict")
@@ -131,7 +131,7 @@ def message_text(message: MessageExt, how: str, *, raw: bool) -> str:
     width = max(len(name) for name, _ in fields)
     lines = [f"{name:<{width}}  {value}" for name, value in fields]
     if form != "none":
-        # The body is last: its line breaks are kept, and none of its lines can be mistaken for a field.
+        # The body comes last: its line breaks are kept, and none of its lines can be mistaken for a field.
         text = f"{f'body ({form})':<{width}}  {text}"
     if raw:
         return "\n".join([*lines, text] if form != "none" else lines)
@@ -181,7 +181,7 @@ def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
             )  # fmt: skip
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # A file has no terminal width.
+        console.width = 200  # A file has no terminal width, so a default is needed.
     console.print(table)
     console.print(files_text(stats))
 

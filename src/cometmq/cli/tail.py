@@ -35,8 +35,8 @@ ROUTE_INTERVAL_S = 5.0  # seconds between two searches for new queues and broker
 RETRY_INTERVAL_S = 1.0  # seconds after a failed pull
 EMPTY_PULL_INTERVAL_S = 0.1  # seconds after a pull without messages
 SUSPEND_TIMEOUT_S = 15.0  # seconds that a broker may park a pull, as with Java's consumers
-PULL_BATCH = 32  # maximum that brokers return
-MAX_CLOCK_SKEW_MS = 60_000  # ms by which a broker's clock may be behind this machine's
+PULL_BATCH = 32  # maximum number of messages that brokers return
+MAX_CLOCK_SKEW_MS = 60_000  # maximum number of ms by which a broker's clock may be behind this machine's
 
 
 def start_time(text: str) -> int | None:
@@ -201,7 +201,7 @@ class Watch:
                 if offset is None:
                     offset = await self._start_offset(queue, begin_ms)
                 request = pull_request(
-                    TOOLS_CONSUMER_GROUP,  # exists at every broker; no offset is committed
+                    TOOLS_CONSUMER_GROUP,  # this group exists at every broker; no offset is committed
                     queue,
                     offset,
                     PULL_BATCH,
@@ -219,7 +219,7 @@ class Watch:
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
-                # Most brokers park such a pull. For the others, limit the rate of pulls.
+                # Most brokers park a pull without messages. For others, this limits the rate of the pulls.
                 await asyncio.sleep(EMPTY_PULL_INTERVAL_S)
             offset = result.next_begin_offset
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from cometmq.admin import Admin
     from cometmq.message import WaitingMessage
 
-MAX_BODY_CHARS = 200  # characters of a body in a list
+MAX_BODY_CHARS = 200  # maximum characters of a body in a list
 
 
 @click.group(cls=CometGroup, context_settings=HELP)

@@ -171,7 +171,8 @@ class Console:
             names.add(self.options.host)
         hosts = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
         permitted = {f"{host}:{self.port}" for host in hosts}
-        # A proxy may have another port, and browsers omit the default port.
+        # A proxy may have another port, and browsers omit the default port, so names without a port are
+        # permitted.
         permitted |= set(self.options.names)
         if self.port == (443 if self.options.cert else 80):
             permitted |= hosts
@@ -210,7 +211,8 @@ class Console:
     def _application(self, secure: bool) -> Any:
         ui.add_head_html(HEAD, shared=True)
         framework.add_static_files("/static", STATIC)
-        # Without this route the page for unknown paths would be built for requests without a session.
+        # Without this route, the framework would build the page for unknown paths even for requests without a
+        # session.
         framework.add_route("/_nicegui/{path:path}", _no_file)
         for each in (*PAGES, not_found_page):
             self._serve(each)
@@ -273,8 +275,8 @@ async def not_found_page(view: View, **_parts: str) -> None:
 def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], Awaitable[Any]]:
     """Return a handler that only accepts events of the page to which the connection belongs.
 
-    Otherwise the framework would execute an event for the page that it names, with the permissions of that
-    page's session. Events with wrong fields are dropped: the framework would log a traceback for each.
+    Otherwise the framework would execute an event for any page that the event names, with the permissions of
+    that page's session. Events with wrong fields are dropped: the framework would log a traceback for each.
     """
 
     async def checked(sid: str, event: Any) -> Any:

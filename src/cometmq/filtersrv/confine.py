@@ -18,12 +18,12 @@ MAX_MEMORY_BYTES = 256 << 20
 ALLOWED_CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),
-    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # 32-bit machines only
+    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # system calls of 32-bit machines
 )
 
 
 class CannotConfine(CometError, Terminal):
-    """This machine cannot confine filter classes, so none may run."""
+    """This machine cannot confine filter classes, so no class may run."""
 
     problem: str
 
@@ -46,7 +46,7 @@ def confine(parent: int) -> None:
     if os.getppid() != parent:
         raise CannotConfine("the filter server is gone")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # the kernel ends this process first if memory is short
+        file.write("1000")  # so that the kernel ends this process first if memory is short
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         for limit in ("CORE", "FSIZE", "NOFILE", "NPROC"):

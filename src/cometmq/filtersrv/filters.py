@@ -1,4 +1,4 @@
-"""An uploaded class and its process, as the filter server uses them."""
+"""An uploaded class and its process, in the form that the filter server uses."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD_TIMEOUT_S = 5.0
 BATCH_TIMEOUT_S = 5.0
 """The timeout for filtering the messages of one pull, in seconds."""
 QUEUE_TIMEOUT_S = 5.0
-"""The timeout for the pulls that wait before it, in seconds."""
+"""The timeout, in seconds, for the earlier pulls that wait for the same class."""
 _RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
 _AGAIN_MOST_S = 60.0
 REPLACED = "it was replaced, or was not used any more"
@@ -62,7 +62,7 @@ def check() -> None:
 
 
 class Process:
-    """A worker process and our end of the socket that is its input and output. Raises OSError."""
+    """A worker process, and the server's end of the socket that is its input and output. Raises OSError."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -121,8 +121,8 @@ class Process:
 class Filter:
     """The class of one group and topic, with its name and source.
 
-    Its errors are answers to consumers: SYSTEM_ERROR if the class cannot be loaded, raises, exceeds its time
-    or has ended its process; FLOW_CONTROL if it cannot filter now.
+    Its errors are answers to consumers: SYSTEM_ERROR if the class cannot be loaded, raises an exception,
+    exceeds its time or has ended its process; FLOW_CONTROL if the class cannot filter now.
 
     Attributes:
         used_at: The time of the last use, on the loop's clock.
@@ -182,7 +182,7 @@ class Filter:
                 json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
             )
         except CommandError:
-            await self._end()  # the process has not loaded the class
+            await self._end()  # ended, because the process has not loaded the class
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
@@ -205,7 +205,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # a late answer would be taken for the answer to the next request
+            await self._end()  # a late answer would be mistaken for the answer to the next request
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))

@@ -1,7 +1,7 @@
 """The process of a filter server: `python -m cometmq.filtersrv.process`, started by a broker only.
 
 The first line of its standard input holds its settings (server.Settings, JSON). It stops at the end of that
-input, whatever ended the broker. It ignores signals, which are addressed to the broker.
+input, however the broker ended. It ignores signals, because they are meant for the broker.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Return 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if this machine supports none."""
+    """Return 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if filters cannot run here."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logs.set_up()

@@ -1,8 +1,8 @@
 """The filter server: receives classes (302) and pulls (11) of consumers and returns the matching messages.
 
-It forwards a pull to the broker with a subscription to all messages and removes those that the class refuses.
-While nothing matches and the pull's time is not over, it pulls more. If the class fails, the pull fails: no
-message is skipped that the class has not seen.
+It forwards a pull to the broker with a subscription to all messages and removes the messages that the class
+rejects. While no message matches and the pull's time is not over, it pulls more messages. If the class fails,
+the pull fails, so that no message is skipped before the class has examined it.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 log = logs.logger(__name__)
 
 REGISTER_S = 10.0
-MAX_FILTERS = 32  # each is a process of about 25 MiB
-MAX_SOURCE_BYTES = 256 << 10  # bytes
-IDLE_TIMEOUT_S = 120.0  # time after which an unused class is removed
-MAX_PULLS_PER_CONNECTION = 4_096  # of one connection; most of them wait for messages
+MAX_FILTERS = 32  # maximum number; each is a process of about 25 MiB
+MAX_SOURCE_BYTES = 256 << 10  # maximum size in bytes
+IDLE_TIMEOUT_S = 120.0  # seconds after which an unused class is removed
+MAX_PULLS_PER_CONNECTION = 4_096  # maximum pulls of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
-BROKER_TIMEOUT_S = 10.0  # for the broker's answer, in addition to the time that it may park a pull
-MAX_FILTERED_BYTES = 64 << 20  # messages that wait to be filtered or have just been filtered
-MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same for one class, so that a slow one leaves room for others
+BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, in addition to the time that it may park a pull
+MAX_FILTERED_BYTES = 64 << 20  # maximum bytes of messages that wait to be filtered or have just been filtered
+MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same maximum for one class, to leave room for others
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +74,9 @@ class FilterServer:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self.filters: dict[tuple[str, str], Filter] = {}  # by group and topic
+        self.filters: dict[tuple[str, str], Filter] = {}  # filter classes by group and topic
         self._loading = 0
-        self._judged = 0  # bytes, see MAX_FILTERED_BYTES
+        self._judged = 0  # bytes that count towards MAX_FILTERED_BYTES
         self._client = RemotingClient()
         self._server = RemotingServer(handlers_of(self), limits=Limits(handlers=MAX_PULLS_PER_CONNECTION))
         self._timer = Periodic(self._loop, REGISTER_S, self.look_round, name="registration with the broker")
@@ -173,7 +173,7 @@ class FilterServer:
         until = self._loop.time() + held_s
         flags = (header.sys_flag | PullSysFlag.SUBSCRIPTION) & ~PullSysFlag.CLASS_FILTER
         header = msgspec.structs.replace(header, sys_flag=flags, subscription="*", expression_type="TAG")
-        nothing: Frame | None = None  # the answer if nothing more is pulled
+        nothing: Frame | None = None  # the answer if no further messages are pulled
         while nothing is None or (self._loop.time() < until and not connection.closed):
             try:
                 answer = await self._ask_broker(frame.version, header, until - self._loop.time())
@@ -182,13 +182,14 @@ class FilterServer:
             except CommandError:
                 if nothing is None:
                     raise
-                break  # the next pull starts here and meets the failure again
+                break  # the next pull starts at this message and reports the failure again
             if matching or not found:
                 return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
             nothing = frame.response(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", ext=answer.ext
             )
-            # Commit the offset with the first pull only: the consumer may store a later one meanwhile.
+            # Commit the offset with the first pull only, because the consumer may store a later offset in the
+            # meantime.
             flags &= ~PullSysFlag.COMMIT_OFFSET
             offset = answer.header(PullMessageResponseHeader).next_begin_offset
             header = msgspec.structs.replace(header, sys_flag=flags, queue_offset=offset)

@@ -1,4 +1,4 @@
-"""The process that runs one uploaded class: it imports what filters may use, then confines itself.
+"""The process that runs one uploaded class: it imports the modules for filters, then confines itself.
 
 A request is a length in 4 bytes and as many bytes. The first request is a JSON object with the name and the
 source of the class; later ones are records in the format of a pull's answer. An answer is a byte (1 success,
@@ -30,17 +30,17 @@ from cometmq.text import shortened
 LENGTH = struct.Struct(">I")
 ANSWER = struct.Struct(">?I")
 MAX_BODY = 32 << 20
-"""The maximum size of an inflated body in bytes, as in consumers. A larger body stays compressed."""
-MAX_REASON_CHARACTERS = 1000  # characters
+"""The maximum size of a decompressed body in bytes, as in consumers. A larger body stays compressed."""
+MAX_REASON_CHARACTERS = 1000  # maximum length of a reason in characters
 REASON_BYTES = 4 * MAX_REASON_CHARACTERS + 100
-# The modules that filters can use. Nothing can be imported after the confinement.
+# The modules that filters can use. No module can be imported after the confinement.
 PRELOADED_MODULES = (
     *("base64", "bisect", "collections", "csv", "dataclasses", "datetime", "decimal", "enum", "fnmatch"),
     *("fractions", "functools", "hashlib", "hmac", "ipaddress", "itertools", "json", "math", "operator"),
     *("random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "unicodedata"),
     *("urllib.parse", "uuid", "zlib", "_strptime"),
 )
-COMPRESSIONS = ("lz4.frame", "zstandard")  # part of an extra
+COMPRESSIONS = ("lz4.frame", "zstandard")  # packages of the extra `zstd`
 CODECS = ("ascii", "latin-1", "utf-16", "gb18030", "big5", "shift_jis", "euc_kr")
 
 Match = Callable[[Any], object]
@@ -68,14 +68,14 @@ def main(parent: int) -> None:
                 match, answer = load(**json.loads(request)), b""
             else:
                 answer = judge(match, request)
-        except BaseException as error:  # whatever a filter raises, including SystemExit, becomes an answer
+        except BaseException as error:  # any exception of a filter, including SystemExit, becomes an answer
             _answer(False, _reason(error).encode("utf-8", "replace"))
         else:
             _answer(True, answer)
 
 
 def load(name: str, source: str) -> Match:
-    """Return the method `match` of an object of the class. Raises whatever the source raises."""
+    """Return the method `match` of an object of the class. Raises any exception of the source."""
     module: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"{name}.py", "exec"), module)
     if not isinstance(module.get(name), type):
@@ -92,7 +92,7 @@ def judge(match: Match, records: bytes) -> bytes:
     verdicts = bytearray()
     for message in iter_records(records):
         if message.sys_flag & COMPRESSED:
-            with contextlib.suppress(BodyError):  # the body stays compressed
+            with contextlib.suppress(BodyError):  # then the body stays compressed
                 message.body = decompress(message.sys_flag, message.body, MAX_BODY)
                 message.sys_flag &= ~COMPRESSED
         try:

@@ -51,7 +51,7 @@ class MetricsExporter:
         self._collect = collect
         self._why_not_ready = why_not_ready
         self._loop = asyncio.get_running_loop()
-        self._asking = threading.Lock()  # one collection at a time
+        self._asking = threading.Lock()  # so that one collection runs at a time
         self._cut_told = False
         self._running: MetricsPort | OtlpPush | None = None
         self.port: int | None = None
@@ -108,7 +108,7 @@ class MetricsExporter:
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         try:
             asked = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError as error:  # the loop is closed
+        except RuntimeError as error:  # the event loop is closed
             question.close()
             raise TimeoutError from error
         try:

@@ -31,7 +31,7 @@ SCHEMA = ""
 
 
 class Source(Protocol):
-    """The source of the samples."""
+    """The source of the samples that are pushed."""
 
     def families(self) -> Families: ...
 
@@ -39,7 +39,8 @@ class Source(Protocol):
 class OtlpPush:
     """A thread that pushes until `stop`.
 
-    If the collector does not respond, samples are lost. The log reports the beginning and the end of that.
+    If the collector does not respond, samples are lost. The log reports the beginning and the end of such a
+    period.
     """
 
     def __init__(self, settings: MetricsSettings, source: Source) -> None:
@@ -74,7 +75,7 @@ class OtlpPush:
                 failed = done is not MetricExportResult.SUCCESS
             except TimeoutError:
                 failed = True
-            except Exception:  # whatever has failed, the next push may succeed
+            except Exception:  # after any failure, the next push may succeed
                 failed = True
                 if not self._failed and not self._stopping.is_set():
                     log.exception("the numbers could not be pushed")

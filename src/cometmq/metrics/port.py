@@ -1,8 +1,8 @@
 """The port for Prometheus: /metrics, /healthz (the loop responds), /readyz (the server is ready).
 
 The load is limited, however many clients scrape: the samples are collected and encoded at most once per
-second and in at most a tenth of the time. All clients receive the same text in Prometheus' oldest format,
-which every client can read.
+second, and this takes at most a tenth of the time. All clients receive the same text in Prometheus' oldest
+format, which every client can read.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ one is closed.
 INACTIVITY_TIMEOUT_S = 10
 """The timeout of an inactive connection, in seconds. At the limit it is the total time."""
 CLOSE_TIMEOUT_S = 1.0
-"""The time in seconds after which a closed connection has freed its slot."""
+"""The time in seconds within which a closed connection frees its slot."""
 KEEP_S = 1.0
 REUSE_FACTOR = 10
 """An answer is reused for at least this multiple of the time that its collection took."""
@@ -43,7 +43,7 @@ Start = Callable[[str, list[tuple[str, str]]], Any]
 
 
 class Source(Protocol):
-    """The source of the samples."""
+    """The source of the samples that are served."""
 
     def families(self) -> Families: ...
 
@@ -106,11 +106,11 @@ class _Page:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._making = threading.Lock()
-        self._text: bytes | None = None  # None if the loop was too busy
+        self._text: bytes | None = None  # the last text; None if the loop was too busy
         self._until = 0.0
 
     def text(self) -> bytes:
-        """Return the text; called by threads. Raises TimeoutError."""
+        """Return the text of all samples; called by threads. Raises TimeoutError."""
         with self._making:
             begun = time.monotonic()
             if begun >= self._until:
@@ -146,15 +146,15 @@ class _Handler(WSGIRequestHandler):
     server: _Server
 
     def get_environ(self) -> dict[str, Any]:
-        """Return the environment. The server calls this once the request is read."""
+        """Return the environment of a request. The server calls this once the request is read."""
         self.server.has_asked(self.connection)
         return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-        """Log nothing: a scrape every few seconds is no event."""
+        """Log nothing, because a scrape every few seconds is not an event."""
 
     def address_string(self) -> str:
-        """Return the address without a DNS query."""
+        """Return the client's address without a DNS query."""
         return str(self.client_address[0])
 
 
@@ -169,7 +169,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.address_family = family
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
         self._since: dict[socket.socket, float] = {}  # connections, oldest first
-        self._silent: dict[socket.socket, None] = {}  # those that have not sent a request
+        self._silent: dict[socket.socket, None] = {}  # connections that have not sent a request
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
     def server_bind(self) -> None:
@@ -194,7 +194,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self._silent.pop(request, None)
 
     def _make_room(self) -> bool:
-        """Free and take a slot, and return whether that was possible.
+        """Free a slot for a new connection and occupy it. Return whether that was possible.
 
         It closes connections that have not received their answer in time, and the oldest one without a
         request.
@@ -202,7 +202,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         late = time.monotonic() - INACTIVITY_TIMEOUT_S
         cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
         for each in cut:
-            with contextlib.suppress(OSError):  # the peer has closed it
+            with contextlib.suppress(OSError):  # the peer has closed the connection
                 each.shutdown(socket.SHUT_RDWR)
         return bool(cut) and self._room.acquire(timeout=CLOSE_TIMEOUT_S)
 

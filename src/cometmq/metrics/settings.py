@@ -44,7 +44,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
         """Return the port for Prometheus, if there is one: its key, the interface and the port.
 
         Args:
-            interface: Where the server listens, if the settings name no other for metrics.
+            interface: The interface of the server, used if the settings name none for metrics.
         """
         if self.metrics_exporter_type != PROM:
             return []

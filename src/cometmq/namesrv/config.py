@@ -28,7 +28,7 @@ from cometmq.settings import (
     warn_unknown,
 )
 
-# Settings of Apache's name server that have no effect in one event loop, with their defaults.
+# Settings of Apache's name server that have no effect in a single event loop, with their defaults.
 WITHOUT_USE = {
     "rocketmqHome": "",
     "productEnvName": "center",
@@ -50,7 +50,7 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
-    "useTLS": "false",  # a name server opens no connections
+    "useTLS": "false",  # no effect, because a name server opens no connections
 }
 # Modes of Apache's name server that are not implemented here.
 NOT_BUILT = {
@@ -87,7 +87,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: Annotated[int, Range(1, INT_MAX, "seconds")] = 120
     tls_config_file: Annotated[str, FIXED] = msgspec.field(default="", name="tls.config.file")
     tls_server_mode: Annotated[str, FIXED] = msgspec.field(default="", name="tls.server.mode")
-    log_level: str = ""  # not in RocketMQ
+    log_level: str = ""  # this setting is not in RocketMQ
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
@@ -153,10 +153,10 @@ class RunningConfig:
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config
         self._lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys whose change is not in the file yet
+        self._unwritten: set[str] = set()  # keys of changed settings that are not in the file yet
 
     def update(self, properties: Mapping[str, str]) -> None:
-        """Apply `properties`. Raises ConfigError, and then nothing has changed."""
+        """Apply `properties`. After a ConfigError nothing has changed."""
         self.now = self.now.updated(properties)
         self._unwritten.update(properties)
 

@@ -15,8 +15,8 @@ from cometmq.protocol.lenient import loads
 
 # Limits for values from requests. A namespace must fit into a response, because each registration response
 # contains ORDER_TOPIC_CONFIG, and every change rewrites the whole file.
-MAX_NAME_CHARACTERS = 255  # for a namespace or a key
-MAX_NAMESPACE_BYTES = 1 << 20  # keys and values of one namespace together: 20,000 ordered topics
+MAX_NAME_CHARACTERS = 255  # maximum length of a namespace or a key
+MAX_NAMESPACE_BYTES = 1 << 20  # maximum size of a namespace's keys and values together: 20,000 ordered topics
 MAX_NAMESPACES = 256
 
 
@@ -114,7 +114,8 @@ class KvFile:
 
     async def save(self) -> None:
         """Write the tables if they have changed since the last write. Raises OSError."""
-        # Writers take turns and each writes the current state, so an older state never replaces a newer one.
+        # One writer at a time, and each writes the current state, so an older state never replaces a newer
+        # one.
         async with self._lock:
             generation = self.tables.generation
             if generation != self._written:

@@ -44,9 +44,9 @@ from cometmq.text import shortened
 log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
-MAX_NAME_CHARACTERS = 255  # for the name of a broker, a cluster or a zone
-MAX_ROUTE_BODY_BYTES = 64 << 10  # for a request that lists the queues of one topic: 600 brokers
-MAX_FILTER_SERVERS = 64  # for one broker
+MAX_NAME_CHARACTERS = 255  # maximum length of the name of a broker, a cluster or a zone
+MAX_ROUTE_BODY_BYTES = 64 << 10  # maximum size of a request that lists the queues of one topic: 600 brokers
+MAX_FILTER_SERVERS = 64  # maximum filter servers of one broker
 MAX_HEARTBEAT_TIMEOUT_MS = 3_600_000
 
 Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
@@ -320,8 +320,8 @@ def registration(
 
     Args:
         request: The request, for its sender's version.
-        asked: Its header.
-        body: Its body.
+        asked: The request's header.
+        body: The request's body.
         replaces: See `Registration.replaces_topics`.
 
     Raises:
@@ -343,7 +343,7 @@ def registration(
     for topic, config in body.topics.items():
         problem = topic_problem(topic, config.read_queue_nums, config.write_queue_nums)
         if problem:
-            if len(topics) == len(body.topics):  # log one line, however many topics were refused
+            if len(topics) == len(body.topics):  # one log line, however many topics were refused
                 log.warning("broker %s: topic %s is left out: %s", asked.broker_addr, topic, problem)
             del topics[topic]
     timeout_ms = asked.heartbeat_timeout_millis

@@ -147,7 +147,7 @@ class NameServer:
         if self._kv_file is not None:
             try:
                 await self._kv_file.save()
-            except OSError as error:  # the client that made the change has already received the error
+            except OSError as error:  # the client of the failed change has already received the error
                 log.error("cannot write the key-value configuration: %s", error)
 
     def scan(self) -> None:
@@ -159,7 +159,7 @@ class NameServer:
         self._remove(lost, "lost its connection")
 
     def _remove(self, gone: Iterator[Expired], why: str) -> None:
-        """Remove the brokers one by one, each in a turn of the loop of its own."""
+        """Remove brokers one by one, and let the loop do other work after each."""
         broker = next(gone, None)
         if broker is None:
             return

@@ -5,8 +5,8 @@ addresses by id, a cluster to broker names, and an address to its last sign of l
 Two more are derived, so that the work for an event depends on one broker only: the topics of a broker name,
 and the addresses registered over a connection.
 
-Events change the tables and return what the caller has to do or to answer. Queries return values that may be
-kept. The behaviour is 4.9.7's, except for three cases in which 4.9.7 loses routes:
+Methods for events change the tables and return the caller's next work or answer. Queries return values that
+the caller may keep. The behaviour is 4.9.7's, except for three cases in which 4.9.7 loses routes:
 
 - Unregistering removes only the broker's own address, not another address that has taken over its id.
 - A lost connection removes every broker that registered over it, not only the first one found.
@@ -34,7 +34,7 @@ EXPIRY_MS = 120_000
 # Limits of the tables, far beyond any cluster: without access control, any client may register brokers.
 MAX_BROKERS = 5_000
 MAX_TOPICS = 200_000
-MAX_QUEUES = 2_000_000  # one per topic and broker: 100 brokers with 20,000 topics, 400 MB
+MAX_QUEUES = 2_000_000  # one entry per topic and broker: 100 brokers with 20,000 topics take 400 MB
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class RouteTables:
         self.filters: dict[str, list[str]] = {}
         self._topics_of: dict[str, set[str]] = {}
         self.addrs_of: dict[Hashable, set[str]] = {}
-        self._queue_count = 0  # of all topics together
+        self._queue_count = 0  # number of queues of all topics together
 
     # -- events
 
@@ -164,7 +164,7 @@ class RouteTables:
         its removal and the caller can run other work in between.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # it has not registered again
+            if addr in self.addrs_of.get(connection, ()):  # unless the broker has registered again
                 self._remove_broker(addr)
                 yield addr
 
@@ -292,7 +292,7 @@ class RouteTables:
     # -- parts of a registration
 
     def _put_address(self, broker: Broker, registration: Registration) -> None:
-        # An address has one id: a slave that became the master loses its old one.
+        # An address has only one id: a slave that has become the master loses its old id.
         for other_id, addr in list(broker.addrs.items()):
             if addr == registration.broker_addr and other_id != registration.broker_id:
                 del broker.addrs[other_id]

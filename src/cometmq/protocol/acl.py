@@ -47,7 +47,7 @@ def credentials_of(
     """Return credentials, or None if no argument is given.
 
     Raises:
-        ConfigError: Only part of what is needed is given. The error never contains the secret.
+        ConfigError: One of the keys is missing. The error never contains the secret.
     """
     if not (access_key or secret_key or security_token):
         return None

@@ -33,7 +33,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def vip_address(addr: str) -> str:
-    """Return the address of a broker's VIP channel, or `addr` itself if its port allows none."""
+    """Return the address of a broker's VIP channel, or `addr` itself if the port is too low for one."""
     host, colon, port = addr.rpartition(":")
     number = int(port) + VIP_OFFSET
     return f"{host}{colon}{number}" if number > 0 else addr

@@ -322,7 +322,7 @@ class TopicSysFlag(IntFlag):
     UNIT_SUB = 0x2
 
 
-# Version numbers: the ordinals in RocketMQ's list of releases.
+# Version numbers, which are ordinals in RocketMQ's list of releases.
 VERSION_4_9_4 = 401
 VERSION_4_9_7 = 407
 VERSION_5_0_0 = 413
@@ -338,7 +338,7 @@ def version_name(number: int) -> str:
     if number < _FIRST_EXACT:
         return "V3"
     line, within = divmod(number - _FIRST_EXACT, 20)
-    if line >= 20:  # after 5.9
+    if line >= 20:  # releases after 5.9
         return "HIGHER_VERSION"
     return f"V{4 + line // 10}_{line % 10}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
 

@@ -20,8 +20,10 @@ TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 64 << 20
-"""The default maximum size of a decompressed body in bytes: 16 times the largest message that brokers take by
-default, and the default of the pipeline's `maxPlainBytes`."""
+"""The default maximum size of a decompressed body, also of the pipeline's `maxPlainBytes`.
+
+It is 16 times the largest message that brokers accept by default.
+"""
 _STEP = 1 << 20
 """The number of bytes decompressed at a time. A refused body costs at most this much above the limit."""
 _ZSTD_STEP = 256
@@ -109,14 +111,14 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
         pieces = _unzstd(body, limit)
     else:
         raise BodyError("compressed body", f"compression type {kind} is unknown", "sysFlag")
-    plain = BytesIO()  # grows in place; joining pieces would need the size twice
+    plain = BytesIO()  # a BytesIO grows in place; joining pieces would need the size twice
     for piece in pieces:
         if plain.tell() + len(piece) > limit:
             raise BodyTooLarge("compressed body", limit)
         if plain.tell():
             plain.write(piece)
         else:
-            plain = BytesIO(piece)  # takes the piece without a copy; most bodies are one piece
+            plain = BytesIO(piece)  # BytesIO uses the piece without a copy; most bodies are one piece
             plain.seek(len(piece))
     return plain.getvalue()
 
@@ -143,7 +145,7 @@ def _unlz4(body: bytes) -> Iterator[bytes]:
             raise BodyError("compressed body", f"LZ4: {error}") from None
         if decompressor.needs_input and not decompressor.eof:
             raise BodyError("compressed body", "LZ4: the frame is cut off")
-        body = b""  # the decompressor keeps unused input
+        body = b""  # the decompressor itself stores unused input
         yield piece
 
 

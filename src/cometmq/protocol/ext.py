@@ -34,7 +34,7 @@ _RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 
 
 def _kind_of(type_: object) -> str:
-    """Return the kind of a field's type: s, b, i32 or i64."""
+    """Return the kind of a field's type: s (text), b (boolean), i32 or i64."""
     info = msgspec.inspect.type_info(type_)
     members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     for member in members:

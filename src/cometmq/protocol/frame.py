@@ -201,7 +201,7 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            language=_JAVA,  # the language of Java servers; clients in other languages compare it
+            language=_JAVA,  # the language of Java servers, because clients in other languages compare it
             remark=remark,
             body=body,
             serialize_type=self.serialize_type,
@@ -324,7 +324,7 @@ def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
     prefix: bytes
     word, prefix = _word_and_prefix_at(buffer, start)
     decode = _TYPED.get(prefix)
-    end = start + 4 + word  # the word of a binary header gives an end beyond any frame
+    end = start + 4 + word  # the word of a binary header results in an end beyond any frame
     if decode is None or end > stop:
         return _decode_rest(buffer, start, stop)
     header = bytes(buffer[start + 4 : end])
@@ -409,7 +409,7 @@ def _decode_lenient(header: bytes) -> Frame:
 
 
 def _int_of(fields: dict[Any, Any], name: str) -> int:
-    """Return a number of the header as Java reads an int field: 0 if absent, text is parsed."""
+    """Return a number of the header as Java reads an int field: 0 if it is absent, and text is parsed."""
     value = fields.get(name, 0)
     if value is None or value == "":
         return 0

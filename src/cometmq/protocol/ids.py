@@ -37,7 +37,7 @@ class IdError(ProtocolError):
 # -- hosts
 
 
-@lru_cache(maxsize=4096)  # stored messages have few hosts, and packing one takes 10 µs
+@lru_cache(maxsize=4096)  # cached, because stored messages have few hosts, and packing one takes 10 µs
 def pack_host(host: str) -> bytes:
     """Return "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port.
 
@@ -163,7 +163,7 @@ class UniqueKeys:
         if now_ms > self._at_ms:
             self._at_ms, self._first = now_ms, counter
         elif counter == self._first:
-            self._at_ms += 1  # the counter has wrapped around
+            self._at_ms += 1  # the counter of this millisecond has wrapped around
         self._counter = (counter + 1) & 0xFFFF
         since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
         return self._fixed + _moving(since_ms, counter).hex().upper()

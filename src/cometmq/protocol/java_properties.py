@@ -57,8 +57,8 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
 
     Args:
         text: The text to change.
-        values: Keys with their new values. The pair that counts for a key is changed in its place; a key
-            without a pair is appended.
+        values: Keys with their new values. The effective pair of a key is changed in its place; a key without
+            a pair is appended.
 
     Returns:
         The changed text.
@@ -67,7 +67,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, pair in reversed([*logical_lines(text)]):  # of several pairs of a key the last one counts
+    for number, pair in reversed([*logical_lines(text)]):  # of several pairs of a key, the last one is used
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1
@@ -86,7 +86,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
             open_end = open_end and not more
     kept = "".join(lines)
     if missing and kept and (open_end or not kept.endswith(("\r", "\n"))):
-        # A last pair that ends with a backslash would go on in the next line: an empty one ends it.
+        # If the last pair ends with a backslash, the next line would continue it, so an empty line ends it.
         kept += eol * (1 if not open_end or kept.endswith(("\r", "\n")) else 2)
     return kept + format_properties(missing).replace("\n", eol)
 
@@ -101,7 +101,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # first: 0 between two logical lines
+    first, joined = 0, ""  # `first` is 0 between two logical lines
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):

@@ -76,7 +76,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 found: Self = decode(data)
                 return found
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                pass  # not JSON, or other types: the lenient reader below reports the error
+                pass  # if it is not JSON or has other types, the lenient reader below reports the error
         if not data:
             raise BodyError(cls.__name__, "there is no body")
         if len(data) > cls.MAX_LENIENT_BYTES:
@@ -105,7 +105,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
 
 class IntegerKeyed(Body):
-    """The base class of bodies with integer keys, which mostly tools and slaves read, and may be long."""
+    """The base class of bodies with integer keys. They may be long, and mostly tools and slaves read them."""
 
     FASTJSON: ClassVar[bool] = True
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_CLIENT_BYTES

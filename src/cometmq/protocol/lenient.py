@@ -64,7 +64,7 @@ def read_lenient(
 
     Args:
         data: The text, or its bytes.
-        unique: Whether to refuse a key that occurs twice in an object. Otherwise the last one counts.
+        unique: Whether to refuse a key that occurs twice in an object. Otherwise the last value applies.
         most: The maximum number of values, each of which takes up to 4 µs.
 
     Raises:

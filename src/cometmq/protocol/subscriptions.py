@@ -72,8 +72,8 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     return {name: difference for name, difference in found.items() if len(difference) > 1}
 
 
-_MAX_SHOWN = 10  # expressions
-_MAX_SHOWN_LENGTH = 200  # characters of one expression
+_MAX_SHOWN = 10  # maximum expressions shown
+_MAX_SHOWN_LENGTH = 200  # maximum characters shown of one expression
 
 
 def describe_differences(difference: Mapping[str, Collection[str]]) -> str:

@@ -16,8 +16,8 @@ from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
-_MAX_OUT = 1 << 45  # the year 3084
-_MIN_OUT = 1 << 31  # lower values could be the hash of a tag
+_MAX_OUT = 1 << 45  # a time in the year 3084
+_MIN_OUT = 1 << 31  # a lower value could be the hash of a tag
 CODES_BEGIN = _MIN_OUT << 2
 """The first tags code that CometMQ uses for timers; those of Apache's broker are 32-bit hashes."""
 _DELAYED, _RECALL = 2, 1

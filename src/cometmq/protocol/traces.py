@@ -168,9 +168,9 @@ def decode_trace(record: str) -> AnyTrace:
     if kind is None:
         raise BodyError("trace", f"there is no kind {shown(name)}", "type")
     if kind is Pub and len(texts) == 12:
-        texts.insert(11, "null")  # early clients wrote no offset id
+        texts.insert(11, "null")  # early clients did not write an offset id
     elif kind is SubAfter and len(texts) == 5:
-        texts.append("0")  # early clients wrote no context code
+        texts.append("0")  # early clients did not write a context code
     known = _FIELDS[kind]
     if len(texts) < _NEEDED[kind]:
         raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")
@@ -188,7 +188,7 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if type_ is bool:
         return text.lower() == "true"
     if text in ("", "null") and type_ is not int:
-        return None  # 5.x leaves the time empty on the cloud channel
+        return None  # RocketMQ 5 leaves the time empty on the cloud channel
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
         raise BodyError("trace", f"{shown(text)} is no number of 64 bits", field)
     return number

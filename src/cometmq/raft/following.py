@@ -1,4 +1,4 @@
-"""How a follower applies the entries that its leader sends."""
+"""The part of a node that applies a leader's entries to a follower's log."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Following:
         if prev <= log_state.commit or NO_TERM != log_state.term_of(prev) == request.prev_term:
             return self._replace([], request)
         if request.prev_term != NO_TERM or not request.count:
-            return None  # at the beginning of the leader's log only its first entry can be compared
+            return None  # at the beginning of the leader's log, only its first entry can be compared
         if log_state.term_of(prev + 1) == request.entries_term:
             return self._replace([], request)
         log_state.reset(request)

@@ -54,10 +54,10 @@ class Peer:
         next: The next entry to send.
         probe_sent: Whether a probe is unanswered.
         in_flight_ends: The last entries of the unanswered requests.
-        last_response_at, heartbeat_at: When it last responded; when the next heartbeat is due.
+        last_response_at, heartbeat_at: The time of its last response, and of the next heartbeat.
         sent_commit: The commit index of the last request.
         leaving: Whether the member has been removed, but the removal is not committed yet.
-        full, run: As in its last response.
+        full, run: The fields of its last response.
     """
 
     __slots__ = (
@@ -112,9 +112,9 @@ class Peer:
             agrees: The last entry before it that may be equal in both logs.
         """
         if prev_index != self.next - 1 if self.probing else prev_index < self.match:
-            return  # the response to an outdated request
+            return  # this is the response to an outdated request
         if prev_index == self.match:
-            self.match = agrees  # durable entries are lost: its disk was wiped, or it does not flush
+            self.match = agrees  # durable entries are lost: the member's disk was wiped, or does not flush
         self.start_probing(max(agrees, self.match) + 1)
 
 
@@ -130,9 +130,10 @@ class Leading:
 
     Attributes:
         first_own: The index of the first entry of this term.
-        quorum_at: When the next check for answers from a majority is due.
+        quorum_at: The time of the next check for answers from a majority.
         peers: The other members, by id.
-        transfer: The member that shall become the leader, and until when it may; None without a transfer.
+        transfer: The member that is to become the leader, and the end of that attempt; None without a
+            transfer.
     """
 
     def __init__(
@@ -195,7 +196,7 @@ class Leading:
         """
         peer = self.peers.get(response.sender)
         if peer is None:
-            return  # the member has left in the meantime
+            return  # the member has been removed in the meantime
         log_state = self._log_state
         if max(response.match, response.written) > log_state.last:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {log_state.last}")
@@ -222,7 +223,7 @@ class Leading:
         for member, peer in list(self.peers.items()):
             removed = peer.leaving and self._log_state.commit >= self._log_state.history.newest.index
             if removed:
-                peer.heartbeat_at = clock  # the last request: it carries the commit of the removal
+                peer.heartbeat_at = clock  # the last request: it contains the removal's commit
             yield from self._requests_to(member, peer, clock)
             if removed:
                 del self.peers[member]

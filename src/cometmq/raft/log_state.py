@@ -11,7 +11,7 @@ from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
 
 
 class LogState:
-    """The entries of a log, stored as ranges of equal terms. No operation takes longer for a longer log.
+    """The entries of a log, stored as ranges of equal terms. Operations do not take longer for longer logs.
 
     Attributes:
         first, last: The indexes of the first and the last entry, as in `LogView`.
@@ -83,7 +83,7 @@ class LogState:
     def last_at_most(self, index: int, term: int) -> int:
         """Return the last entry up to `index` whose term is at most `term`, or `first` - 1."""
         index = min(index, self.last)
-        newer = bisect_right(self._terms, term)  # the first range whose term is too new
+        newer = bisect_right(self._terms, term)  # index of the first range whose term is too new
         if newer < len(self._starts):
             index = min(index, self._starts[newer] - 1)
         return max(index, self.first - 1)

@@ -8,9 +8,9 @@ import msgspec
 
 from cometmq.errors import RaftRefused
 
-# Voters and learners of one group together.
+# Maximum number of voters and learners of one group together.
 MAX_MEMBERS = 31
-# Member changes in one log. An operator makes each of them.
+# Maximum number of member changes in one log. An operator makes each of them.
 MAX_MEMBERS_ENTRIES = 1_000
 
 
@@ -115,6 +115,6 @@ class MembersHistory:
         self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:
-        """Keep only what is needed for a log that begins at `first`."""
+        """Keep only the lists that a log beginning at `first` needs."""
         in_force = self.at(first - 1)
         self._entries = [in_force, *(each for each in self._entries if each.index > in_force.index)]

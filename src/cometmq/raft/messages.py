@@ -28,7 +28,7 @@ MAX_ID_LENGTH = 255
 
 
 class Role(enum.Enum):
-    """The role of a member. A pre-candidate asks for votes without starting a new term."""
+    """The role of a member. A pre-candidate requests votes without starting a new term."""
 
     FOLLOWER = "follower"
     PRE_CANDIDATE = "pre-candidate"
@@ -98,8 +98,8 @@ class HardState(msgspec.Struct, frozen=True):
         term, vote: The current term, and the member that got this member's vote in it ("" for none).
         members: All known member lists of the log, oldest first.
         suspect: The log may have lost acknowledged entries: it was found damaged (not only torn) or empty.
-            The member has no vote and acknowledges nothing until a leader has sent it everything it may have
-            had.
+        The member has no vote and acknowledges nothing until a leader has sent it all entries that it may
+            have had.
         forgot: The member has lost its term and vote, too.
     """
 
@@ -137,7 +137,8 @@ class VoteRequest(Message, frozen=True, kw_only=True):
     Attributes:
         last_index, last_term: The last entry of the candidate's log.
         pre: Whether this is a pre-vote: the candidate has not started `term` yet.
-        transfer: Whether the leader asked for this election, so that voters need not miss the leader first.
+        transfer: Whether the leader has requested this election, so that voters need not wait for an election
+            timeout.
     """
 
     last_index: int
@@ -187,10 +188,10 @@ class AppendResponse(Message, frozen=True, kw_only=True):
 
     Attributes:
         match: The last entry that equals the leader's and is as durable as the flush mode promises. NO_INDEX
-            from a suspect member.
+        from a suspect member.
         written: The last entry that equals the leader's, durable or not.
         rejected: Whether the follower lacks the entry `prev_index` of the request.
-        prev_index: That entry.
+        prev_index: The field prev_index of the request.
         hint_index, hint_term: With `rejected`, the follower's last entry that may equal the leader's.
         full: Whether the follower's disk is nearly full.
     """
@@ -223,7 +224,7 @@ class Truncate(msgspec.Struct, frozen=True):
 class Reset(msgspec.Struct, frozen=True):
     """Remove the whole log. The next entry written is `first`.
 
-    The removed entries are too old: the leader has deleted its oldest files since.
+    The removed entries are too old: the leader has already deleted the files that would follow them.
     """
 
     first: int
@@ -274,12 +275,12 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """The work that the shell does after a turn, in the order of the fields, before it takes `messages`.
+    """The work that the shell does after a turn, in the order of the fields, before it calls `messages`.
 
     Attributes:
         log: Changes of the log, in order. The shell calls `persisted` when they are durable.
         state: The state to save and sync, after which the shell calls `state_saved`. The node holds back all
-            messages until then.
+        messages until then.
         committed: The last entry that is now committed and durable here, if it moved.
         role: The new role, if it changed.
     """

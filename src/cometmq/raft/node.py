@@ -44,7 +44,7 @@ class RaftNode:
     """One member of a group.
 
     The shell calls `tick` at the beginning of each turn of its loop and then reports the events of the turn.
-    At the end it takes `effects`, carries them out, and takes `messages`. No call does I/O.
+    At the end it calls `effects`, carries them out, and calls `messages`. No call does I/O.
 
     Args:
         log: The log as it is now. All of it is durable.
@@ -76,7 +76,7 @@ class RaftNode:
         state = msgspec.structs.replace(state, members=self._log_state.history.entries)
         self._saved = self._asked_to_save = state
         self._state = self._log_state.corrected(state, me)
-        self._clock = 0  # ms; it never goes back
+        self._clock = 0  # the node's clock in ms; it never goes back
         self._now: int | None = None  # the shell's clock at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
@@ -85,7 +85,7 @@ class RaftNode:
         self._trust = Trust(me, between(1, MAX_INCARNATION)) if state.suspect else None
         self._reply_due = False
         self._votes: set[str] = set()
-        self._by_transfer = False  # whether the leader asked this member to start the election
+        self._by_transfer = False  # whether the leader has requested this member's election
         self._leading: Leading | None = None
         self._disk_writable = True
         self.may_stand = True
@@ -142,7 +142,7 @@ class RaftNode:
             self._end_suspicion()
 
     def receive(self, message: AnyMessage) -> None:
-        """Process a message. RaftMessageError: no member of this group would send it; nothing changes."""
+        """Process a message. Raises RaftMessageError, without a change, for an impossible one."""
         check_message(message)
         if message.group != self.group:
             raise RaftMessageError("group", message.group, f"expected {self.group}")
@@ -198,7 +198,7 @@ class RaftNode:
             self._commit_more()
 
     def state_saved(self, state: HardState) -> None:
-        """Record that the state which `effects` requested to save is durable."""
+        """Record that the state that `effects` requested to save is durable."""
         if state != self._state or self._saved is self._state:
             return
         self._saved = self._state
@@ -230,7 +230,7 @@ class RaftNode:
             self._keep_members()
 
     def disk_recovered(self) -> None:
-        """Record that the disk accepts writes again: `effects` repeats state and commit, perhaps not done."""
+        """Record that the disk accepts writes again. `effects` repeats the state and the commit."""
         self._disk_writable = True
         self._asked_to_save, self._reported_commit = self._saved, self._log_state.first - 1
 
@@ -307,7 +307,7 @@ class RaftNode:
         return effects
 
     def messages(self) -> list[AnyMessage]:
-        """Return the messages to send. The shell takes them after it has carried out `effects`."""
+        """Return the messages to send. The shell calls this after it has carried out `effects`."""
         if self._state is not self._saved:
             return []
         messages = self._outbox.take()
@@ -325,7 +325,7 @@ class RaftNode:
             due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
         if self._trust is not None:
             due = min(due, self._clock + self._options.heartbeat_ms)
-        if self._state is not self._saved:  # nothing can be sent before
+        if self._state is not self._saved:  # no message can be sent before the state is saved
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 
@@ -344,7 +344,7 @@ class RaftNode:
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
-        """Return whether the message has the current term. Adopt a higher one, answer a lower one."""
+        """Return whether the message has the current term. Adopt a higher term, answer a lower one."""
         if message.term > self.term:
             is_pre_vote_request = isinstance(message, VoteRequest) and message.pre
             is_pre_vote_grant = isinstance(message, VoteResponse) and message.pre and message.granted
@@ -388,12 +388,12 @@ class RaftNode:
         )
 
     def _has_vote(self) -> bool:
-        """Return whether this member votes. It does until its removal is committed."""
+        """Return whether this member votes. A removed member votes until its removal is committed."""
         history = self._log_state.history
         return self.me in history.newest.members.voters | history.at(self._log_state.commit).members.voters
 
     def _start_pre_vote(self) -> None:
-        """Ask the voters for a pre-vote, because the leader has been silent for an election timeout."""
+        """Send pre-vote requests to the voters: the leader has been silent for an election timeout."""
         if not self._may_lead():
             self._become_follower(self.term, "")
             return
@@ -552,7 +552,7 @@ class RaftNode:
             self._continue_transfer()
 
     def _commit_more(self) -> None:
-        """Commit what a majority holds of the current term (docs/reference/raft.md, Commits)."""
+        """Commit the entries of the current term that a majority holds (docs/reference/raft.md, Commits)."""
         leading, log_state = self._leading, self._log_state
         if leading is None or self._state is not self._saved:
             return

@@ -8,7 +8,8 @@ from typing import Any
 from cometmq.raft.members import MAX_MEMBERS
 from cometmq.raft.messages import AnyMessage
 
-# Messages that wait until the state is saved. Further ones are dropped: the protocol tolerates lost messages.
+# Maximum number of messages that wait until the state is saved. Further ones are dropped, because the
+# protocol tolerates lost messages.
 MAX_WAITING_MESSAGES = 4 * MAX_MEMBERS
 
 

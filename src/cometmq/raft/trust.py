@@ -38,7 +38,7 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # member that has reported its term -> whether it is blank
+        self._answers: dict[str, bool] = {}  # whether each member that has reported its term is blank
         self._tables_term = -1  # the term of the leader whose tables were copied
         self._next_request_at = 0
 
@@ -106,7 +106,7 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            whole = all(self._answers.values())  # the group begins
+            whole = all(self._answers.values())  # the whole group is new
         elif self._tables_term != state.term:
             return None
         vote = state.vote or ("" if contact is None else contact.leader)

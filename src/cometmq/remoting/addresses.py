@@ -58,7 +58,7 @@ def port_error(key: str, port: int, error: OSError) -> ConfigError:
     Args:
         key: The setting that names the port.
         port: The port.
-        error: What the attempt failed with.
+        error: The error of the attempt.
     """
     number = error.errno or 0
     reason = os.strerror(number) if number > 0 else str(error)
@@ -66,10 +66,10 @@ def port_error(key: str, port: int, error: OSError) -> ConfigError:
 
 
 def check_port(key: str, interface: str, port: int) -> None:
-    """Check that a port can be listened on now. Port 0 always can.
+    """Check that a port can be listened on now. Port 0 is always possible.
 
     Raises:
-        ConfigError: It cannot; names the key and the reason.
+        ConfigError: The port cannot be listened on. The error names the key and the reason.
     """
     family = socket.AF_INET6 if ":" in interface else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
 """Requests that wait for the peer's response: one table per connection and direction.
 
-The opaque numbers in a table are those of our own requests. The peer's requests have numbers of their own,
-which may be equal.
+The opaque numbers in a table are those of this side's requests. The peer's requests have numbers of their
+own, which may be equal.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from cometmq.text import seconds, shortened
 T = TypeVar("T")
 
 STALL_GRACE_S = 0.1
-"""Time that a connection attempt has after its timeout (see `_await_connection`)."""
+"""Additional time, in seconds, for a connection attempt after its timeout (see `_await_connection`)."""
 
 
 def parse_addr(addr: str) -> tuple[str, int]:
@@ -38,7 +38,7 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # the error number is not an errno
+        return error.strerror or str(error)  # this error number is not an errno
     # asyncio replaces strerror by its own text; the system's text describes the cause.
     return os.strerror(error.errno) if error.errno else str(error)
 
@@ -46,8 +46,9 @@ def _reason(error: OSError) -> str:
 async def _await_connection(attempt: asyncio.Future[T], timeout_s: float) -> T:
     """Return the result of a connection attempt. Cancel it and raise TimeoutError if it takes too long.
 
-    Event loops run timers before they read sockets. If the process stood still for longer than the timeout,
-    the timer runs first although the connection may be established: the attempt gets STALL_GRACE_S more.
+    Event loops run timers before they read sockets. If the process was suspended for longer than the timeout,
+    the timer runs first although the connection may be established: so the attempt gets STALL_GRACE_S more
+    seconds.
     """
     try:
         for limit_s in (timeout_s, STALL_GRACE_S):

@@ -37,7 +37,7 @@ Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 TAIL_LIMIT = 64 * 1024
 # Queued responses are joined up to this many bytes. Larger ones are passed on without a copy.
 JOIN_LIMIT = 64 * 1024
-MIN_PAYLOAD = 4  # the header word
+MIN_PAYLOAD = 4  # bytes of the header word
 
 SHORTCUT_AT = 20  # bytes: length word, header word and the part of the header by which shortcuts are found
 
@@ -53,7 +53,7 @@ class Connection(asyncio.BufferedProtocol):
         peer: The address of the other end, "ip:port".
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
         addr: The address for errors: on the client's side the one that was called, else the peer.
-        working: The number of requests processed outside the read, see Limits.handlers.
+        working: The number of the peer's requests that are processed outside the read, see Limits.handlers.
     """
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, which may change
+        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, may change
         self._tick = tick
         self._limits = limits
         self._on_open = on_open
@@ -90,12 +90,12 @@ class Connection(asyncio.BufferedProtocol):
         self._buf: memoryview | None = None  # a buffer of this connection: bytes _start to _end are unread
         self._start = 0
         self._end = 0
-        self._fresh = True  # the kept frame has begun since the last `check`
+        self._fresh = True  # whether the incomplete frame has begun since the last `check`
         self._frame_since = 0.0
-        self._backlog = False  # complete frames lie unread in _buf, because the callback's share was used up
+        self._backlog = False  # complete frames are left in _buf: the callback's share was used up
         self._reading = True
-        self._resuming = False  # _go_on is scheduled
-        self._ending = False  # nothing more is read; the connection closes after this tick
+        self._resuming = False  # whether _go_on is scheduled
+        self._ending = False  # whether the connection closes after this tick; nothing more is read
         self._out: list[Bytes] = []
         self._out_bytes = 0
         self._sent_bytes = 0  # bytes passed to the transport so far
@@ -142,7 +142,7 @@ class Connection(asyncio.BufferedProtocol):
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
 
     def flush(self) -> None:
-        """Send the queued bytes now. The tick does it; other code calls it only before blocking work."""
+        """Send the queued bytes now. The tick calls it; other code calls it only before blocking work."""
         out = self._out
         if not out:
             return
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
 
-    # -- our own calls
+    # -- requests of this side
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
         """Number and send a request. Return the future of its response. Raises SendFailed if closed."""
@@ -203,17 +203,17 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def outstanding(self) -> int:
-        """The number of our own calls that wait for responses."""
+        """The number of this side's requests that wait for responses."""
         return len(self._calls)
 
-    # -- requests that are not answered within the read
+    # -- requests that are processed outside the read
 
     def hold(self, size: int = 0) -> None:
         """Count a request with a body of `size` bytes as processed outside the read."""
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Count such a request as done."""
+        """Count a request that `hold` has counted as done."""
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
@@ -257,7 +257,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        if self.closed:  # the transport still waits for the peer to receive the last responses
+        if self.closed:  # the transport still waits until the peer has received the last responses
             if now - self._stalled_at >= self._limits.write_stall_s:
                 transport.abort()
             return
@@ -309,7 +309,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """Fail outstanding calls and tell the owner, whichever side closed the connection."""
+        """Fail outstanding calls and notify the owner, whichever side closed the connection."""
         self.closed = True
         self._out.clear()
         self._forget()
@@ -336,7 +336,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again: the peer has received enough of its responses."""
+        """Read again, because the peer has received enough of its responses."""
         self._write_paused = False
         self._tick.unsent.drop(self)
         self._resume_soon()
@@ -430,7 +430,7 @@ class Connection(asyncio.BufferedProtocol):
                     left = 0
                 elif monotonic() >= until:
                     left = 0
-                    self._pause_reading()  # the loop may read again before it serves others
+                    self._pause_reading()  # the loop must serve other connections before it reads again
                     self._resume_soon()
             if self.closed:
                 return end
@@ -439,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
         """Keep the unhandled bytes buf[pos:end] for the next read.
 
-        `fresh` marks bytes that begin with another frame than the ones kept before.
+        `fresh` marks bytes that begin with another frame than the bytes kept before.
         """
         if pos == end or self.closed:
             self._forget()
@@ -450,7 +450,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tick.partial.keep(self, self.buffered, self._limits.partial_total, fresh)
 
     def _forget(self) -> None:
-        """Drop all kept bytes."""
+        """Drop all bytes of an incomplete frame."""
         self._tail = b""
         self._buf = None
         self._tick.partial.drop(self)
@@ -494,7 +494,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Continue reading: first the frames that were left, then the socket."""
+        """Continue reading: first the frames in the buffer, then the socket."""
         self._resuming = False
         if self.closed or self._ending or self._write_paused or self.working >= self._limits.handlers:
             return

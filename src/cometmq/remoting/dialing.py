@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _STAGGER_S = 0.25
-"""An address that has not been connected after this is tried beside the next one."""
+"""Seconds after which the next address is tried while the attempt at the previous one continues."""
 _MAX_ADDRESSES = 16
 
 Info = tuple[Any, ...]
@@ -41,8 +41,8 @@ async def dial(
     """
     try:
         return await _dial(make, host, port, tls)
-    except (ValueError, OverflowError) as error:  # of getaddrinfo, IDNA, sockets and TLS
-        if isinstance(error, OSError):  # a certificate's error is both
+    except (ValueError, OverflowError) as error:  # raised by getaddrinfo, IDNA, sockets and TLS
+        if isinstance(error, OSError):  # a certificate's error is both an OSError and a ValueError
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error
 
@@ -77,7 +77,7 @@ async def addresses_of(host: str, port: int) -> Sequence[Info]:
 
 
 def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
-    """Let the families take turns, that of the first address first: one of them may not work at all here."""
+    """Alternate between address families, beginning with the first address's: one may not work here."""
     first = [info for info in infos if info[0] == infos[0][0]]
     others = [info for info in infos if info[0] != infos[0][0]]
     pairs = chain.from_iterable(zip_longest(first, others))
@@ -85,7 +85,7 @@ def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
 
 
 async def _first_connected(infos: Sequence[Info]) -> socket.socket:
-    """Connect to these addresses, each a moment after the one before it or at once when that has failed."""
+    """Connect to these addresses, each a moment after the previous one or immediately after its failure."""
     left = list(infos)
     running: set[asyncio.Task[socket.socket]] = set()
     failures: list[OSError] = []
@@ -123,7 +123,8 @@ async def _connected(info: Info) -> socket.socket:
 def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
     """End attempts that are not needed, also those that have connected.
 
-    Nothing is awaited: a cancellation of the caller at that point would lose the connection that it returns.
+    The function awaits nothing, because a cancellation of the caller at that point would lose the connection
+    that it returns.
     """
     for task in tasks:
         if not task.done():

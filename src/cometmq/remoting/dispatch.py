@@ -14,11 +14,11 @@ from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
-MAX_REMARK_LENGTH = 4096  # characters: errors repeat parts of the request
+MAX_REMARK_LENGTH = 4096  # maximum characters, because errors repeat parts of the request
 
 
 class Dispatcher:
-    """Calls handlers and converts what they return or raise to the response."""
+    """Calls handlers, and converts their results and exceptions to responses."""
 
     __slots__ = ("_default", "_log_limit", "handlers", "tasks")
 
@@ -46,7 +46,7 @@ class Dispatcher:
             self._fail(connection, request, error)
 
     def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
-        # The handler's own code has not started yet, so it never sees the view into the receive buffer.
+        # The handler's own code has not started yet, so it never gets the view into the receive buffer.
         if type(request.body) is not bytes:
             request.body = bytes(request.body)
         size = len(request.body)
@@ -77,7 +77,7 @@ class Dispatcher:
         else:
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
             # A request that cannot be decoded is its sender's fault, and the response reports it. A
-            # FrameError is our own fault: the response is too long.
+            # FrameError is this side's fault: the response is too long.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._log_limit.allows():
                 log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)

@@ -26,7 +26,7 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """Run a coroutine on such a loop, like `asyncio.run`, in a process that is a server and nothing else."""
+    """Run a coroutine on a loop of `new_event_loop`, like `asyncio.run`, in a server's process."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)

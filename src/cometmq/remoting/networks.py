@@ -1,4 +1,4 @@
-"""Connections in memory instead of sockets, by host: tests run servers and clients with them."""
+"""Connections in memory instead of sockets, by host. Tests run servers and clients with them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A new connection of a server with TLS, until its first byte shows whether the client uses TLS.
 
-A plain connection is passed to its `Connection` with the bytes received so far, and from then on nothing
-stands between them. A TLS connection is passed on after its handshake.
+A plain connection is passed to its `Connection` with the bytes received so far, and from then on no other
+object is between them. A TLS connection is passed on after its handshake.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ HANDSHAKE = 0x16
 """The first byte of a TLS handshake. A plain frame with this byte would have 369 MB."""
 READ_SIZE = 4096
 MAX_EARLY_BYTES = 1 << 20
-"""The maximum number of bytes after a handshake before its end is noticed, one turn of the loop later."""
+"""The maximum number of bytes after a handshake until the server notices its end in the next turn."""
 
 
 class Tls(Protocol):
-    """The interface of tls.ServerTls."""
+    """The interface of tls.ServerTls that this module needs."""
 
     enforcing: bool
     context: ssl.SSLContext
@@ -139,7 +139,8 @@ class Opening(asyncio.BufferedProtocol):
         self._secure = True
         hello, self._early = self._early, bytearray()
         openings.handshakes.start(self._shake_hands())
-        # This runs after the task's first step and what that has scheduled, and before the next read.
+        # This runs after the task's first step and the callbacks that it has scheduled, and before the next
+        # read.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:

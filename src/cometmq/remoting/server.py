@@ -61,7 +61,7 @@ class RemotingServer:
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[Callable[[], None]] = []  # calling one ends it
+        self._listeners: list[Callable[[], None]] = []  # calling one of these functions ends its listening
         self._stopped = False
 
     @property
@@ -130,7 +130,7 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
-        if self._stopped:  # the connection was accepted before the listeners were closed
+        if self._stopped:  # the connection was accepted just before the listeners were closed
             connection.abort()
             return
         self._table.add(connection)

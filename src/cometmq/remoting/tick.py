@@ -108,7 +108,7 @@ class Tick:
             self._loop.call_soon(self.run_now)
 
     def mark_dirty(self, connection: Flushable) -> None:
-        """Flush `connection` at the end of this tick."""
+        """Send the queued bytes of `connection` at the end of this tick."""
         self._dirty.append(connection)
         if not self.scheduled:
             self.schedule()
@@ -126,11 +126,12 @@ class Tick:
             for connection in dirty:
                 connection.flush()
         except BaseException:
-            # It is unknown how much of this was sent. A peer whose connection closes repeats its request.
+            # It is unknown how many of these bytes were sent. A peer whose connection closes repeats its
+            # request.
             for connection in dirty:
                 connection.abort()
             raise
         finally:
             self.scheduled = False
-            if self._dirty:  # written while others were flushed, for instance by a close callback
+            if self._dirty:  # bytes were queued while others were sent, for instance by a close callback
                 self.schedule()

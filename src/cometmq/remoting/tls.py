@@ -88,7 +88,7 @@ class TlsFile:
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False  # certificates contain no hosts, routes no names
+            context.check_hostname = False  # certificates contain no hosts, and routes no names
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
             log.warning("servers are not verified, as set in %s", self.path)
@@ -102,7 +102,7 @@ class TlsFile:
         key = f"tls.{side}.certPath"
         password = self.text(f"tls.{side}.keyPassword")
 
-        def ask() -> str:  # without it OpenSSL would prompt at the terminal
+        def ask() -> str:  # without this function, OpenSSL would prompt at the terminal
             return password
 
         try:
@@ -176,7 +176,7 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
-            self._file, self._stamps = file, file.stamps()  # before reading: later changes are noticed
+            self._file, self._stamps = file, file.stamps()  # before reading, to notice later changes
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS keeps its certificates: %s", error)

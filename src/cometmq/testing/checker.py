@@ -243,9 +243,9 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
     lows = {(each.topic, each.queue): each.min for each in reversed(index.of("bounds")) if is_ok(each)}
     for (topic, queue), by_offset in messages.items():
         if topic not in topics:
-            continue  # The sends to a retry topic are not part of the history.
+            continue  # The history does not contain the sends to a retry topic.
         low = min(min(by_offset), lows.get((topic, queue), min(by_offset)))
-        # By arithmetic: one damaged offset may lie 2**62 behind the others.
+        # Computed by arithmetic, because one damaged offset may be 2**62 after the others.
         missing = max(by_offset) + 1 - low - len(by_offset)
         if missing:
             gap = next(offset for offset in itertools.count(low) if offset not in by_offset)

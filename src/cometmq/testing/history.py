@@ -94,7 +94,7 @@ class Event(Facts, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Operation(Facts, kw_only=True, omit_defaults=True):
-    """An operation, assembled from its two events. `ended` is None if the history has no end of it."""
+    """An operation, assembled from its two events. `ended` is None if the history has no second one."""
 
     op: Op
     process: str
@@ -222,7 +222,7 @@ class History:
         self._end("unknown", number, at, facts)
 
     def note(self, op: Op, *, process: str = "", at: float | None = None, **facts: Any) -> None:
-        """Record an operation that succeeded and took no time. The parameters are those of `begin`."""
+        """Record an operation that succeeded immediately. The parameters are those of `begin`."""
         self.ok(self.begin(op, process=process, at=at, **facts), at=at)
 
     def died(self, process: str) -> None:

@@ -55,10 +55,10 @@ class MemoryNetwork:
         return protocol
 
     def _free_port(self) -> int:
-        """Return the next port without a listener, from the first one again after the last.
+        """Return the next port without a listener. After the last port, begin with the first one again.
 
-        A new connection may reuse the port of one that is 32,768 connections older. The port is only part of
-        the connection's name.
+        A new connection may reuse the port of a connection that is 32,768 connections older. The port is only
+        part of the connection's name.
         """
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
             raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")
@@ -75,11 +75,11 @@ class MemoryTransport(asyncio.Transport):
         self._loop = loop
         self._protocol: asyncio.BufferedProtocol | None = None
         self._closing = False
-        self._ended = False  # `connection_lost` was called
-        self._came: deque[bytes] = deque()  # received, but not yet passed to the protocol
+        self._ended = False  # whether `connection_lost` was called
+        self._came: deque[bytes] = deque()  # bytes received, but not yet passed to the protocol
         self._end_came = False
         self._reading = True
-        self._unread = 0  # bytes sent that the peer has not read yet
+        self._unread = 0  # number of bytes sent that the peer has not read yet
         self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._paused = False
 
@@ -91,7 +91,7 @@ class MemoryTransport(asyncio.Transport):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # a closed loop has no more connections
+            pass  # a closed loop has no connections any more
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
         """Attach the protocol and report the connection to it."""
@@ -102,7 +102,7 @@ class MemoryTransport(asyncio.Transport):
     # -- asyncio.Transport
 
     def write(self, data: bytes | bytearray | memoryview[Any]) -> None:
-        """Send bytes to the peer; ignored after `close`."""
+        """Send bytes to the peer. The call is ignored after `close`."""
         if self._closing or not data:
             return
         piece = bytes(data)
@@ -124,7 +124,7 @@ class MemoryTransport(asyncio.Transport):
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """Close the connection like `close`: no written bytes wait on this side."""
+        """Close the connection like `close`, because this side holds no written bytes back."""
         self.close()
 
     def is_closing(self) -> bool:

@@ -26,7 +26,7 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # piece size in bytes without SPLIT
+WHOLE = 1 << 30  # maximum piece size in bytes without SPLIT
 RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff, l_linger (0 s): closing sends a reset
 
 
@@ -141,7 +141,7 @@ class FaultProxy(Proxy):
             return
         stop_accepting(self._server)
         self._server = None
-        await asyncio.sleep(0)  # lets connections that were just accepted register
+        await asyncio.sleep(0)  # so that connections accepted just now can register
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()
@@ -219,7 +219,7 @@ class ProxiedConnection:
             self.cut()
 
     def ended(self, end: _End, error: Exception | None) -> None:
-        """Handle the end of one end's transport, closed by the proxy or by its peer."""
+        """Handle the end of the transport at one side, which the proxy or the side's peer has closed."""
         if error is not None or not all(flow.ended for flow in self._flows.values()):
             self.cut()
         other = self._server if end is self.client else self.client
@@ -234,7 +234,7 @@ class ProxiedConnection:
 
 
 class _End(asyncio.Protocol):
-    """The end of a proxied connection at the client or at the server."""
+    """The side of a proxied connection at the client or at the server."""
 
     def __init__(self, connection: ProxiedConnection) -> None:
         self.connection = connection
@@ -250,7 +250,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.out.end_came()
-        return True  # keeps the other direction open
+        return True  # True keeps the other direction open
 
     def pause_writing(self) -> None:
         self.into.hold(True)
@@ -262,7 +262,7 @@ class _End(asyncio.Protocol):
         self.connection.ended(self, exc)
 
     def end(self) -> None:
-        """End the stream to the peer, which may still send."""
+        """End the stream to the peer. The peer may still send."""
         if self.transport is not None and not self.transport.is_closing():
             with contextlib.suppress(OSError):  # `connection_lost` follows
                 self.transport.write_eof()
@@ -289,19 +289,19 @@ class _Flow:
         source.out = target.into = self
         self.passed = 0
         self.ended = False
-        self._due: list[tuple[int, Fault]] = []  # by the number of bytes that pass before
+        self._due: list[tuple[int, Fault]] = []  # faults by the number of bytes that pass before each
         self._waiting = bytearray()
         self._end_came = False
-        self._held = False  # the target's write buffer is full
-        self._timer: asyncio.TimerHandle | None = None  # ends a stall, a delay, or the wait between pieces
+        self._held = False  # whether the target's write buffer is full
+        self._timer: asyncio.TimerHandle | None = None  # timer of a stall, a delay, or a pause between pieces
         self._stalled = False
         self._delay_s = 0.0
-        self._delayed = False  # the waiting bytes have been delayed already
+        self._delayed = False  # whether the waiting bytes have been delayed already
         self._piece = WHOLE
-        self._deaf = False  # half closed: received bytes are dropped
+        self._deaf = False  # whether the direction is half closed: received bytes are dropped
 
     def add(self, fault: Fault) -> None:
-        """Add a fault after `after` more bytes."""
+        """Add a fault that happens after `after` more bytes."""
         self._due.append((self.passed + fault.after, fault))
         self._due.sort(key=lambda due: due[0])
         self.go_on()
@@ -363,7 +363,7 @@ class _Flow:
         if not self._deaf:
             target.write(piece)
         if self._piece != WHOLE and self._waiting:
-            self._wait(0)  # lets the receiver see the pieces one by one
+            self._wait(0)  # a wait, so that the receiver reads the pieces one by one
 
     def _do(self, fault: Fault) -> None:
         self._happened[fault.kind] += 1

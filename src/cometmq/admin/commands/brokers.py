@@ -138,7 +138,7 @@ NO_FILE = "no settings file (mqbroker -c FILE): the change is lost at the broker
 
 
 def show_change(change: SettingsChange) -> None:
-    """Print what a broker reports about a settings change beyond its success."""
+    """Print the effects of a settings change that a broker reports, for example delayed ones."""
     if change.not_written:
         show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.without_effect:

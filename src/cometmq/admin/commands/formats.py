@@ -117,7 +117,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
         earliest = broker.count("earliestMessageTimeStamp")
         hours = (now_ms - earliest) / MS_PER_HOUR if earliest > 0 else None
         in_load = load(broker.first_number("putTps"), info, "send")
-        # Apache spelled this key with one `r` until 4.9, and with two since.
+        # Apache's 4.9 spells this key with one `r`, later versions with two.
         out_key = "getTransferredTps" if "getTransferredTps" in info else "getTransferedTps"
         out_load = load(broker.first_number(out_key), info, "pull")
         yield form % (
@@ -129,7 +129,7 @@ def cluster_list(brokers: Iterable[BrokerStatus], now_ms: int) -> Iterator[str]:
 
 
 def fixed(value: float | None, digits: int) -> str:
-    """Return a number with `digits` decimal places, `-` for None."""
+    """Return a number with `digits` decimal places, or `-` for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
@@ -248,7 +248,7 @@ def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
 
 
 def known(value: object) -> object:
-    """Return the value of a column: `-` for None."""
+    """Return the value of a column, or `-` for None."""
     return "-" if value is None else value
 
 

@@ -237,7 +237,7 @@ async def send_message(
 
 
 def past_time(text: str) -> int:
-    """Return ms since 1970 from digits, local `yyyy-MM-dd#HH:mm:ss:SSS` or `now`; no future time."""
+    """Return ms since 1970 from digits, local `yyyy-MM-dd#HH:mm:ss:SSS` or `now`; no time in the future."""
     now = int(time.time() * 1000)
     try:
         moment = now if text == "now" else formats.parse_time(text)

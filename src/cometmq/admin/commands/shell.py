@@ -28,16 +28,16 @@ B = TypeVar("B", bound=Body)
 
 
 class AtBroker(Protocol):
-    """A value that belongs to a broker."""
+    """A value with the name of the broker to which it belongs."""
 
     @property
     def broker_name(self) -> str: ...
 
 
 R = TypeVar("R", bound=AtBroker)
-MAX_LIST_BYTES = 16 << 20  # bytes of a file with a list, which is sent in one request
+MAX_LIST_BYTES = 16 << 20  # maximum bytes of a file with a list, which is sent in one request
 Work = Callable[..., Awaitable[None]]
-MAX_PROBLEM_CHARS = 4096  # characters; a server's remark may be as long as a frame
+MAX_PROBLEM_CHARS = 4096  # maximum characters: a server's remark may be as long as a frame
 
 
 def opt(*names: str, **how: Any) -> Callable[[F], F]:
@@ -75,7 +75,7 @@ ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
 """Alternative names of commands in RocketMQ."""
 
 
-MAX_LIST_LINE_CHARS = 500  # characters; no description in the list is cut
+MAX_LIST_LINE_CHARS = 500  # maximum characters of a line, so that no description in the list is cut
 COMMON = (
     "See 'mqadmin help <command>' for more information on a specific command.",
     "Every command takes -n/--namesrvAddr LIST (else NAMESRV_ADDR of the environment, else 127.0.0.1:9876)",
@@ -112,7 +112,7 @@ class MqAdmin(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
             if not is_utf8(word):
-                # Requests are UTF-8, so these bytes would be lost.
+                # Requests are in UTF-8, so these bytes would be lost.
                 raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
         return super().parse_args(ctx, args)
 
@@ -154,7 +154,7 @@ JSON, RAW = "cometmq.admin.json", "cometmq.admin.raw"
 
 
 def raw_option(command: F) -> F:
-    """Add `--raw`, which `show` reads."""
+    """Add `--raw`, which `show` evaluates."""
     return click.option(
         "--raw",
         is_flag=True,
@@ -165,7 +165,7 @@ def raw_option(command: F) -> F:
 
 
 def result_options(command: F) -> F:
-    """Add `--json` and `--raw`, which `tell` reads."""
+    """Add `--json` and `--raw`, which `tell` evaluates."""
     return raw_option(
         click.option(
             "--json",
@@ -196,7 +196,7 @@ def show_if_text(line: str) -> None:
 def charset(name: str) -> str:
     """Return the name of a charset that Python supports. Raises click.BadParameter."""
     try:
-        b"-".decode(name.strip())  # Decoding an empty text does not look up the charset.
+        b"-".decode(name.strip())  # Decoding an empty text does not reveal an unknown charset.
     except LookupError:
         raise click.BadParameter(f"no charset is named {name!r}") from None
     return name.strip()

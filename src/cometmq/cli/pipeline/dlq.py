@@ -31,8 +31,8 @@ SENDING = ("to_topic", "again", "max_resends", "rate", "dry_run", "namesrv")
 def dlq(groups: tuple[str, ...], redrive: bool, into: str, **settings: Any) -> None:
     """Count the dead letters of GROUPS by group, topic, reason and hour, or resend some of them.
 
-    Without GROUPS, all groups are read. Each dead letter is resent once: a second run skips what an earlier
-    run sent.
+    Without GROUPS, all groups are read. Each dead letter is resent once: a second run skips those that an
+    earlier run sent.
     """
     check_utf8(*groups, settings["where"], settings["reason"])
     if redrive and settings["where"] is None:

@@ -137,7 +137,7 @@ def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """Session, stop event and progress function that a command passes to its job."""
+    """The session, stop event and progress function that a command passes to its job."""
 
     spark: SparkSession
     stop: threading.Event  # set by Ctrl-C
@@ -156,7 +156,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
     from cometmq.pipeline.session import spark_session
 
-    found = SparkSession.getActiveSession()  # a session of the program that calls the command
+    found = SparkSession.getActiveSession()  # a session that the caller of the command has created
     spark = spark_session(f"cometmq {context.command.name}", master=master, memory=memory, quick_start=True)
     try:
         with own_names(context.command), stop_event() as stop, progress_bar(doing) as show:
@@ -168,7 +168,7 @@ def running(doing: str, master: str | None, memory: str) -> Iterator[Running]:
 
 @contextmanager
 def own_names(command: click.Command) -> Iterator[None]:
-    """Have errors name a command's options instead of the arguments of its job."""
+    """Make errors name a command's options instead of the arguments of its job, while the block runs."""
     from cometmq.pipeline.base.errors import ArchiveError, DataLossError
 
     options = [item for item in command.params if isinstance(item, click.Option)]
@@ -186,7 +186,7 @@ def own_names(command: click.Command) -> Iterator[None]:
 
 
 def check_spark(master: str | None) -> None:
-    """Raise ClickException if a package or Java is missing; the original errors have fifty lines."""
+    """Raise ClickException if a package or Java is missing, because the original errors have fifty lines."""
     _check_extra("spark", "the pipeline needs Spark", "pyspark", "pyarrow", "pandas")
     from cometmq.pipeline.session import CONNECT, chosen_master
 
@@ -249,7 +249,7 @@ def run_job(
     report_path: str | None = None,
     **arguments: Any,
 ) -> None:
-    """Run the job `cometmq.pipeline.NAME` with these arguments, write a requested report, and `finish`."""
+    """Run the job `cometmq.pipeline.NAME` with these arguments, write a requested report, call `finish`."""
     with running(doing, master, memory) as job:
         from cometmq import pipeline
 
@@ -273,7 +273,7 @@ def finish(summary: object, as_json: bool, say: Callable[[Any], None]) -> None:
 
 
 def warn_of_unread(summary: object) -> None:
-    """Name on standard error the queues that hold messages and could not be read."""
+    """List on standard error the queues that hold messages and could not be read."""
     for item in getattr(summary, "unreadable", ()):
         place = f"topic {item.topic} in {item.broker_name}/{item.queue_id}"
         problem = f"{counted(item.messages, 'message')} of {place}, which cannot be read"

@@ -30,14 +30,14 @@ log = logs.logger(__name__)
 FIRST_NAME = "admin"
 MIN_PASSWORD_LENGTH = 12
 MAX_PASSWORD_LENGTH = 256
-"""Longer passwords would only make hashing slower."""
+"""Maximum characters of a password: longer passwords would only make hashing slower."""
 MAX_ACCOUNTS = 1000
 MAX_NAME_LENGTH = 64
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
-_MAX_CONCURRENT_HASHES = 2  # each takes 64 MiB of memory and 0.1 s
+_MAX_CONCURRENT_HASHES = 2  # each hash takes 64 MiB of memory and 0.1 s
 _MAX_WAITING_LOGINS = 32
-_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # a change of the file takes a few milliseconds
+_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # tries to lock the file: a change takes a few milliseconds
 
 
 class Role(StrEnum):
@@ -59,7 +59,7 @@ class AccountError(ConsoleError):
 
 
 class AccountChanged(AccountError):
-    """The account was created, changed or removed by another user at the same time. problem: its name."""
+    """Another user has created, changed or removed the account meanwhile. problem: the account's name."""
 
     def __str__(self) -> str:
         return f"{self.problem!r} was changed by another user at the same time"
@@ -107,9 +107,10 @@ class Accounts:
         return hmac.digest(key.encode(), f"browser of {name}".encode(), "sha256").hex()
 
     async def check_password(self, name: str, password: str, *, known: bool = False) -> Account | None:
-        """Return the account if the password is right. Raises TooBusy, AccountError.
+        """Return the account if the password is correct. Raises TooBusy, AccountError.
 
-        known: the browser has the account's token, and gets a place when unknown browsers get none.
+        known: whether the browser has the account's token. Such logins have priority when many are in
+        progress.
         """
         account = self.get(name)
         stored_hash = account.hash if account is not None else self._dummy_hash
@@ -160,7 +161,7 @@ class Accounts:
         try:
             self.replace(FIRST_NAME, None, account)
         except AccountChanged:
-            return None  # another console that is starting created it
+            return None  # another console that is starting has created it
         return password
 
     def put(self, name: str, role: Role, password: str | None = None) -> str:
@@ -189,7 +190,7 @@ class Accounts:
     def replace(self, name: str, before: Account | None, account: Account) -> None:
         """Write a prepared account in place of `before`, which is None for a new name.
 
-        Raises AccountChanged if the file has something else than `before`, and AccountError.
+        Raises AccountChanged if the file has another value than `before`, and AccountError.
         """
         with self._exclusive():
             if self._known.get(name) != before:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 MAX_KEYS = 10_000
-_IPV6_NETWORK_BITS = 64  # the network of one user of IPv6
+_IPV6_NETWORK_BITS = 64  # bits of the network that one user of IPv6 has
 
 
 class Attempts:
@@ -29,28 +29,28 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # time when the failures no longer count
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # time at which the failures no longer count
 
     def __len__(self) -> int:
         return len(self._free_at)
 
     def wait_s(self, key: str) -> float:
-        """Return the seconds until the key may try again; 0 if it may try now."""
+        """Return the seconds until a login with this key is permitted; 0 if it is permitted now."""
         left = self._free_at.get(key, 0.0) - self._clock()
         return max(0.0, left - (self._burst - 1) * self._refill_s)
 
     def failed(self, key: str) -> None:
-        """Count a failure of the key."""
+        """Count a failed login of the key."""
         now = self._clock()
         self._free_at[key] = max(self._free_at.pop(key, now), now) + self._refill_s
         while len(self._free_at) > self._max_keys:
             self._free_at.popitem(last=False)
 
     def passed(self, key: str) -> None:
-        """Take back one failure of the key.
+        """Remove one failure of the key.
 
-        Taking back all would let the owner of an account try others without a limit, and each login of the
-        owner would let an attacker begin again.
+        Removing all failures would permit the owner of an account unlimited tries at other accounts, and an
+        attacker new tries after each login of the owner.
         """
         left = self._free_at.pop(key, 0.0) - self._refill_s
         if left > self._clock():
@@ -65,6 +65,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::`
+    if found.ipv4_mapped is not None:  # the address of an IPv4 client if the console listens on `::`
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

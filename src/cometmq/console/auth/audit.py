@@ -113,7 +113,7 @@ class Audit:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a full disk or a kill left a partial line
+                line = b"\n" + line  # a full disk or a kill may have left a partial line
             if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_TIMEOUT_S = 10.0
-"""From the start of a connection, or the end of a response, to the headers of the next request."""
+"""Maximum seconds from a connection's start, or a response's end, to the headers of the next request."""
 EXCHANGE_TIMEOUT_S = 300.0
-"""From the headers of a request to the end of its response."""
+"""Maximum seconds from the headers of a request to the end of its response."""
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -35,21 +35,21 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # otherwise the next one has begun
+        if self.cycle.response_complete:  # otherwise the next request has begun
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:
-        """End the timeouts."""
+        """End the timeouts, because the connection becomes a websocket."""
         self._stop_timer()
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the timeouts."""
+        """End the timeouts, because the connection is closed."""
         self._stop_timer()
         super().connection_lost(exc)
 
     def _close(self) -> None:
-        # The client may still read what was written, until the second timeout.
+        # The client may still read the written bytes until the second timeout.
         self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
         self.transport.close()
 

@@ -36,7 +36,7 @@ SESSION = "cometmq.session"
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
-_MAX_ADDRESS_LENGTH = 64  # a proxy may pass on any text
+_MAX_ADDRESS_LENGTH = 64  # maximum characters, because a proxy may pass on any text
 _SESSION_ENDED, _BAD_FRAME = 4401, 4400  # close codes of the connection of a page
 _USER_EVENT = '42["event"'  # beginning of the frame that a page sends when its user clicks or types
 # The framework compiles its templates and runs calls of the console in the browser, which requires eval.
@@ -58,7 +58,7 @@ _ALWAYS = (
 
 @dataclass(eq=False)
 class Gate:
-    """See the module.
+    """The access check of the console, an ASGI application around that of the pages.
 
     Attributes:
         hosts: Permitted Host headers, `name:port` in lower case.
@@ -107,7 +107,7 @@ class Gate:
     ) -> tuple[str, str]:
         """Return a Set-Cookie header, for no scripts or other sites; an empty value deletes the cookie.
 
-        secure: a proxy uses TLS. age_s: lifetime in seconds; None until the browser is closed.
+        secure: a proxy uses TLS. age_s: lifetime in seconds; None: until the browser is closed.
         """
         flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure or secure else "")
         age_s = age_s if value else 0
@@ -126,7 +126,7 @@ class Gate:
         if self.secure:
             fixed.append(("strict-transport-security", "max-age=31536000"))
         send = http.with_headers(send, fixed, nonce)
-        # The framework would write this header into its pages, and no proxy of a console sets it.
+        # The framework would write this header into its pages, although no proxy of a console sets it.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-prefix"]
         if host not in self.hosts:
             known = ", ".join(sorted(self.hosts))
@@ -153,8 +153,8 @@ class Gate:
             scope.setdefault("state", {})[SESSION] = session
             await self.app(scope, receive, send)
         elif http.header(scope, "sec-fetch-site") == "cross-site":
-            # The browser does not send the cookie for a link in another site's page, but for the refresh of a
-            # page of the console.
+            # The browser omits the cookie when another site's page links here, but sends it when a page of
+            # the console is refreshed.
             where = _target(scope)
             html = f'<!doctype html><meta http-equiv="refresh" content="0;url={where}">'.encode()
             await http.respond(send, 200, html, kind="text/html; charset=utf-8")
@@ -215,7 +215,8 @@ class Gate:
             if any(attempts.wait_s(key) > 0 for attempts, key in keys):
                 await self._login_page(scope, send, problem="login.too_often", status=429)
                 return
-            # Counted before the check to limit concurrent logins as well; a success takes it back.
+            # Counted before the check, so that concurrent logins are limited, too. A success removes the
+            # count again.
             for attempts, key in keys:
                 attempts.failed(key)
             account = await self.accounts.check_password(name, password, known=known)
@@ -232,10 +233,10 @@ class Gate:
         await self._begin_session(scope, send, name, account, fields.get("next", ""))
 
     def _keys(self, name: str, address: str, *, known: bool) -> list[tuple[Attempts, str]]:
-        """Return the counters of a failed login.
+        """Return the keys under which a failed login is counted.
 
-        A browser that has logged in to the account before has a counter of its own, so that it is not locked
-        out by failures of other browsers.
+        A browser that has logged in to the account before has a key of its own, so that failures of other
+        browsers do not lock it out.
         """
         if known:
             return [(self.by_known, name)]
@@ -295,7 +296,7 @@ class Gate:
     ) -> Callable[[], asyncio.Future[Message] | asyncio.Task[Message]]:
         """Return a `receive` that ends with the session or with a message that no browser sends.
 
-        It also keeps the session alive while its user clicks and types.
+        Each click or keystroke of the user extends the session.
         """
 
         async def next_message() -> Message:

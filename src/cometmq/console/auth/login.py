@@ -29,7 +29,7 @@ def login_page(
     Args:
         language: Value of the language cookie.
         accepted: The Accept-Language header.
-        dark: Dark theme; None for the setting of the browser.
+        dark: Whether to use the dark theme; None for the setting of the browser.
         token: Token against forms of other sites.
         where: Path of the page to show after the login.
         problem: Key of an error text, or "".

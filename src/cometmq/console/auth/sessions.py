@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from cometmq.console.auth.accounts import Account, Accounts, Role
 
 IDLE_TIMEOUT_S = 30 * 60.0
-"""A session ends when its user has not clicked or typed for this time, although its page is redrawn."""
+"""Seconds after the user's last click or keystroke at which a session ends, even if its page is redrawn."""
 MAX_LIFETIME_S = 12 * 3600.0
 MAX_SESSIONS = 2000
 MAX_SESSIONS_PER_ACCOUNT = 20
 MAX_PAGES = 100
-"""Open pages per session."""
+"""Maximum open pages of a session."""
 _ID_BYTES = 32
 
 
@@ -26,7 +26,7 @@ class Session:
     Attributes:
         pages: Ids of its open pages. Each is a secret of that page, and permits the page's connection.
         on_end: Callbacks for the end of the session, called once.
-        exporting: A file is being created for it.
+        exporting: Whether a file for a download is being created.
     """
 
     id: str
@@ -56,7 +56,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions. Those of an account that is removed or changed end."""
+    """All sessions. The sessions of an account end when it is removed or changed."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, used: bool = False) -> Session | None:
-        """Return a session that has not ended. used: its user has clicked or typed."""
+        """Return a session that has not ended. used: whether its user has just clicked or typed."""
         session = self._by_id.get(session_id)
         if session is None or not self.is_valid(session):
             return None

@@ -1,1 +1,1 @@
-"""What all rooms of the console use: texts, feeds, questions to brokers, the list of clusters."""
+"""Modules that all other packages of the console use: texts, feeds, requests to brokers, the clusters."""

@@ -1,4 +1,4 @@
-"""Questions about the whole cluster that many pages share: one request per broker for each question."""
+"""Values of the whole cluster that many pages share: one request to each broker for each value."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ T = TypeVar("T")
 BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
 DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
-"""Six hours of values."""
+"""The history holds six hours of values: number of points, and seconds between two points."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
-"""How long, and for how many brokers, a broker is shown after the name servers have dropped it."""
+"""Seconds for which, and maximum number for which, brokers that name servers have dropped are still shown."""
 MESSAGE_TYPE = "message.type"
 
 
 @dataclass(frozen=True)
 class ClusterRows(Generic[T]):
-    """Rows from the brokers that responded. missing: error text by the name of a broker that did not."""
+    """Rows from the brokers that responded. missing: error text of each other broker, by its name."""
 
     rows: list[T]
     missing: dict[str, str]
@@ -87,14 +87,14 @@ class GroupRow:
 
 @dataclass
 class Lag:
-    """Sums over queues. behind: messages not consumed; last_ms: store time of the last consumed message."""
+    """Sums over a group's queues. behind: messages not consumed; last_ms: last consumed one's store time."""
 
     behind: int = 0
     queues: int = 0
     last_ms: int = 0
 
     def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
-        """Add a queue."""
+        """Add the offsets of a queue."""
         self.behind += max(0, broker_offset - consumer_offset)
         self.queues += 1
         self.last_ms = max(self.last_ms, last_ms)
@@ -142,8 +142,11 @@ def _tops() -> Tops:
 
 @dataclass
 class History:
-    """Values of the last hours. disk: used percent of the fullest disk; groups: the largest lags; topics: the
-    highest rates in messages per second."""
+    """The values of the last hours.
+
+    disk: used percent of the fullest disk; groups: the largest lags; topics: the highest rates in messages
+    per second.
+    """
 
     put: Ring = field(default_factory=_ring)
     get: Ring = field(default_factory=_ring)
@@ -207,7 +210,7 @@ class ClusterFeeds:
 
     @property
     def lost(self) -> list[LostBroker]:
-        """Brokers that the name servers have recently dropped, the last dropped first."""
+        """Brokers that the name servers have recently dropped, the newest first."""
         since_s = time.time() - LOST_BROKER_SHOWN_S
         return [each for each in reversed(self._lost.values()) if each.at_s >= since_s]
 
@@ -224,17 +227,17 @@ class ClusterFeeds:
         return self._feeds.feed("groups", self._ask_groups, TABLES_INTERVAL_S)
 
     def lags(self) -> Feed[ClusterLags]:
-        """Return the feed of the lags of all groups in all topics: the most expensive question."""
+        """Return the feed of the lags of all groups in all topics, which is the most expensive one."""
         return self._feeds.feed("lags", self._ask_lags, LAGS_INTERVAL_S)
 
     def producers(self) -> Feed[ClusterRows[ProducerRow]]:
         """Return the feed of all connected producers."""
         return self._feeds.feed("producers", self._ask_producers, TABLES_INTERVAL_S)
 
-    # -- questions
+    # -- requests
 
     def _fanout(self, feed: str) -> Fanout[Any]:
-        """Return the fanout of a feed; the feed is asked again after a late response."""
+        """Return the fanout of a feed. After a late response, the feed is refreshed."""
         return self._fanouts.setdefault(feed, Fanout(lambda: self._feeds.refresh(feed)))
 
     async def _ask_brokers(self) -> list[BrokerStatus]:
@@ -251,7 +254,7 @@ class ClusterFeeds:
             ]
         )
         masters = [each for each in brokers if each.broker_id == MASTER_ID]
-        if masters and all(each.runtime for each in masters):  # sums without a master would be too small
+        if masters and all(each.runtime for each in masters):  # without a master, the sums would be too small
             now = time.time()
             for history, rate in (
                 (self.history.put, known_sum(map(put_rate, masters))),
@@ -308,7 +311,8 @@ class ClusterFeeds:
 
     async def _ask_lags(self) -> ClusterLags:
         answers = await self._ask_masters("lags", self._admin.broker_consume_stats)
-        # A large cluster has hundreds of thousands of rows: the loop serves pages meanwhile.
+        # A large cluster has hundreds of thousands of rows. The loop serves pages while a thread adds them
+        # up.
         sums = await asyncio.to_thread(_sum_up, answers.values)
         now = time.time()
         lags = ClusterLags(
@@ -318,7 +322,7 @@ class ClusterFeeds:
             topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
             missing=answers.problems,
         )
-        if not lags.missing:  # sums without a broker would be too small
+        if not lags.missing:  # without a broker, the sums would be too small
             self.history.behind.add(now, lags.behind)
             behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
             self.history.groups.add(now, behind)
@@ -377,7 +381,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sums of rates by the first part of their keys."""
+    """Return the sums of the rates whose keys have the same first part."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate

@@ -27,7 +27,7 @@ MAX_CLUSTERS = 32
 MAX_NAME_LENGTH, MAX_NAMESRV_LENGTH = 64, 1024
 MAX_FILE_BYTES = 1 << 20
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""A name is the value of a cookie."""
+"""Pattern of a cluster's name, which is also the value of a cookie."""
 
 
 class ClusterError(ConsoleError):
@@ -38,7 +38,7 @@ class _File(msgspec.Struct):
     """The content of `clusters.json`.
 
     Attributes:
-        standard: The default cluster, for browsers without a choice.
+        standard: The default cluster, for browsers that have not chosen one.
         clusters: The name servers of each added cluster, by its name.
         signed: The names of the added clusters whose brokers get requests signed with the console's account.
     """
@@ -89,7 +89,7 @@ class Clusters:
     def __init__(self, path: Path, namesrv: str) -> None:
         self._path = path
         self._changing = asyncio.Lock()
-        self._refused: dict[str, Any] = {}  # unusable entries of the file, kept until the user repairs them
+        self._refused: dict[str, Any] = {}  # invalid entries of the file, kept until the user repairs them
         self._unreadable = ""
         self.standard = STARTED
         self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
@@ -122,7 +122,7 @@ class Clusters:
     def _read(self) -> _File:
         try:
             if self._path.exists() and not self._path.is_file():
-                raise ClusterError("it is not a file")  # opening a pipe would not return
+                raise ClusterError("it is not a file")  # opening a pipe would block
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)
             if len(content) > MAX_FILE_BYTES:
@@ -149,8 +149,9 @@ class Clusters:
 
         Args:
             name: The name of the cluster.
-            namesrv: Its name servers, as `host:port;host:port`.
-            new: Whether to add one. It is an error if another administrator has added or removed it since.
+            namesrv: The cluster's name servers, as `host:port;host:port`.
+            new: Whether to add a cluster. It is an error if another administrator has just added or removed
+                it.
             signed: Whether to sign requests to its brokers with the console's account.
         """
         addrs = _addresses(_legal(_changeable(name)), namesrv)
@@ -185,7 +186,7 @@ class Clusters:
             await self.connections.pop(name).close()
 
     async def make_standard(self, name: str) -> None:
-        """Make a cluster the default: the one shown by browsers without a choice. Raises ClusterError."""
+        """Make a cluster the default, which browsers without a choice show. Raises ClusterError."""
         async with self._changing:
             if name not in self.connections:
                 raise ClusterError(f"there is no cluster {name}")

@@ -6,7 +6,7 @@ from cometmq.errors import CometError
 
 
 class ConsoleError(CometError):
-    """A request of the console failed, or the console cannot start. `problem` is the whole text."""
+    """A request of the console failed, or the console cannot start. `problem` is the complete text."""
 
     problem: str
 

@@ -1,7 +1,7 @@
 """One request sent to many brokers, without waiting for a broker that does not respond.
 
-The responses that arrive within a timeout are returned. A request that is still pending continues, is not
-sent again meanwhile, and a callback reports its end.
+The responses that arrive within a timeout are returned. A request that is still pending then continues. Until
+its end, which a callback reports, it is not sent again.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from cometmq.errors import CometError
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0
-"""How long the responses of other brokers are held back for a slow one."""
+"""Maximum seconds for which responses of other brokers are held back for a slow broker."""
 LATE_RESPONSE_MAX_AGE_S = 5.0
-"""A late response that is older than this is discarded."""
+"""Maximum age, in seconds, of a late response. Older ones are discarded."""
 
 
 class NoResponseYet(CometError):
-    """A server has not responded so far."""
+    """A server has not responded yet."""
 
     addr: str
     span_s: float
@@ -49,7 +49,7 @@ class Answers(Generic[T]):
         return {name: str(error) for name, error in self.missing.items()}
 
     def raise_if_none(self) -> None:
-        """Raise the first error if brokers were asked and none responded."""
+        """Raise the first error if requests were sent to brokers and none responded."""
         if self.missing and not self.values:
             raise next(iter(self.missing.values()))
 
@@ -76,7 +76,7 @@ class Fanout(Generic[T]):
         self._pending: dict[tuple[str, str], _Pending[T]] = {}
 
     async def request(self, addrs: Mapping[str, str], send: Callable[[str], Awaitable[T]]) -> Answers[T]:
-        """Call `send(addr)` for each broker of `addrs` (name -> address) and return the responses in time.
+        """Call `send(addr)` for each broker of `addrs` (name -> address); return the responses in time.
 
         Raises any exception of `send` that is not a CometError.
         """
@@ -113,7 +113,7 @@ class Fanout(Generic[T]):
         def ended(task: asyncio.Future[T]) -> None:
             pending.ended_s = loop.time()
             if not task.cancelled():
-                task.exception()  # marks the error as retrieved, because no caller may read it
+                task.exception()  # mark the error as retrieved, because no caller may read it
             if pending.late:
                 self._on_late()
 

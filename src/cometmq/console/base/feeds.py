@@ -1,8 +1,9 @@
 """Values that pages show, requested once for all open pages and only while a page shows them.
 
-A feed asks one question again and again: all pages that show its answer share it. It asks from the moment
-the first page watches it until the last page is closed, and never twice at the same time. A failure leaves
-the last answer in place, together with the error: that is "unavailable", and not "none".
+A feed requests one value periodically, and all pages that show the value share the feed. Requests begin when
+the first page watches the feed and end when the last page is closed; only one request is in progress at a
+time. After a failure, the feed keeps its last value and adds the error, so that a page shows "unavailable"
+and not "none".
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 MAX_FEEDS = 256
-"""Feeds that are kept although no page watches them."""
+"""Maximum number of feeds that are kept although no page watches them."""
 FRESH_SHARE = 0.5
-"""An answer younger than this share of the interval is not requested again when a page comes back."""
+"""A value younger than this share of the interval is not requested again when a page is shown again."""
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
-"""Minimum pause after an answer: at most PAUSE_S, and at most this share of the interval."""
+"""Minimum pause between requests, in seconds, but at most this share of the feed's interval."""
 TOPS, MAX_TOPS_KEPT = 5, 20
-"""Lines of a chart of the largest values, and names whose history is kept."""
+"""Number of lines in a chart of the largest values, and maximum number of names with a history."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Reading(Generic[T]):
 
 
 class Feed(Generic[T]):
-    """One question, asked by `ask` every `interval_s` seconds while a page watches."""
+    """One value, which `ask` requests every `interval_s` seconds while a page watches."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], interval_s: float) -> None:
         self._ask = ask
@@ -68,7 +69,7 @@ class Feed(Generic[T]):
         return bool(self._watchers)
 
     def watch(self, on_reading: Callable[[Reading[T]], None]) -> Callable[[], None]:
-        """Call `on_reading` with each new reading; return a function that ends it."""
+        """Call `on_reading` with each new reading; return a function that ends the calls."""
         key = object()
         self._watchers[key] = on_reading
         if self._task is None:
@@ -93,16 +94,17 @@ class Feed(Generic[T]):
         except TimeoutError:
             pass
         finally:
-            # The page that waited will watch the feed in a moment; ending at once would ask a second time.
+            # The page that waited will watch the feed soon. Without this delay the value would be requested
+            # twice.
             asyncio.get_running_loop().call_later(1.0, end)
         return self.latest
 
     def refresh(self) -> None:
-        """Ask now if a page watches, because something was changed."""
+        """Request the value now if a page watches it, because an action has changed the cluster."""
         self._refresh_now.set()
 
     async def fresh(self) -> Reading[T]:
-        """Ask now and return the new reading, which all watching pages receive as well."""
+        """Request the value now and return the new reading, which all watching pages receive, too."""
         async with self._asking:
             await self._ask_once()
         return self.latest
@@ -113,7 +115,7 @@ class Feed(Generic[T]):
             await self._wait(self.interval_s - known.age_s)
         while True:
             await self.fresh()
-            # A user who refreshes again and again does not cause requests without a pause.
+            # If a user refreshes repeatedly, there is a pause between two requests.
             pause_s = min(PAUSE_S, self.interval_s * PAUSE_SHARE)
             await asyncio.sleep(pause_s)
             await self._wait(self.interval_s - pause_s)
@@ -150,7 +152,7 @@ class Feeds:
         found: Feed[T] | None = self._feeds.pop(key, None)
         if found is None:
             found = Feed(ask, interval_s)
-        self._feeds[key] = found  # the most recently requested feed is removed last
+        self._feeds[key] = found  # the feed that was used most recently is removed last
         if len(self._feeds) > MAX_FEEDS:
             unwatched = (each for each, feed in self._feeds.items() if not feed.watched and feed is not found)
             if (oldest := next(unwatched, None)) is not None:
@@ -161,14 +163,14 @@ class Feeds:
         return len(self._feeds)
 
     def refresh(self, *keys: Hashable) -> None:
-        """Ask the feeds of these keys again; keys without a feed are ignored."""
+        """Request the values of these keys again. Keys without a feed are ignored."""
         for key in keys:
             if (feed := self._feeds.get(key)) is not None:
                 feed.refresh()
 
     @property
     def watched(self) -> int:
-        """Number of feeds that a page watches."""
+        """The number of feeds that a page watches."""
         return sum(feed.watched for feed in self._feeds.values())
 
 
@@ -206,7 +208,7 @@ class Ring:
 
 
 class Tops:
-    """The history of the largest of many numbers, by name: of at most MAX_TOPS_KEPT names.
+    """The history of the largest of many numbers, by name. It has at most MAX_TOPS_KEPT names.
 
     A name is kept while its value is among the TOPS largest. `size` and `step_s` are those of Ring.
     """
@@ -220,7 +222,7 @@ class Tops:
         largest = nlargest(
             TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
         )
-        for name in reversed(largest):  # the name that was largest most recently is removed last
+        for name in reversed(largest):  # the name that was among the largest most recently is removed last
             self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
         for name in list(self._rings)[:-MAX_TOPS_KEPT]:
             del self._rings[name]
@@ -229,7 +231,7 @@ class Tops:
 
     @property
     def largest(self) -> dict[str, Ring]:
-        """The TOPS names that were largest most recently, the largest of the last values first."""
+        """Return the TOPS names with the latest large values, the largest latest value first."""
         return dict(list(reversed(self._rings.items()))[:TOPS])
 
 
@@ -241,7 +243,7 @@ class Rate:
         self._at_s = 0.0
 
     def observe(self, at_s: float, counters: dict[Hashable, int]) -> dict[Hashable, float]:
-        """Return the growth per second by key; no key at the first observation, and no new keys.
+        """Return the growth per second by key. The first observation of a key has no growth.
 
         The growth of a counter that has become smaller, because it was reset, is 0.
         """

@@ -16,7 +16,7 @@ from cometmq.protocol.codes import DLQ_PREFIX
 
 INTERVAL_S = 60.0
 MAX_COUNTED_GROUPS = 500
-"""Groups whose dead letters are counted, with one request each."""
+"""Maximum number of groups whose dead letters are counted, with one request each."""
 
 
 @dataclass(frozen=True)

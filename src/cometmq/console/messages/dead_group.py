@@ -28,11 +28,11 @@ from cometmq.console.widgets.services import page
 from cometmq.message import MessageExt
 
 MAX_SHOWN = 500
-"""Dead letters of a search; the list divides them into pages."""
+"""Maximum dead letters of a search; the list divides them into pages."""
 PREVIEW_BYTES = 256
-"""Bytes of each body that a search keeps."""
+"""Maximum bytes of each body that a search keeps."""
 SELECT_TIMEOUT_S = 20.0
-"""A search ends after this time, because one with few results reads many messages."""
+"""Maximum seconds of a search: with few results it reads many messages."""
 MAX_EXPORTED = 10_000
 MAX_EXPORT_BYTES = 16 << 20
 MAX_SQL_LENGTH = 2000
@@ -49,14 +49,14 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\u
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """The result of a search. more: it ended at its limit of messages, bytes or time."""
+    """The result of a search. more: whether a limit of messages, bytes or time has ended the search."""
 
     messages: list[MessageExt]
     more: bool
 
 
 class NothingSelected(ConsoleError):
-    """An action on selected dead letters without a selection."""
+    """The user has started an action on selected dead letters without selecting any."""
 
 
 class ExportInProgress(ConsoleError):
@@ -201,7 +201,7 @@ async def resend(view: View, selection: Selection, count: str) -> None:
                 problem = result.problem or problem
                 progress.outcome |= {state.value: str(count) for state, count in states.items()}
                 progress.report(_summary(view, states), states.total() / total if total else None)
-                check_permission(view, "dead.resend", group)  # the user may have lost the role meanwhile
+                check_permission(view, "dead.resend", group)  # the user may have lost the permission by now
         if progress.stopped:
             raise PartlyDone(view.t("dead.stopped", summary=_summary(view, states)))
         if states[Resend.FAILED]:
@@ -258,14 +258,14 @@ async def export(view: View, selection: Selection, kind: str) -> None:
 
 
 def json_lines(letters: Iterable[DeadLetterView]) -> bytes:
-    """Return a JSON object with all fields in each line."""
+    """Return the dead letters as lines, each a JSON object with all fields."""
     return b"".join(msgspec.json.encode(each) + b"\n" for each in letters)
 
 
 def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
-    """Return a CSV file with a heading; times in milliseconds, properties as JSON.
+    """Return the dead letters as a CSV file with a header row; times in ms, properties as JSON.
 
-    Text that a spreadsheet would evaluate begins with an apostrophe.
+    A text that a spreadsheet would evaluate gets an apostrophe before it.
     """
     file = io.StringIO()
     writer = csv.writer(file)
@@ -282,7 +282,7 @@ def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
 
 
 def harmless(cell: str | int | None) -> str | int:
-    """Return a cell that no spreadsheet evaluates."""
+    """Return the content of a cell in a form that no spreadsheet evaluates."""
     if not isinstance(cell, str):
         return "" if cell is None else cell
     cell = cell.replace("\0", "\N{REPLACEMENT CHARACTER}")

@@ -18,13 +18,13 @@ from cometmq.errors import CometError
 from cometmq.message import MessageExt
 
 MAX_NEWEST = 500
-"""Messages that are read at once from a topic; the list divides them into pages."""
+"""Maximum messages of a topic that are read together; the list divides them into pages."""
 MAX_KEY_HITS = 64
 MAX_TOPIC_LENGTH = 255
 MAX_KEY_LENGTH = 1000
 MAX_ID_LENGTH = 64
 PREVIEW_BYTES = 256
-"""Bytes of each body that a list keeps while its page is open."""
+"""Maximum bytes of each body that a list keeps while its page is open."""
 END_OF_TIME_MS = 2**63 - 1
 KINDS = {"topic": "messages.by_topic", "key": "messages.by_key", "id": "messages.by_id"}
 HINTS = {"topic": "messages.hint_topic", "key": "messages.hint_key", "id": "messages.hint_id"}
@@ -117,7 +117,7 @@ async def _find(view: View, fields: SearchFields, place: Element) -> None:
 async def by_id(
     admin: Admin, msg_id: str, topic: str, missing: dict[str, CometError] | None = None
 ) -> list[MessageExt]:
-    """Return all messages of a topic with an id; without a match or a topic, the one that the id identifies.
+    """Return all messages of a topic with an id; without a match or a topic, the message of that id.
 
     missing: as in Admin.messages_by_key. Raises MessageNotFound, IdError.
     """

@@ -12,7 +12,7 @@ from cometmq.admin import TraceView
 from cometmq.protocol.traces import ConsumeCode, EndTransaction, MessageType, Pub, Recall, SubAfter, SubBefore
 
 MAX_SPANS = 500
-"""Spans that are shown."""
+"""Maximum number of spans that are shown."""
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Span:
     Attributes:
         kind: `send`, `call`, `check` or `recall`.
         begin_ms: Beginning in milliseconds since 1970; equal to the end for an instant.
-        state: Result in the words of the trace; None if it contains none.
+        state: Result as the trace names it; None if it contains no result.
         good: Whether the result is a success; None if unknown.
         tries: Retries before this call.
     """
@@ -129,7 +129,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
 
 
 def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
-    """Return the name of a number; the number itself if a later version has added it."""
+    """Return the name of a number; the number itself if only a later version has a name for it."""
     try:
         return kind(number).name
     except ValueError:

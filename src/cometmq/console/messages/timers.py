@@ -25,9 +25,9 @@ from cometmq.protocol.codes import MAX_TOPIC_LENGTH
 
 INTERVAL_S = 10.0
 REMOVAL_S = 1.0
-"""A cancelled message is removed from the broker's list within this time."""
+"""Maximum seconds until a cancelled message is removed from the broker's list."""
 PAGE_SIZE = 200
-"""Messages per request."""
+"""Maximum number of messages per request."""
 MAX_KEY_LENGTH, MAX_AFTER_LENGTH = 250, 4096
 
 

@@ -29,7 +29,7 @@ from cometmq.protocol.codes import TRACE_TOPIC
 
 KINDS = {"send": "trace.send", "call": "trace.call", "check": "trace.check", "recall": "trace.recall"}
 MAX_BATCH_IDS = 32
-"""Ids of a batch of Java's client, separated by commas."""
+"""Maximum ids of a batch of Java's client, which are separated by commas."""
 
 
 @page("/trace", "trace.title", menu=75, icon="timeline")
@@ -119,7 +119,7 @@ def _draw(view: View, found: list[TraceView], missing: Mapping[str, CometError])
 def _table(
     view: View, title: str, columns: list[Column[Span]], rows: list[Span], name: str, *, always: bool = False
 ) -> None:
-    """Add a section with a table, without rows only if `always`."""
+    """Add a section with a table. Without rows it is added only if `always` is set."""
     if not rows and not always:
         return
     numbers = {id(row): str(number) for number, row in enumerate(rows)}

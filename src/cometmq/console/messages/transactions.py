@@ -1,4 +1,4 @@
-"""Open transactions, and those that their broker has abandoned."""
+"""Open transactions, and transactions whose checks a broker has ended."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _id_of(row: HalfMessage) -> str:
 
 
 async def check_again(view: View, row: HalfMessage) -> None:
-    """Let the broker check an abandoned transaction with its producers again."""
+    """Make the broker send transaction checks to producers again after the maximum number of checks."""
 
     async def work(_progress: ActionProgress) -> None:
         await view.admin.resume_check(row.message.offset_msg_id)

@@ -35,7 +35,7 @@ class BrokerAccess:
 
     Attributes:
         versions: Versions of its files; None if it has no access control or does not respond.
-        accounts: Its accounts; None if it does not list them, as Apache's brokers.
+        accounts: Its accounts; None if it does not list them (Apache's brokers do not).
         white: Addresses of the white lists by file.
         problem: Why versions or accounts are missing.
     """
@@ -49,7 +49,7 @@ class BrokerAccess:
 
 @dataclass(frozen=True)
 class AccountRow:
-    """An account. differs: not all brokers have it, or not with the same permissions."""
+    """An account. differs: whether a broker lacks it or has it with other permissions."""
 
     account: AclAccount
     brokers: tuple[str, ...]
@@ -57,7 +57,7 @@ class AccountRow:
 
 
 async def ask(admin: Admin) -> list[BrokerAccess]:
-    """Ask all brokers, including slaves, in parallel."""
+    """Request the access control of all brokers, including slaves, concurrently."""
     places = broker_places(await admin.cluster_info())
     return list(await asyncio.gather(*(_ask_one(admin, place) for place in places)))
 
@@ -193,7 +193,7 @@ def _permission_check(view: View) -> None:
 async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool | None, str]]:
     """Return (address, whether it permits the action, the deciding rule) for each broker.
 
-    A broker that does not report it has None and an error text.
+    For a broker that does not report it, the result is None and an error text.
     """
     user, action, resource, host = (fields.value(name) for name in ("user", "action", "resource", "host"))
 

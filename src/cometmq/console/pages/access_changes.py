@@ -121,7 +121,7 @@ async def _change_everywhere(
     change: Callable[[str], Awaitable[None]], *, details: Mapping[str, str] | None = None,
     danger: bool = False,
 ) -> bool:  # fmt: skip
-    """Change something at each broker of a cluster, including slaves; report the failures at the end."""
+    """Execute a change at each broker of a cluster, including slaves. Report the failures at the end."""
 
     async def work(progress: ActionProgress) -> None:
         addrs, problems = await Accounts(view.admin).addrs(cluster), []
@@ -140,6 +140,6 @@ async def _change_everywhere(
 
 
 def _joined(text: object) -> str:
-    """Return a list from lines or commas, separated by commas."""
+    """Return the items of a text, divided by lines or commas, as a list separated by commas."""
     items = str(text or "").replace("\n", ",").split(",")
     return ",".join(item.strip() for item in items if item.strip())

@@ -163,7 +163,7 @@ def _actions(view: View, addr: str) -> None:
 
 
 async def change(view: View, addr: str) -> None:
-    """Ask for a setting of a broker and set it."""
+    """Ask the user for a setting of a broker and set it."""
     await broker_name(view.admin, addr)
     form = Form(view, view.t("broker.set_of", addr=addr), [view.t("broker.set_says")])
     key = form.text("settings.key", max_length=MAX_KEY_LENGTH, required=True)

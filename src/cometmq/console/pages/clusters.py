@@ -23,7 +23,7 @@ from cometmq.console.widgets.rows import Column
 
 
 def section(view: View) -> None:
-    """Add the list of clusters, for administrators with the actions that change it."""
+    """Add the list of clusters; administrators also get the actions that change it."""
     clusters = view.services.clusters
     with view.section("clusters.title"):
         view.note(view.t("clusters.says"))

@@ -34,7 +34,7 @@ FLAGS = {
     "consume_broadcast_enable": "group.broadcast",
     "consume_from_min_enable": "group.from_min",
 }
-"""Key of the text by field of SubscriptionGroupConfig."""
+"""The key of the text for each field of SubscriptionGroupConfig."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ async def ask(admin: Admin, group: str, fanout: Fanout[GroupProgress]) -> GroupS
 
 
 async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
-    """Ask each member of a group for its state. A group without members has an empty result."""
+    """Request the state of each member of a group. A group without members has an empty result."""
     try:
         return await admin.subscriptions(group)
     except BrokerError as error:
@@ -202,7 +202,7 @@ def _settings(view: View, configs: Mapping[str, SubscriptionGroupConfig]) -> Non
 
 
 async def change(view: View, group: str) -> None:
-    """Ask for other settings of a group and set them at one broker or all."""
+    """Ask the user for other settings of a group, and set them at one broker or all."""
     found = (await view.cluster.groups().fresh()).value
     configs = next((row.configs for row in found.rows if row.name == group), {}) if found else {}
     if not configs:

@@ -62,7 +62,7 @@ async def groups_page(view: View) -> None:
 
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
-    """Return the lines of system groups, or of the other ones, with what is known of their lags."""
+    """Return the lines of system groups, or of all others, with their lags as far as these are known."""
     return [_line(row, lags.value) for row in rows if row.system == system]
 
 
@@ -91,7 +91,7 @@ def _columns() -> list[Column[GroupLine]]:
 
 
 async def create(view: View) -> None:
-    """Ask for a new group and create it."""
+    """Ask the user for a new group and create it."""
     form = Form(view, view.t("groups.create"), [view.t("groups.create_says")])
     name = name_field(view, form, "groups.name", MAX_GROUP_LENGTH)
     cluster = await cluster_choice(view, form)

@@ -19,7 +19,7 @@ from cometmq.console.widgets.services import page
 
 INTERVAL_S = 15.0
 MAX_JSON_LENGTH = 200_000
-"""Characters of a summary that are shown."""
+"""Maximum characters of a summary that are shown."""
 KINDS = {"report": "jobs.report", "summary": "jobs.summary", "tables": "jobs.tables"}
 
 
@@ -36,7 +36,7 @@ async def jobs_page(view: View) -> None:
         default=ListState(sort="at", descending=True),
         classes=lambda row: {"whole": "warn"} if row.complete is False else {},
     )  # fmt: skip
-    scanner = Scanner(root)  # the feed keeps the scanner of the page that creates it
+    scanner = Scanner(root)  # the feed keeps using the scanner of the page that created it
     feed = view.feeds.feed("reports", lambda: asyncio.to_thread(scanner.scan), INTERVAL_S)
     await listing.follow(
         feed,

@@ -27,8 +27,8 @@ class NameServer:
         clusters: Number of clusters; None if the name server does not respond, as for the other numbers.
         brokers: Number of broker processes.
         millis: Response time in milliseconds.
-        differs: Its brokers differ from those of another name server.
-        problem: Error text of one that does not respond.
+        differs: Whether its brokers differ from those of another name server.
+        problem: Error text of a name server that does not respond.
     """
 
     addr: str
@@ -40,7 +40,7 @@ class NameServer:
 
 
 async def ask(admin: Admin) -> list[NameServer]:
-    """Ask all name servers in parallel."""
+    """Request the state of all name servers concurrently."""
     found = await asyncio.gather(*(_ask_one(admin, addr) for addr in admin.client.namesrv.addrs))
     known = [brokers for _, brokers in found if brokers is not None]
     most = max(known, key=len, default=frozenset())
@@ -94,6 +94,6 @@ async def name_server_page(view: View, addr: str) -> None:
 
 
 async def _settings(admin: Admin, addr: str) -> dict[str, str]:
-    if addr not in admin.client.namesrv.addrs:  # a link may contain any address
+    if addr not in admin.client.namesrv.addrs:  # the address comes from a link and may be any text
         raise UnknownNameError("name server", addr, list(admin.client.namesrv.addrs))
     return await admin.namesrv_config(addr)

@@ -20,7 +20,7 @@ from cometmq.errors import CometError
 
 MAX_ENTRIES, MAX_ROWS, MAX_DEPTH = 20_000, 2_000, 5
 MAX_FILE_BYTES = 8 << 20
-"""A larger file is not shown."""
+"""Maximum size of a file that is shown, in bytes."""
 MAX_SUMMARY_BYTES = 1 << 20
 HEAD_BYTES = 4096
 JOB_FILE = "_cometmq_job.json"
@@ -65,14 +65,14 @@ class JobResult:
 
 
 class _Summary(msgspec.Struct):
-    """The one field of a job's JSON that is decoded."""
+    """The field of a job's JSON summary that is decoded."""
 
     complete: bool | None = None
 
 
 @dataclass(frozen=True)
 class JobResults:
-    """Results below a directory. truncated: there are more."""
+    """Results below a directory. truncated: whether there are more."""
 
     rows: list[JobResult]
     truncated: bool = False
@@ -119,7 +119,7 @@ def read(root: Path, path: str) -> tuple[JobResult, bytes]:
 
 
 _Known = dict[str, tuple[tuple[int, ...], JobResult]]
-"""The identity of each file when it was read, and its result, by path."""
+"""The result of each file, with the file's identity when it was read, by path."""
 
 
 class _Search:
@@ -155,7 +155,7 @@ class _Search:
         return rows
 
     def _file(self, directory: int, name: str, path: str, kind: str) -> JobResult:
-        """Raises OSError."""
+        """Return the result in a file, None if it has none. Raises OSError."""
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
         identity = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
         before = self._known.get(path)
@@ -187,7 +187,7 @@ def _result(path: str, kind: str, data: bytes, status: os.stat_result) -> JobRes
 
 
 def _tables(directory: int, path: str, names: list[tuple[str, bool]]) -> JobResult:
-    """Return the tables of a job; they are complete if Spark has finished each of them."""
+    """Return the tables of a job. They are complete if Spark has finished each of them."""
     job = "archive"
     with suppress(OSError, msgspec.MsgspecError):
         descriptor = os.open(JOB_FILE, _FILE, dir_fd=directory)

@@ -20,7 +20,7 @@ MAX_PROBLEMS_SHOWN = 20
 
 
 async def reset_offsets(view: View, *, topic: str = "", group: str = "", to_end: bool = False) -> None:
-    """Ask for the group or the topic, whichever is not given, and for a time; show the effect; reset.
+    """Ask the user for the missing group or topic and for a time; show the effect; then reset.
 
     to_end: skip all unconsumed messages instead of asking for a time.
     """

@@ -28,7 +28,7 @@ def name_field(view: View, fields: Fields, key: str, max_length: int) -> ui.inpu
 
 
 def broker_choice(view: View, fields: Fields, brokers: Iterable[str]) -> ui.select:
-    """Add a choice of one broker or all, see chosen_brokers."""
+    """Add a choice between one broker and all brokers, see chosen_brokers."""
     options = {"": view.t("topic.everywhere"), **{each: each for each in brokers}}
     return fields.choice("topic.broker", options, "")
 
@@ -49,7 +49,7 @@ async def all_masters(admin: Admin) -> dict[str, str]:
 
 
 async def masters(admin: Admin, names: Iterable[str]) -> dict[str, str]:
-    """Return the addresses of masters by broker name; only they execute changes.
+    """Return the addresses of masters by broker name, because only masters execute changes.
 
     Raises UnknownNameError for a broker without a master.
     """

@@ -176,7 +176,7 @@ def _actions(view: View, name: str) -> None:
 
 
 async def send(view: View, topic: str) -> None:
-    """Ask for a message and send it."""
+    """Ask the user for a message and send it."""
     form = Form(view, view.t("topic.send_to", name=topic))
     tag = form.text("topic.tag", max_length=MAX_KEY_LENGTH)
     key = form.text("topic.key", max_length=MAX_KEY_LENGTH)
@@ -199,7 +199,7 @@ async def send(view: View, topic: str) -> None:
 
 
 async def change(view: View, topic: str) -> None:
-    """Ask for other settings of a topic and set them at one broker or all."""
+    """Ask the user for other settings of a topic, and set them at one broker or all."""
     found = (await view.cluster.topics().fresh()).value
     configs = next((row.configs for row in found.rows if row.name == topic), {}) if found else {}
     if not configs:
@@ -243,7 +243,7 @@ async def change(view: View, topic: str) -> None:
 
 
 async def purge(view: View, topic: str) -> None:
-    """Ask for a time, show how many messages a purge removes, and purge."""
+    """Ask the user for a time, show the number of messages that a purge removes, and purge."""
     form = Form(view, view.t("topic.purge_of", name=topic), [view.t("topic.purge_says")])
     before = form.moment("topic.before", (datetime.now() + timedelta(minutes=1)).strftime(TIME_FORMAT))
     if not await form.submitted():

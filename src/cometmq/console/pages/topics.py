@@ -50,7 +50,7 @@ async def topics_page(view: View) -> None:
 
 
 async def create(view: View) -> None:
-    """Ask for a new topic and create it."""
+    """Ask the user for a new topic and create it."""
     form = Form(view, view.t("topics.create"), [view.t("topics.create_says")])
     name = name_field(view, form, "topics.name", MAX_TOPIC_LENGTH)
     cluster = await cluster_choice(view, form)

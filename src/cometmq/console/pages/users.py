@@ -73,7 +73,7 @@ def _role(view: View, role: Role) -> str:
 
 
 async def add(view: View) -> None:
-    """Ask for a new account, create it, and show its password once."""
+    """Ask the user for a new account, create it, and show its password once."""
     form = Form(view, view.t("users.add"), [view.t("users.add_says")])
     name = form.text("users.name", max_length=MAX_NAME_LENGTH, required=True)
     roles = {role.value: _role(view, role) for role in (Role.READER, Role.ADMIN)}
@@ -88,7 +88,7 @@ async def add(view: View) -> None:
 
 
 async def reset_password(view: View, user: User) -> None:
-    """Set a generated password and show it once."""
+    """Set a generated password for an account and show it once."""
     effect = view.t("users.will_new", name=user.name)
     await _set_generated_password(view, "account.new_password", user, effect)
 
@@ -96,7 +96,7 @@ async def reset_password(view: View, user: User) -> None:
 async def _set_generated_password(
     view: View, name: str, user: User, effect: str, *, new: bool = False
 ) -> None:
-    """Generate the password of an account. new: the account must not exist yet."""
+    """Generate the password of an account. new: whether the account must not exist yet."""
     passwords: list[str] = []
 
     async def work(_progress: ActionProgress) -> None:
@@ -158,7 +158,7 @@ async def _replace_password(
     """
     accounts, sessions, session = view.services.accounts, view.services.sessions, view.session
     password, account = await asyncio.to_thread(accounts.prepare, name, role, new)
-    # The user may have lost the role or the account while the password was hashed.
+    # The user may have lost the permission or the account while a thread hashed the password.
     if not sessions.is_valid(session):
         raise NotAllowed(view.t("users.over"))
     accounts.replace(name, before, account)
@@ -169,7 +169,7 @@ async def _replace_password(
 
 
 async def ask_own_password(view: View) -> None:
-    """Let a user of any role change the own password."""
+    """Ask a user of any role for a new password of the own account, and set it."""
 
     def check_length(text: str) -> str | None:
         enough = len(text) >= MIN_PASSWORD_LENGTH
@@ -190,7 +190,7 @@ async def ask_own_password(view: View) -> None:
 
 
 async def set_own_password(view: View, current: str, new: str) -> None:
-    """Check the user's current password and set another. Raises NotAllowed."""
+    """Check the user's current password and set a new one. Raises NotAllowed."""
     session, services = view.session, view.services
     attempts = services.password_changes
     if attempts.wait_s(session.name) > 0:

@@ -35,7 +35,7 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 2.0
-"""How long a step in progress may continue after the user has stopped the action."""
+"""Maximum seconds for which a step in progress may continue after the user has stopped the action."""
 
 
 class ActionProgress:
@@ -110,10 +110,10 @@ class Action:
         effects: Sentences in the user's language that describe what will happen.
         work: Executes the action; returns a text about the result, or None.
         details: Parameters for the audit log, without secrets.
-        danger: Require the target's name to be typed.
-        refresh: Keys of the feeds to ask again afterwards.
+        danger: Whether the user must type the target's name.
+        refresh: Keys of the feeds whose values are requested again afterwards.
         then: Path of the page to open afterwards.
-        of_console: The action changes the console and not the cluster.
+        of_console: Whether the action changes the console and not the cluster.
     """
 
     name: str
@@ -140,7 +140,7 @@ class Action:
 
             async def confirmed() -> None:
                 if started:
-                    return  # a second click before the browser has removed the button
+                    return  # a second click arrived before the browser had removed the button
                 if typed is not None and str(typed.value or "").strip() != self.target:
                     typed.props["error"] = True
                     typed.props["error-message"] = view.t("common.type_exactly")
@@ -160,7 +160,8 @@ class Action:
     async def execute(self, view: View, progress: ActionProgress) -> bool:
         """Execute the confirmed action and show the result; return whether it succeeded.
 
-        The audit log records it before and afterwards. Without the first entry the action is not executed.
+        The audit log gets an entry before and after the execution. If the first entry cannot be written, the
+        action is not executed.
         """
         session, audit, result, done = view.session, view.services.audit, "ok", False
         who = session.name, session.address, self.name, self.target
@@ -243,13 +244,13 @@ def dialog_buttons(
 async def result_of(box: ui.dialog) -> object:
     """Return the result of a dialog, None if it was closed without one, and delete the dialog."""
     result: object = await box
-    if not box.is_deleted:  # the page may have been closed meanwhile
+    if not box.is_deleted:  # the page may have been closed in the meantime
         box.delete()
     return result
 
 
 async def show_secret(view: View, text: str, secret: str) -> None:
-    """Show a secret until the dialog is closed; it is in no feed, log or address."""
+    """Show a secret until the dialog is closed. The secret is in no feed, log or address."""
     with dialog(view, [text, view.t("secret.once")]) as (box, place), place:
         text_element("code", secret).classes("body secret")
         with ui.row().classes("full-width justify-end"):

@@ -12,12 +12,12 @@ from cometmq.console.base.feeds import Ring
 from cometmq.console.widgets.page import View, text_element
 
 GAP_S = 120.0
-"""A line is interrupted where values are missing for longer than this, which no feed's interval is."""
+"""Seconds without values after which a line is interrupted. Every feed's interval is shorter."""
 MIN_SPAN_MS = 15 * 60_000
-"""Shortest time span of a chart."""
+"""Minimum time span of a chart in ms."""
 MAX_NAME_LENGTH = 32
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7")
-_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # visible on both themes
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # a color that is visible on both themes
 _TEXT = {"color": "#888", "fontSize": 11}
 
 
@@ -45,7 +45,7 @@ class Lines:
             "useUTC": True,
             "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
             "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
-            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would parse names
+            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would interpret names as HTML
             "xAxis": {
                 "type": "time", "minInterval": 60_000, "axisLabel": _TEXT, "splitLine": {"show": False},
             },

@@ -21,7 +21,7 @@ FieldT = TypeVar("FieldT", bound=ValidationElement[Any])
 
 
 class Fields:
-    """Input fields in an element, each with the checks of its values. `key` is that of a label's text."""
+    """Input fields in an element, each with the checks of its values. `key` is the key of a label's text."""
 
     def __init__(self, view: View, place: Element) -> None:
         self._view = view
@@ -124,8 +124,8 @@ class SearchFields:
 
     Args:
         view: The page.
-        find: Fills the element for the result; awaited when the user searches.
-        keep_query: Keep the other fields of the address, which belong to lists of the page.
+        find: Fills the element for the result. It is awaited when the user searches.
+        keep_query: Whether to keep the other fields of the address, which belong to lists of the page.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class SearchFields:
         self._busy = False
 
     def text(self, name: str, key: str, max_length: int) -> ui.input | ui.textarea:
-        """Add a text field. name: in the address; key: of the label's text."""
+        """Add a text field. name: its name in the address; key: that of the label's text."""
         value = self._view.query.get(name, "")[:max_length]
         field = self._fields.text(key, value, max_length=max_length)
         return self._added(name, field.props("clearable"))
@@ -181,7 +181,7 @@ class SearchFields:
             self._view.button(key, self.search, icon=icon)
         self._place = live_area()
         if search_now:
-            # The page is sent before the search has ended.
+            # A timer, because the page must be sent before the search has ended.
             ui.timer(0.01, lambda: self._view.run(self.find), once=True)
 
     async def search(self) -> None:

@@ -30,7 +30,7 @@ V = TypeVar("V")
 
 SEARCH_DELAY_MS = 300
 KEY = "$key"
-"""Field of a row with its key; no column can have this name."""
+"""The field of a row that holds its key. No column can have this name."""
 _RESERVED_NAMES = {"links", "classes", "acts"}
 # These templates contain no values. Vue inserts the values as text.
 _HEAD = """
@@ -266,7 +266,7 @@ class Listing(Generic[T]):
     # -- user input
 
     def _count_selected(self) -> None:
-        """Show the number of selected rows, because actions include those of other pages and hidden ones."""
+        """Show the number of selected rows, because actions also affect selected rows on other pages."""
         count = len(self.selected)
         self._selected_count.set_text(self._view.t("list.chosen", n=f"{count:,}") if count else "")
         self._clear_button.set_visibility(bool(count))

@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
 FIRST_ANSWERS_TIMEOUT_S = 0.6
-"""After this time a page is sent without its first answers, which follow."""
+"""Seconds after which a page is sent even if its first values are missing; they follow later."""
 MAX_NOTIFICATION_LENGTH = 2000
 YEAR_S = 365 * 86_400
 _COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
@@ -75,7 +75,7 @@ class View:
         self._send_at_s = time.monotonic() + FIRST_ANSWERS_TIMEOUT_S
         delete_unopened(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
-        # An open page keeps its cluster when its browser chooses another one.
+        # An open page keeps its cluster even if its browser chooses another one.
         self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
         self._connection = services.clusters.find(self.cluster_name)
         if self._connection is not None:
@@ -124,13 +124,13 @@ class View:
     # -- live values
 
     async def first_reading(self, feed: Feed[V]) -> Reading[V]:
-        """Return the latest reading of a feed; wait for its first one until the page must be sent."""
+        """Return the latest reading of a feed; wait for its first reading until the page must be sent."""
         return await feed.first(max(0.0, self._send_at_s - time.monotonic()))
 
     def watch(self, feed: Feed[V], on_reading: Callable[[Reading[V]], None]) -> None:
         """Call `on_reading` with the latest and each new reading of a feed, in the context of the page.
 
-        It pauses while the page is not visible, and ends when the page is closed.
+        The calls pause while the page is not visible, and end when the page is closed.
         """
 
         def call(reading: Reading[V]) -> None:
@@ -144,9 +144,9 @@ class View:
         on_reading(feed.latest)
 
     async def live(self, feed: Feed[V], draw: Callable[[V], None], *, age: bool = True) -> None:
-        """Add an area that `draw` fills whenever the answer of a feed has changed.
+        """Add an area that `draw` fills whenever the value of a feed has changed.
 
-        It shows the age of the answer, and instead of an answer that it is loading or has failed.
+        The area shows the age of the value. Without a value it shows that the feed is loading or has failed.
         """
         await self.first_reading(feed)
         notice = live_area()
@@ -168,7 +168,7 @@ class View:
         self.watch(feed, show)
 
     def show_age(self, feed: Feed[Any], key: str) -> None:
-        """Show the age and the errors of a feed whose values are elsewhere in the page. key: its title."""
+        """Show the age and the errors of a feed whose values are elsewhere in the page. key: title's key."""
         with ui.element("div").classes("aged"):
             text_element("span", self.t(key)).classes("age")
             age = Age(self, feed)
@@ -181,7 +181,7 @@ class View:
         self.watch(feed, show)
 
     async def load(self, place: Element, question: Awaitable[V], draw: Callable[[V], None]) -> None:
-        """Ask once, and fill a place with a note while waiting, then with the answer or the error."""
+        """Await a question once, and fill a place with a note, and later with the answer or the error."""
         place.clear()
         with place:
             self.note(self.t("common.asking")).props("role=status")
@@ -198,7 +198,7 @@ class View:
             _set_age(ui.element("span").classes("age"), time.time(), 0.0)
 
     def show_state(self, place: Element, reading: Reading[Any]) -> None:
-        """Show in a place that a feed is loading, or why it has no current answer."""
+        """Show in a place that a feed is loading, or the reason why it has no current value."""
         place.clear()
         with place:
             if reading.problem is not None and reading.value is not None:
@@ -232,7 +232,7 @@ class View:
             self.note(self.t("common.missing", name=name, problem=problem), "problem")
 
     def error(self, error: Exception) -> None:
-        """Add the reason why something is unavailable."""
+        """Add the text of an error as the reason why a value is unavailable."""
         if not isinstance(error, CometError):
             log.error("a page failed: %r", error)
         with ui.element("div").classes("problem").props("role=alert"):
@@ -241,11 +241,11 @@ class View:
             text_element("div", self.error_text(error)).classes("why")
 
     def error_text(self, error: Exception) -> str:
-        """Return the text of a CometError; of other errors, whose text is only in the log, a general one."""
+        """Return the text of a CometError; for other errors, whose text is only in the log, a general one."""
         return str(error) if isinstance(error, CometError) else self.t("common.failed")
 
     def empty(self, key: str) -> None:
-        """Add a text that nothing exists, and what to do next."""
+        """Add a text for an empty result, with a hint what to do next."""
         text_element("p", self.t(key)).classes("empty")
 
     def facts(self, pairs: Sequence[tuple[str, str]], *, translated: bool = False) -> None:
@@ -330,11 +330,11 @@ class View:
             self._end_watches()
 
     def _connection_ended(self) -> None:
-        """Reload the page, because its cluster was removed or has other settings."""
+        """Reload the page, because its cluster was removed or its settings were changed."""
         if not self._closed:
             name = self.connection.name
             if name not in self.services.clusters.connections:
-                # A browser without a choice must not be shown another cluster without notice, either.
+                # A browser without a choice must not be switched to another cluster without notice, either.
                 _set_cookie(self, CLUSTER_COOKIE, name)
             self.client.open(self.path)
             self._end_watches()
@@ -370,7 +370,7 @@ def delete_unopened(page_id: str | None) -> None:
 
 
 class Age:
-    """The age of a feed's answer, which the browser counts up, and a button to ask again."""
+    """The age of a feed's value, which the browser counts up, and a button for a new request."""
 
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
@@ -386,7 +386,7 @@ class Age:
 
 
 def _set_age(element: Element, at_s: float, age_s: float) -> None:
-    """Set what console.js needs to show an age in an element of the class `age`."""
+    """Set the attributes with which console.js shows an age in an element of the class `age`."""
     element.props["data-at"] = str(int(at_s * 1000))
     element.props["data-age"] = f"{age_s:.1f}"
 

@@ -17,7 +17,7 @@ PAGE_SIZES = (25, 50, 100, 200)
 MAX_SEARCH_LENGTH = 200
 MAX_PAGE = 1_000_000
 Cell = str | int | float | bool | None
-"""None is an unknown value; it is sorted last and shown as unavailable."""
+"""The value of a cell. None is an unknown value, which is sorted last and shown as unavailable."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Column(Generic[T]):
         value: Returns the value of a row, for order and display.
         kind: Format of the value, see formats.KINDS.
         link: Returns the path of the page that a click on the value opens.
-        searched: The search of the list includes the column.
+        searched: Whether the search of the list includes the column.
     """
 
     name: str
@@ -107,7 +107,7 @@ def select(items: Sequence[T], columns: Sequence[Column[T]], state: ListState) -
     """Return the rows that a state shows.
 
     A search matches rows whose searched columns contain every word, regardless of case. A page number beyond
-    the last page is that of the last page.
+    the last page selects the last page.
     """
     found: Sequence[T] = items
     words = state.search.casefold().split()

@@ -49,7 +49,7 @@ class Services:
     Attributes:
         clusters: The clusters that the console shows.
         menu: Pages of the menu in their order.
-        reports: Directory of reports of pipeline jobs; None without one.
+        reports: Directory of reports of pipeline jobs, or None.
         password_changes: Failed changes of a user's own password, by user.
     """
 

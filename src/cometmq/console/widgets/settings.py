@@ -33,7 +33,7 @@ def setting_rows(settings: Mapping[str, str]) -> list[Setting]:
 
 
 def settings_list(view: View, *, name: str = "") -> Listing[Setting]:
-    """Return an empty list of settings. name: that of the list."""
+    """Return an empty list of settings. name: the name of the list in the address."""
     columns: list[Column[Setting]] = [
         Column("key", "settings.key", lambda row: row.key, searched=True),
         Column("value", "settings.value", lambda row: row.value, searched=True),

@@ -45,7 +45,7 @@ A job that wrongly assumes to be the only one must find the number of its next c
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
 """Time for which a checkpoint lists removed files; the maximum retention of these files."""
 DETAILED = 10_000
-"""Number of the newest ranges that are kept as they were committed."""
+"""Number of the newest ranges that are never merged."""
 
 WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
 """Errors that JSON of unexpected types causes when it is converted to a table."""
@@ -57,7 +57,7 @@ _MAX_INT64 = (1 << 63) - 1
 _SUM, _NO_SUM = b"cometmq.sha256", b"0" * 64
 _QUEUE = ("topic", "broker_name", "queue_id")
 _TRIES = 5
-_READS = 16  # maximum concurrent reads
+_READS = 16  # maximum number of concurrent reads
 
 _RANGES = pa.schema(
     [
@@ -328,7 +328,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     with filesystem.open_input_stream(path) as stream:
         content = stream.read()
     file = pq.ParquetFile(pa.BufferReader(content))
-    given = (file.metadata.metadata or {}).get(_SUM)  # None: written before checksums were introduced
+    given = (file.metadata.metadata or {}).get(_SUM)  # None: the file is older than the checksums
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):
@@ -351,7 +351,7 @@ class Checkpoints:
     """A writer of a checkpoint every CHECKPOINT_EVERY commits.
 
     A failed checkpoint does not fail its commit: `problem` has the reason, and the checkpoint is retried
-    after as many further commits and by the next run.
+    after CHECKPOINT_EVERY further commits and by the next run.
     """
 
     def __init__(self) -> None:
@@ -359,13 +359,13 @@ class Checkpoints:
         self._last = -1
 
     def begin(self, filesystem: fs.FileSystem, root: str) -> None:
-        """Determine the existing checkpoints."""
+        """Look up the existing checkpoints."""
         self._last = last_checkpoint(filesystem, root)
 
     def after(
         self, number: int, filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]
     ) -> None:
-        """Write a checkpoint if one is due after commit `number`. `create` creates a whole file or none."""
+        """Write a checkpoint if commit `number` makes one due. `create` creates a complete file or none."""
         if number < self._last + CHECKPOINT_EVERY:
             return
         self._last, self.problem = number, None

@@ -252,7 +252,7 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """The output of haStatus (code 907). problem is CometMQ's own field: why no slave can connect."""
+    """The output of haStatus (code 907). problem is CometMQ's own field: the reason why no slave connects."""
 
     master: bool
     master_commit_log_max_offset: int = always(0)

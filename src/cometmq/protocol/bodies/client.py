@@ -119,7 +119,7 @@ class HeartbeatData(Body):
 
 
 class CheckClientRequestBody(Body):
-    """A subscription that the broker shall check (code 46)."""
+    """A subscription that the broker must check (code 46)."""
 
     client_id: str = always("")
     group: str = always("")

@@ -33,7 +33,7 @@ VERSION_FULL_REGISTRATION = 37
 MAX_REGISTRATION = 16 << 20
 """The maximum size of a decompressed registration in bytes, equal to that of an uncompressed one."""
 MAX_TOPICS = 100_000
-"""The maximum number of topics of a registration: ten times a large cluster's. Reading them takes 0.25 s."""
+"""The maximum number of topics of a registration: ten times those of a large cluster, read in 0.25 s."""
 
 _COUNT = struct.Struct(">i")
 
@@ -89,7 +89,7 @@ class TopicConfigList(Body):
     topic_config_list: list[TopicConfig] = empty(list)
 
 
-RETRY_MAX_TIMES = 16  # the default maximum of retries of a group
+RETRY_MAX_TIMES = 16  # default maximum number of retries of a group
 
 
 class SubscriptionGroupConfig(Body):
@@ -283,7 +283,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # Java logs the error and continues
+                filters = None  # as in Java, which logs the error and continues
         return cls(TopicConfigTable(topics, version), filters)
 
 

@@ -29,7 +29,7 @@ class PurgeTopicRequestHeader(Header, gc=False):
     Attributes:
         queue_id: Restricts the purge to one queue.
         before: Restricts the purge to messages stored before this time, in ms.
-        execute: Whether to purge. Otherwise the response only lists what a purge would hide.
+        execute: Whether to purge. Otherwise the response only contains the effect of a purge.
     """
 
     topic: str
@@ -165,7 +165,7 @@ class AclConfigVersionResponseHeader(Header, gc=False):
 
 
 class ExplainAccessRequestHeader(Header, gc=False):
-    """The header of request 21007 (CometMQ's own): whether an account may do something, and by which rule.
+    """The header of request 21007 (CometMQ's own): whether an account has a permission, and by which rule.
 
     Attributes:
         action: pub, sub or admin.

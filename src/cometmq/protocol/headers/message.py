@@ -137,8 +137,8 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 class PullMessageRequestHeader(Header, gc=False):
     """The header of requests 11 and 361. sys_flag holds codes.PullSysFlag bits.
 
-    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large answers for
-    readers of whole topics (docs/reference/remoting.md, Pulling).
+    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large answers, for
+    programs that read whole topics (docs/reference/remoting.md, Pulling).
     """
 
     consumer_group: str

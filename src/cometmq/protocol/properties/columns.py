@@ -20,7 +20,7 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_DENSE_LIMIT = 1 << 22  # cells (record, name) that are counted directly; for more cells sorting is faster
+_DENSE_LIMIT = 1 << 22  # cells (record, name) up to which direct counting is faster than sorting
 
 
 class PropertyColumns:
@@ -74,8 +74,8 @@ class PropertyColumns:
         stops = np.flatnonzero(self._bytes == _VALUE_END)
         open_end = end > begin
         open_end[open_end] = self._bytes[end[open_end] - 1] != _VALUE_END
-        # A last value without a separator ends with its record: after all separators of its record and before
-        # those of the next one.
+        # The last value of a record has no separator and ends with its record: after all separators of its
+        # record, and before those of the next record.
         ends = np.insert(stops, np.searchsorted(stops, end[open_end]), end[open_end])
         count = np.diff(np.searchsorted(stops, self._offsets)) + open_end
         record = np.repeat(np.arange(self.count), count)
@@ -89,7 +89,7 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Return the pairs, with those of `rows` decoded one record at a time."""
+        """Return the pairs. The pairs of the records `rows` are decoded one record at a time."""
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]

@@ -14,14 +14,14 @@ _MAX_PREFIXES = 20_000
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
-_MAX_BLOB_BYTES = 1 << 20  # bytes; above it the tables of powers would grow large
+_MAX_BLOB_BYTES = 1 << 20  # maximum bytes hashed together; above it the tables of powers would be large
 _ROWS = 256  # keys hashed per numpy call
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]
 
 Keys = Sequence[str] | bytes | None
-"""The keys of a record to index: these strings, this single unique key, or those in its properties."""
+"""The keys of a record to index: several strings, a single unique key, or None (its properties hold them)."""
 
 
 @lru_cache(_MAX_PREFIXES)
@@ -67,7 +67,7 @@ def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
     units = np.frombuffer(blob, np.uint8).reshape(len(keys), length)
     powers = _POWERS.up_to(length)[::-1]
     hashes = np.empty(len(keys), np.uint32)
-    # Small pieces: a large array may need fresh memory each time, which doubles the cost.
+    # In small pieces, because a large array may need fresh memory each time, which doubles the cost.
     for piece in range(0, len(keys), _ROWS):
         rows = slice(piece, piece + _ROWS)
         # For integers, numpy's matrix product takes twice as long as einsum.
@@ -142,7 +142,7 @@ _INVERSE_POWERS = _Powers(pow(31, -1, 1 << 32))
 def behind_prefix(
     prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray
 ) -> NDArray[np.uint32]:
-    """Return the Java hashes of prefix + text, given the hashes of both and the length of the text."""
+    """Return the Java hashes of prefix + text, from the hashes of both and the length of the text."""
     if not len(hashes):
         return hashes
     return hashes + prefixes * _POWERS.up_to(int(lengths.max()) + 1)[lengths]

@@ -16,7 +16,7 @@ from cometmq.errors import MessageIllegal
 NAME_END = b"\x01"
 VALUE_END = b"\x02"
 UNIQUE_KEY = b"UNIQ_KEY" + NAME_END
-"""The bytes before the value of the unique key."""
+"""The bytes that precede the value of the unique key."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -145,7 +145,7 @@ def has_stray_separator(text: bytes) -> bool:
     """Return whether a name or value contains a separator.
 
     Such a string cannot be restored from its parsed properties: it has 0x01 within a value, or 0x02 within a
-    name or value. Several property strings may be joined by 0x02. It takes 0.2 µs.
+    name or value. Several property strings may be joined by 0x02. The check takes 0.2 µs.
     """
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):
@@ -197,7 +197,7 @@ def index_keys(properties: bytes) -> list[bytes]:
     return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
 
 
-_MAX_CACHED_TAG_BYTES = 128  # bytes of a cached tag
+_MAX_CACHED_TAG_BYTES = 128  # maximum bytes of a cached tag
 
 
 def stored_tags_code(properties: bytes) -> int:
@@ -216,7 +216,7 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-_UNREDUCED = 64  # units between two reductions; more reductions cost time, and so do larger numbers
+_UNREDUCED = 64  # units between two reductions: more reductions cost time, and so do larger numbers
 
 
 def java_hash(text: str) -> int:
@@ -244,6 +244,6 @@ def tags_code(tags: str | None) -> int:
 
 
 def index_hash(text: str) -> int:
-    """Return the hash of an index key: the absolute value of Java's hash, or 0 for the number without one."""
+    """Return the hash of an index key: the absolute value of Java's hash, or 0 for -2**31."""
     value = abs(java_hash(text))
     return 0 if value == 0x8000_0000 else value

@@ -29,8 +29,8 @@ from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6
 from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
 
-MAX_RAW_BYTES = 64 * 1024  # bytes of a bad record that are kept
-MAX_BATCH = 0x7FFFFFFF  # bytes of a buffer, and of a batch's plain bodies: Arrow's offsets have 31 bits
+MAX_RAW_BYTES = 64 * 1024  # maximum bytes of a bad record that are stored
+MAX_BATCH = 0x7FFFFFFF  # most bytes of a buffer, and of a batch's plain bodies (Arrow's offsets have 31 bits)
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -67,7 +67,7 @@ COLUMNS: dict[str, pa.DataType] = {
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # years 2 to 9998
+MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # the years 2 to 9998
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
@@ -77,8 +77,8 @@ _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 class BadRecord:
     """A record that was omitted. The offsets are those in its header, or None if they could not be read."""
 
-    position: int  # in the buffer
-    stage: str  # "layout", "crc", "queue", "time", "body" or "text"
+    position: int  # position of the record in the buffer
+    stage: str  # failed stage: "layout", "crc", "queue", "time", "body" or "text"
     problem: str
     queue_id: int | None
     queue_offset: int | None
@@ -130,11 +130,11 @@ class ColumnDecoder:
 
     Args:
         schema: The schema of the batches: names of `COLUMNS`, in any order and any spelling that
-            `canonical_column` accepts.
+        `canonical_column` accepts.
         broker_name: The value of the column that no record holds.
         check_crc: Whether to check the CRC of requested bodies.
         decompress: Called with sys_flag and the stored body.
-        plain_bytes: The maximum size of decompressed bodies in a batch. A larger body ends a batch of its
+        plain_bytes: The maximum size of decompressed bodies in a batch. A larger body is in a batch of its
             own.
     """
 
@@ -196,7 +196,7 @@ class ColumnDecoder:
                 except _RowProblems as problem:
                     run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
-            bad.clear()  # clear the list itself: `_runs` appends to it
+            bad.clear()  # the list itself is cleared, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
         """Yield groups of rows whose plain bodies fit into a batch, with the decompressed bodies by start."""
@@ -212,7 +212,7 @@ class ColumnDecoder:
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
-                raise  # the record is not the cause
+                raise  # an error of the machine, not of the record
             except Exception as error:
                 # The libraries of three codecs raise various exceptions; each of them makes this record bad.
                 problem = f"cannot decompress: {type(error).__name__}: {error}"
@@ -314,8 +314,8 @@ def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
 def _times(ms: Ints, column: str) -> pa.Array:
     """Convert milliseconds to microseconds and reject times that readers cannot represent.
 
-    Most readers (Python's dates, SQL) support the years 1 to 9999 only. The limits lie a year inside because
-    of time zones; larger numbers would overflow.
+    Most readers (Python's dates, SQL) support the years 1 to 9999 only. The limits are one year narrower
+    because of time zones; larger numbers would overflow.
     """
     wrong = np.flatnonzero((ms < MIN_MS) | (ms > MAX_MS))
     if len(wrong):
@@ -326,8 +326,8 @@ def _times(ms: Ints, column: str) -> pa.Array:
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
     """Return `buffer[start:start+length]` of each row as one binary array.
 
-    The starts and ends are the offsets of an array over the whole buffer, without a copy. Every second
-    element is needed; `take` gathers these in C++.
+    The starts and ends are the offsets of an array over the whole buffer, without a copy. Only every second
+    element is needed; `take` collects these in C++.
     """
     offsets = np.empty(2 * len(start), dtype=np.int32)
     offsets[0::2] = start

@@ -69,7 +69,7 @@ def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool
 
     Args:
         head: The encoded head.
-        before: The head of the previous entry, which must match; empty for none.
+        before: The head of the previous entry, which must match; empty if there is none.
         position: The log position of the entry.
         record_size: The size of its record.
     """

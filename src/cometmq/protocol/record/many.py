@@ -34,7 +34,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-MIN_GROUP_RECORDS = 24  # records; fewer are faster one by one
+MIN_GROUP_RECORDS = 24  # minimum records of a group; fewer are faster one by one
 MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -47,7 +47,7 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the item of this kind at each position. It is the fastest of the numpy ways by 2 to 6 times."""
+    """Return the item of this kind at each position. This is 2 to 6 times as fast as numpy's other ways."""
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)
@@ -154,9 +154,9 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 
 @final
 class RecordGroup(NamedTuple):
-    """The facts of consecutive valid records, by column; never empty.
+    """The facts of consecutive valid records, by column. A group is never empty.
 
-    `names` are the topics that occur; `topic` is the index of each record's topic in it.
+    `names` are the topics that occur; `topic` is the index of each record's topic in `names`.
     """
 
     position: Ints

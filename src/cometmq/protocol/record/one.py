@@ -410,7 +410,7 @@ CLAIM_BYTES = AT["physical_offset"] + 8
 
 
 def claim_of(data: Buffer, pos: int = 0) -> tuple[int, int]:
-    """Return the size and log position that the bytes at `pos` contain, whether they are a record or not."""
+    """Return the size and log position that the bytes at `pos` contain, whether or not they are a record."""
     return _start(data, pos)[0], _long(data, pos + AT["physical_offset"])[0]
 
 

@@ -47,7 +47,7 @@ def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
     if len(expression) > MAX_EXPRESSION_LENGTH:
         problem = f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"
         raise SqlError(MAX_EXPRESSION_LENGTH + 1, problem)
-    # Importing the parser takes 40 ms, and few programs need it.
+    # Imported here, because importing the parser takes 40 ms and few programs need it.
     from cometmq.protocol.sql.grammar import parse
 
     return SqlFilter(expression, parse(expression, string_words).evaluate)

@@ -1,7 +1,7 @@
 """The semantics of SQL92 filters: closures over a getter of properties.
 
 Logic has three values: True, False and None (null, unknown). RocketMQ's rules decide which operands an
-operator accepts; what RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
+operator accepts; an operand that RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Kind(enum.Enum):
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # after a minus: a number, or null
+    NUMBER = 2  # an operand after a minus: a number, or null
     CONDITION = 3
 
 
@@ -142,7 +142,7 @@ def negative(at: int, part: Part) -> Part:
 def as_condition(part: Part) -> Part:
     """Convert a part to a condition.
 
-    A property alone is False if the message has it, because it is text, and null otherwise.
+    A property alone is False if the message has it, because its value is text, and null otherwise.
     """
     if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
         return part

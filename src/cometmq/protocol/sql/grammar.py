@@ -1,8 +1,8 @@
 """The grammar and parser of SQL92 filters (docs/reference/storage.md, SQL92 filter).
 
-RocketMQ's parser reads as far as it can and ignores the rest: `a = 5 whatever` is `a = 5`. Therefore this
-parser receives tokens one by one. The first token that is not possible ends the text, if the text before it
-is complete.
+RocketMQ's parser reads the longest valid beginning and ignores the rest: `a = 5 whatever` is `a = 5`.
+Therefore this parser receives tokens one by one. The first token that is not possible ends the text, if the
+text before it is complete.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Mismatch(Exception):
-    """Java would throw an exception here: the expression has no value, and the message does not match."""
+    """A Java exception would occur here: the expression has no value, and the message does not match."""
 
 
 class Long(int):
@@ -28,7 +28,7 @@ INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _MAX_DIGITS: Final = 4_000
 """The maximum number of digits. Python refuses longer numbers; for Java they are too large, too."""
-_SURELY_FITS: Final = 9  # digits that fit in any case
+_SURELY_FITS: Final = 9  # number of digits that always fit
 # No two adjacent parts of these patterns match the same characters, so a long text takes linear time.
 _WHOLE = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
@@ -53,7 +53,7 @@ def to_long(text: str) -> Long:
 def _whole(text: str, most: int) -> int:
     if len(text) <= _SURELY_FITS and text.isascii() and text.isdigit():
         return int(text)
-    # Java reads UTF-16 units, so digits beyond the basic plane are not digits for it.
+    # Java reads UTF-16 units, so for Java a digit beyond the basic plane is not a digit.
     if len(text) > _MAX_DIGITS or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
         raise Mismatch
     number = int(text)
