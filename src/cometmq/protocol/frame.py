@@ -73,7 +73,7 @@ Bytes = bytes | memoryview
 
 
 _json = msgspec.json.encode
-# A producer uses few groups and topics.
+# Names are cached in encoded form, because a producer uses few groups and topics.
 _name = lru_cache(maxsize=256)(_json)
 _BOOL = (b"false", b"true")
 _TEMPLATE = (

@@ -74,7 +74,7 @@ class Pending:
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """The hashes of the minutes requested last: all recalls, and the counted ones."""
+        """The hashes of recalls for the minutes requested last: of all recalls, and of the counted ones."""
         self._log_position = 0  # log position of the last high-water mark
         self._done_outs, self._done_positions = array("q"), array("q")  # messages that no mark covers yet
         # The highest values that marks have covered: a message that arrives later may be due before them.

@@ -100,7 +100,7 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 
 
 def is_half(message: MessageExt) -> bool:
-    """Return whether a record is a half message. They all lie in queue 0."""
+    """Return whether a record is a half message. All half messages lie in queue 0."""
     return message.topic == TRANS_HALF_TOPIC and message.queue_id == 0
 
 

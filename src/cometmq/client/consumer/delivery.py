@@ -255,7 +255,7 @@ class Delivery(Generic[C, S]):
         await for_each(passed_by, self._fail, _SENT_BACK_AT_ONCE)
         for each in left:
             if each not in passed_by:
-                each.batch.queue.dropped = True  # only ends the call, without a result
+                each.batch.queue.dropped = True  # this ends the call without a result
                 await self._fail(each)
         return 0
 

@@ -174,7 +174,7 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # if no event starts it earlier
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # a rebalance at the latest then
         else:
             self.rebalance.wake()
         self._corrected[message_queue] = now

@@ -145,9 +145,8 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            self._pauses.start(
-                self._line_up_later(queue, AGAIN_S)
-            )  # the renewal of locks may not drop the queue
+            # This is for the case that the lock renewal does not drop the queue.
+            self._pauses.start(self._line_up_later(queue, AGAIN_S))
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)

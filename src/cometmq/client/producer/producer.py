@@ -359,7 +359,7 @@ class Producer(LookingClient):
                     asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
                 )
             except CometError:
-                if reply.done():  # the message has arrived although the send failed
+                if reply.done():  # the reply proves that the message has arrived although the send failed
                     return reply.result()
                 raise
             try:

@@ -165,7 +165,7 @@ class LostBroker:
 
 
 def kind_of(topic: str) -> str:
-    """Return `normal`, `retry`, `dead` (dead letters) or `system`."""
+    """Return the kind of a topic: `normal`, `retry`, `dead` (dead letters) or `system`."""
     if topic.startswith(RETRY_PREFIX):
         return "retry"
     if topic.startswith(DLQ_PREFIX):

@@ -45,7 +45,7 @@ class Answers(Generic[T]):
 
     @property
     def problems(self) -> dict[str, str]:
-        """`missing` as texts."""
+        """The errors of brokers that did not respond, as texts."""
         return {name: str(error) for name, error in self.missing.items()}
 
     def raise_if_none(self) -> None:

@@ -81,9 +81,8 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
                     said = msgspec.structs.asdict(result) | {"state": result.state.value}
                     yield _row(taken.popleft(), group, said)
             except CometError as error:
-                for letter in itertools.chain(
-                    taken, some
-                ):  # an iterator, because a list of all dead letters could have millions of entries
+                # An iterator, because a list of all dead letters could have millions of entries.
+                for letter in itertools.chain(taken, some):
                     yield _row(letter, group, {"state": LEFT, "problem": str(error)})
 
 

@@ -139,9 +139,8 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
     if end_ms is not None:
-        check_time(
-            "end", min(end_ms, int(time.time() * 1000)), end=True
-        )  # all existing messages are before an end in the future
+        # An end in the future is valid, because all existing messages are before it.
+        check_time("end", min(end_ms, int(time.time() * 1000)), end=True)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
 

@@ -97,9 +97,8 @@ class _Run:
     stop: threading.Event
     summary: RunSummary
     tables: dict[str, DataFrame] = field(default_factory=dict)
-    read: Offsets | None = field(
-        default_factory=dict
-    )  # the streams' offsets in their sources; None if unknown
+    # the streams' offsets in their sources; None if unknown
+    read: Offsets | None = field(default_factory=dict)
 
 
 def run(

@@ -87,10 +87,8 @@ class Cluster:
         self._away: dict[str, _Away] = {}  # unreachable brokers by name
         self._refused: dict[str, float] = {}  # addresses that are tried last, with the end of that time
         self._routed: dict[str, float] = {}  # time of each topic's last lookup
-        self._listed: tuple[float, list[str]] = (
-            -math.inf,
-            [],
-        )  # time of the request for the names of all topics, and the names
+        # time of the request for the names of all topics, and the names
+        self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._ordinary: set[str] = set()  # names of topics that the source can read
 
     # -- routes

@@ -140,9 +140,8 @@ class CometReader(DataSourceReader):
             end = cluster.resolve(self._options.ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
-                    end[queue] = start[
-                        queue
-                    ]  # words and times only: a queue may have been replaced, or a clock set back
+                    # With words and times only: a queue may have been replaced, or a clock set back.
+                    end[queue] = start[queue]
                 elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
             return planner.tasks(start, end)

@@ -99,9 +99,8 @@ class UnreadableQueues:
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
-        self._probed: dict[
-            tuple[str, str], tuple[int, int]
-        ] = {}  # counts by (topic, broker) at the last probe
+        # counts by (topic, broker) at the last probe
+        self._probed: dict[tuple[str, str], tuple[int, int]] = {}
         self._known: set[MessageQueue] = set()  # queues found by a probe
         self._reported: list[MessageQueue] = []
 

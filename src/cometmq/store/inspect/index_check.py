@@ -74,7 +74,7 @@ class IndexCheck:
         self._layout = layout
         self._findings = findings
         self._log = LogReader(files, layout.config)
-        self.log_min = layout.log_min  # the caller raises it when retention shortens the log
+        self.log_min = layout.log_min  # the caller raises this value when retention shortens the log
         self._index = IndexFiles(layout, files, findings)
         self._index.check_files()
         self._readable = self._index.readable

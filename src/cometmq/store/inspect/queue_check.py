@@ -109,7 +109,7 @@ class QueueCheck:
     deleted: DeletedTopics | None
 
     def __post_init__(self) -> None:
-        self.log_min = self.layout.log_min  # the caller raises it when retention shortens the log
+        self.log_min = self.layout.log_min  # the caller raises this value when retention shortens the log
         self._ext = ExtUnits(self.files, self.layout.root)
         self._delays = self.layout.config.delay_levels_ms
         self._log = LogReader(self.files, self.layout.config)
