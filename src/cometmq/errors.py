@@ -379,6 +379,10 @@ class StoreError(CometError):
         return f"{self.path}: {self.problem}" if self.path else self.problem
 
 
+class StoreInUse(StoreError):
+    """Another process, or another store of this process, uses the store or one of its directories."""
+
+
 class StoreCorrupt(StoreError, Terminal):
     """A file of the store is corrupt."""
 

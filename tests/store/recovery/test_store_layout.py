@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
+import os
 import shutil
 from pathlib import Path
 
@@ -178,6 +181,88 @@ def test_no_path_lies_in_a_store_that_is_in_use(tmp_path: Path, field: str, with
     open_store(other)
     with pytest.raises(ConfigError, match=f"a path outside {other}, which another store is using"):
         open_store(tmp_path / "store", **{field: str(other / within)})
+
+
+@pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
+@pytest.mark.parametrize("running", [True, False])
+def test_two_stores_do_not_share_a_file(tmp_path: Path, key: str, running: bool) -> None:
+    """Else a clean stop of one would remove the trace of the other's crash."""
+    first, second, setting = (
+        tmp_path / "first",
+        tmp_path / "second",
+        {FIELD_OF_KEY[key]: f"{tmp_path}/shared"},
+    )
+    store = open_store(first, **setting)
+    if not running:
+        store.crash()
+    with pytest.raises(ConfigError, match=f"belongs to {first} .*shared.owner") as refused:
+        open_store(second, **setting)
+    assert refused.value.key == key
+    with pytest.raises(ConfigError, match=f"belongs to {first}"):
+        rebuild(str(second), config=small(second, **setting))
+    store.crash()
+    assert not open_store(first, **setting).recovered.clean
+    store.crash()
+
+
+@pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
+def test_a_store_that_was_moved_gives_its_file_to_its_new_path(tmp_path: Path, key: str) -> None:
+    setting = {FIELD_OF_KEY[key]: f"{tmp_path}/shared"}
+    open_store(tmp_path / "first", **setting).crash()
+    (tmp_path / "first").rename(tmp_path / "second")
+    store = open_store(tmp_path / "second", **setting)
+    assert not store.recovered.clean
+    store.close()
+    open_store(tmp_path / "first", store_path_root_dir=str(tmp_path / "first")).close()
+    with pytest.raises(ConfigError, match=f"belongs to {tmp_path}/second"):
+        open_store(tmp_path / "first", **setting)
+
+
+@pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
+def test_a_file_does_not_lie_in_another_store_whichever_starts_first(tmp_path: Path, key: str) -> None:
+    other = tmp_path / "other"
+    setting = {FIELD_OF_KEY[key]: str(other / LOCATIONS[key])}
+    open_store(tmp_path / "store", **setting).crash()
+    with pytest.raises(ConfigError, match=f"belongs to {tmp_path}/store"):
+        open_store(other)
+    (other / f"{LOCATIONS[key]}.owner").unlink()
+    open_store(other).crash()
+    with pytest.raises(ConfigError, match=f"a path outside {other}, which belongs to another store"):
+        open_store(tmp_path / "store", **setting)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])
+def test_a_file_system_that_cannot_lock_directories_is_named_in_a_warning(
+    root: Path, code: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    before = len(os.listdir("/proc/self/fd"))
+    store = open_store(root)
+    assert len(everything(store)) == 134
+    for name in ("commitlog", "consumequeue", "index"):
+        assert f"{root / name}: its file system cannot lock a directory ({os.strerror(code)})" in caplog.text
+    store.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(("call", "named"), [("flock", "commitlog"), ("lockf", "lock")])
+def test_a_start_that_cannot_lock_names_the_path_and_the_reason(
+    root: Path, call: str, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = errno.EIO if call == "flock" else errno.ENOLCK
+
+    def refuse(*_: object) -> None:
+        raise OSError(code, os.strerror(code))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fcntl, call, refuse)
+        for attempt in (lambda: open_store(root), lambda: rebuild(str(root))):
+            with pytest.raises(StoreError, match=rf"{root / named}: .*cannot.* lock.*{os.strerror(code)}"):
+                attempt()
+    assert len(everything(open_store(root))) == 134  # nothing stayed locked
 
 
 def test_a_copy_beside_its_store_leaves_the_stores_directories_alone(root: Path, tmp_path: Path) -> None:

@@ -40,7 +40,11 @@ NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
 _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
-_NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.ENOLCK)  # EBADF: NFS locks only files open for writing
+NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.EISDIR, errno.ENOLCK)
+"""The errors of `Disk.lock_directory` on a file system that has no such locks.
+
+EBADF: NFS locks only files open for writing.
+"""
 
 
 class FileFacts(NamedTuple):
@@ -260,7 +264,7 @@ class OsDisk:
     def lock_directory(self, path: str) -> int | None:
         """Lock a directory exclusively until the returned descriptor is closed.
 
-        A file system that has no such locks grants every lock.
+        Raises OSError, one of `NO_DIRECTORY_LOCKS` if the file system has no such locks.
 
         Returns:
             A descriptor, or None if another descriptor, of this or another process, holds the lock.
@@ -269,11 +273,10 @@ class OsDisk:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as failure:
-            if failure.errno not in _NO_DIRECTORY_LOCKS:
-                os.close(fd)
-                if failure.errno == errno.EAGAIN:
-                    return None
-                raise
+            os.close(fd)
+            if failure.errno == errno.EAGAIN:
+                return None
+            raise
         return fd
 
     def locked(self, fd: int) -> bool:

@@ -4,17 +4,23 @@
 acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
 end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
 existence counts. The directories of log, consume queues and index have locks of their own, because settings
-can name directories of another store.
+can name directories of another store. Settings can also put `abort` and `checkpoint` outside the store directory.
+The file `<file>.owner` beside each then holds the path of that directory. A lock would not do: a store must
+not remove the `abort` of another store that is not running.
 """
 
 from __future__ import annotations
 
 import os
 
-from cometmq.errors import StoreError
-from cometmq.store.base.config import CONSUME_QUEUES, INDEX, StoreConfig
-from cometmq.store.base.disk import Disk, opened, write_all
+from cometmq import logs
+from cometmq.errors import ConfigError, StoreError, StoreInUse
+from cometmq.store.base.config import ABORT, CHECKPOINT, CONSUME_QUEUES, INDEX, StoreConfig
+from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file, replace_file, write_all
 
+log = logs.logger(__name__)
+_MAX_PATH_BYTES = 4096
+_LOCK_TEXT = b"lock"
 _held: set[str] = set()  # POSIX record locks do not exclude a second owner in the same process
 
 
@@ -34,33 +40,55 @@ class StoreLock:
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
         """Lock the store directory, and those of log, consume queues and index that exist.
 
-        Raises StoreError if another process, or another store of this process, holds one of them.
+        Raises:
+            StoreInUse: Another process, or another store of this process, holds one of them.
+            StoreError: One of them cannot be locked.
+            ConfigError: The file `abort` or `checkpoint` lies outside the store directory and belongs to
+                another store.
+            OSError: A file cannot be read or written.
         """
         self._disk = disk
         self._path = _lock_path(config.root)
         self._directories: list[int] = []
         if self._path in _held:
-            raise StoreError(f"Lock failed,MQ already started: {self._path}")
+            raise StoreInUse(f"Lock failed,MQ already started: {self._path}")
         fd = disk.open(self._path, create=True)
-        if not disk.try_lock(fd):
+        try:
+            if not disk.try_lock(fd):
+                raise StoreInUse(f"Lock failed,MQ already started: {self._path}")
+        except OSError as failure:
             disk.close(fd)
-            raise StoreError(f"Lock failed,MQ already started: {self._path}")
+            raise StoreError(f"its file system cannot lock a file: {failure.strerror}", self._path) from None
+        except StoreError:
+            disk.close(fd)
+            raise
         self._fd: int | None = fd
         _held.add(self._path)
         try:
-            write_all(disk, fd, b"lock", 0)
+            write_all(disk, fd, _LOCK_TEXT, 0)
             disk.fdatasync(fd)
             for path in (*config.commit_log_dirs, config.location(CONSUME_QUEUES), config.location(INDEX)):
                 if disk.is_dir(path):
                     self._lock_directory(path)
-        except (OSError, StoreError):
+            for key in (CHECKPOINT, ABORT):
+                _claim(disk, config, key)
+        except (OSError, StoreError, ConfigError):
             self.release()
             raise
 
     def _lock_directory(self, path: str) -> None:
-        fd = self._disk.lock_directory(path)
+        try:
+            fd = self._disk.lock_directory(path)
+        except OSError as failure:
+            if failure.errno not in NO_DIRECTORY_LOCKS:
+                raise StoreError(f"the directory cannot be locked: {failure.strerror}", path) from None
+            log.warning(
+                "%s: its file system cannot lock a directory (%s), so another store in it is not noticed",
+                path, failure.strerror,
+            )  # fmt: skip
+            return
         if fd is None:
-            raise StoreError("another store is using this directory", path)
+            raise StoreInUse("another store is using this directory", path)
         self._directories.append(fd)
 
     def release(self) -> None:
@@ -81,6 +109,33 @@ def lock_held(disk: Disk, root: str) -> bool:
             return disk.locked(fd)
     except FileNotFoundError:
         return False
+
+
+def is_store(disk: Disk, root: str) -> bool:
+    """Return whether a directory has the `lock` of a store, running or not."""
+    try:
+        return read_file(disk, _lock_path(root), len(_LOCK_TEXT) + 1) == _LOCK_TEXT
+    except OSError:
+        return False
+
+
+def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
+    """Check that a file belongs to no other store. Record the owner of a file outside the store directory.
+
+    A store that has moved, or no longer exists, owns nothing. Raises ConfigError, OSError.
+    """
+    root, path = os.path.realpath(config.root), config.location(key)
+    record = f"{path}.owner"
+    try:
+        owner = read_file(disk, record, _MAX_PATH_BYTES).decode(errors="surrogateescape")
+    except FileNotFoundError:
+        owner = ""
+    if owner and owner != root and is_store(disk, owner):
+        cure = f"remove {record} if that store no longer uses it"
+        raise ConfigError(key, path, f"a file of this store alone; this one belongs to {owner} ({cure})")
+    outside = not os.path.realpath(path).startswith(root.rstrip("/") + "/")
+    if owner != root and outside and disk.is_dir(config.parent_of(key)):
+        replace_file(disk, record, root.encode(errors="surrogateescape"))
 
 
 class AbortFile:

@@ -24,11 +24,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cometmq.errors import ConfigError, StoreError
+from cometmq.errors import ConfigError, StoreError, StoreInUse
 from cometmq.settings import properties_of, settings_of
-from cometmq.store.base.config import ABORT, CONSUME_QUEUES, INDEX, LOCATIONS, SMALL_FILES, StoreConfig
+from cometmq.store.base.config import (
+    ABORT,
+    CHECKPOINT,
+    CONSUME_QUEUES,
+    INDEX,
+    LOCATIONS,
+    SMALL_FILES,
+    StoreConfig,
+)
 from cometmq.store.base.disk import Disk, is_numbered, read_file
-from cometmq.store.base.guards import AbortFile, StoreLock, lock_held
+from cometmq.store.base.guards import AbortFile, StoreLock, is_store, lock_held
 from cometmq.store.base.read_only_files import ReadOnlyFiles, first_byte
 from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SIZE, file_length
 from cometmq.store.derived.queue_table import TRASH, names_a_directory
@@ -161,12 +169,17 @@ def locked_layout(
 ) -> Iterator[StoreLayout]:
     """Lock the store in `root` while the context lasts, and return its layout.
 
-    The arguments are those of `read_layout`. Raises StoreError if there is no store or it is in use, OSError.
+    The arguments are those of `read_layout`.
+
+    Raises:
+        StoreError: There is no store, it is in use, or it cannot be locked.
+        ConfigError: One of its files belongs to another store.
+        OSError: A directory or file cannot be read.
     """
     found = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
     try:
         lock = StoreLock(disk, found.config)
-    except StoreError as held:
+    except StoreInUse as held:
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
         layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
@@ -274,8 +287,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
     Raises:
         ConfigError: A path is not this store's own (see `check_paths`), or lies in the directory of a store
-        that is in use. Or a directory or file still lies below the root: the broker would begin with an empty
-            one, and queues could lose their offsets.
+            that is in use; a file may not lie in that of any other store. Or a directory or file still lies
+            below the root: the broker would begin with an empty one, and queues could lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
@@ -285,6 +298,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
         while not _is_within(root, parent):
             if _is_in_use(disk, parent):
                 raise ConfigError(key, path, f"a path outside {parent}, which another store is using")
+            if key in (CHECKPOINT, ABORT) and is_store(disk, parent):
+                raise ConfigError(key, path, f"a path outside {parent}, which belongs to another store")
             parent = os.path.dirname(parent)
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
