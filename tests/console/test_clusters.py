@@ -35,14 +35,14 @@ async def test_the_file_keeps_clusters_and_is_its_users_own(tmp_path: Path) -> N
     path = tmp_path / "data" / "clusters.json"
     clusters = Clusters(path, "127.0.0.1:1")
     await clusters.start()
-    await clusters.put("b", " 127.0.0.1:2,127.0.0.1:3 ", new=True, signed=True)
-    await clusters.make_standard("b")
+    await clusters.put("b", " 127.0.0.1:2,127.0.0.1:3 ", signed=True)
+    await clusters.make_standard(clusters.connections["b"])
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     ended: list[str] = []
     clusters.connections["b"].on_end["page"] = lambda: ended.append("b")
-    await clusters.put("b", "127.0.0.1:4", new=False, signed=True)
+    await clusters.put("b", "127.0.0.1:4", shown=clusters.connections["b"], signed=True)
     assert ended == ["b"]
-    await clusters.put("c", "127.0.0.1:5", new=True)
+    await clusters.put("c", "127.0.0.1:5")
     await clusters.stop()
 
     again = Clusters(path, "127.0.0.1:9")
@@ -54,7 +54,7 @@ async def test_the_file_keeps_clusters_and_is_its_users_own(tmp_path: Path) -> N
     ]
     assert again.find("") is again.connections["b"]
     assert again.find("gone") is None
-    await again.remove("b")
+    await again.remove(again.connections["b"])
     assert again.find("b") is None
     assert again.find("") is again.connections[STARTED]
     await again.stop()
@@ -72,7 +72,7 @@ async def test_what_is_no_cluster_is_refused_and_changes_nothing(
 ) -> None:
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
     with pytest.raises(ClusterError):
-        await clusters.put(name, namesrv, new=True)
+        await clusters.put(name, namesrv)
     assert list(clusters.connections) == [STARTED]
     assert not (tmp_path / "clusters.json").exists()
 
@@ -82,7 +82,7 @@ async def test_a_console_shows_a_bounded_number_of_clusters(tmp_path: Path) -> N
     for number in range(MAX_CLUSTERS - 1):
         clusters.connections[f"c{number}"] = clusters.connections[STARTED]
     with pytest.raises(ClusterError, match="at most 32"):
-        await clusters.put("more", "127.0.0.1:1", new=True)
+        await clusters.put("more", "127.0.0.1:1")
 
 
 async def test_entries_that_cannot_be_used_are_named_and_left_in_the_file(
@@ -98,8 +98,8 @@ async def test_entries_that_cannot_be_used_are_named_and_left_in_the_file(
     assert list(clusters.connections) == [STARTED, *list(many)[:-1]]
     for name in [*wrong, list(many)[-1]]:
         assert f"{path}: the entry {name!r} of clusters is left out: " in caplog.text
-    await clusters.remove("c0")
-    await clusters.put("typo", "127.0.0.1:7", new=True)
+    await clusters.remove(clusters.connections["c0"])
+    await clusters.put("typo", "127.0.0.1:7")
     kept = json.loads(path.read_text())["clusters"]
     assert kept.pop("typo") == "127.0.0.1:7"
     assert kept == {name: each for name, each in (wrong | many).items() if name not in ("c0", "typo")}
@@ -147,7 +147,7 @@ async def test_a_console_starts_without_a_file_that_it_cannot_read(
     assert f"{path} cannot be read: " in caplog.text
     assert "Traceback" not in caplog.text
     with pytest.raises(ClusterError, match=r"cannot be read.*Mend or remove it"):
-        await clusters.put("b", "127.0.0.1:2", new=True)
+        await clusters.put("b", "127.0.0.1:2")
     if isinstance(made, bytes):
         assert path.read_bytes() == made
     await clusters.stop()
@@ -172,34 +172,71 @@ async def test_concurrent_changes_happen_one_after_the_other(tmp_path: Path, adm
     path = tmp_path / "clusters.json"
     clusters = Clusters(path, "127.0.0.1:1")
     await clusters.start()
+    await clusters.put("c", "127.0.0.1:5")
+    c = clusters.connections["c"]
     outcomes = await asyncio.gather(
-        clusters.put("b", "127.0.0.1:2", new=True),
-        clusters.put("b", "127.0.0.1:3", new=True),  # of another administrator
-        clusters.remove("b"),
-        clusters.put("b", "127.0.0.1:4", new=False),
-        clusters.put("c", "127.0.0.1:5", new=True),
-        clusters.make_standard("c"),
-        clusters.put("c", "127.0.0.1:6", new=False),
+        clusters.put("b", "127.0.0.1:2"),
+        clusters.put("b", "127.0.0.1:3"),  # of another administrator
+        clusters.make_standard(c),
+        clusters.put("c", "127.0.0.1:6", shown=c, signed=True),
+        clusters.put("c", "127.0.0.1:7", shown=c),
+        clusters.make_standard(c),
+        clusters.remove(c),
         return_exceptions=True,
+    )
+    changed = (
+        "cluster c has been changed meanwhile: its name servers are 127.0.0.1:6, requests are signed. "
+        "Reload the page"
     )
     assert [str(each) for each in outcomes if each is not None] == [
         "there is a cluster b already",
-        "there is no cluster b",
+        *[changed] * 3,
     ]
+    b, c = clusters.connections["b"], clusters.connections["c"]
+    outcomes = await asyncio.gather(
+        clusters.remove(b), clusters.put("b", "127.0.0.1:4", shown=b), return_exceptions=True
+    )
+    assert [str(each) for each in outcomes if each is not None] == ["there is no cluster b"]
     used = [each.admin for each in clusters.connections.values()]
     assert [each.state for each in used] == ["running"] * 2
     assert {each.state for each in admins if each not in used} == {"stopped"}
     written = json.loads(path.read_text())
     assert (written["standard"], written["clusters"]) == ("c", {"c": "127.0.0.1:6"})
-    await asyncio.gather(clusters.put("d", "127.0.0.1:7", new=True), clusters.stop())
+    await asyncio.gather(clusters.put("d", "127.0.0.1:7"), clusters.stop())
     assert {each.state for each in admins} == {"stopped"}
+
+
+async def test_what_cannot_be_used_is_written_back_unchanged_and_shown(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.json"
+    file = {
+        "standard": "typo",
+        "clusters": {"typo": "127.0.0.1", "b": "127.0.0.1:2"},
+        "signed": ["typo", "b"],
+    }
+    path.write_text(json.dumps(file))
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    assert clusters.standard == STARTED
+    problems = clusters.problems
+    assert [each.split(": ")[1] for each in problems] == [
+        "the entry 'typo' of clusters is left out", "there is no cluster 'typo' to be the default",
+    ]  # fmt: skip
+    await clusters.put("c", "127.0.0.1:3")
+    await clusters.remove(clusters.connections["c"])
+    assert json.loads(path.read_text()) == file
+    assert clusters.problems == problems
+    await clusters.put("typo", "127.0.0.1:4")
+    file |= {"clusters": {"typo": "127.0.0.1:4", "b": "127.0.0.1:2"}, "signed": ["b"]}
+    assert json.loads(path.read_text()) == file
+    assert (clusters.standard, clusters.problems) == ("typo", [])
+    await clusters.stop()
 
 
 async def test_a_failing_write_leaves_no_client_running(tmp_path: Path, admins: list[Admin]) -> None:
     (tmp_path / "clusters.json.new").mkdir()
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
     with pytest.raises(ClusterError, match="cannot be written"):
-        await clusters.put("b", "127.0.0.1:2", new=True)
+        await clusters.put("b", "127.0.0.1:2")
     assert list(clusters.connections) == [STARTED]
     assert [each.state for each in admins] == ["stopped"]
 
@@ -240,8 +277,8 @@ async def test_requests_are_signed_only_where_an_administrator_wants_it(
     addr = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
     clusters = Clusters(tmp_path / "clusters.json", addr)
     await clusters.start()
-    await clusters.put("foreign", addr, new=True)
-    await clusters.put("ours", addr, new=True, signed=True)
+    await clusters.put("foreign", addr)
+    await clusters.put("ours", addr, signed=True)
     signed = {}
     for name, connection in clusters.connections.items():
         received.clear()
@@ -290,7 +327,7 @@ async def test_the_server_refuses_each_change_to_readers(
     monkeypatch.setattr(page, "Form", FilledForm)
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")
     await clusters.start()
-    await clusters.put("b", "127.0.0.1:2", new=True)
+    await clusters.put("b", "127.0.0.1:2")
     before = (tmp_path / "clusters.json").read_bytes()
     audit, told = Audit(tmp_path / "audit.jsonl"), []
     view: Any = SimpleNamespace(

@@ -89,7 +89,11 @@ class Clusters:
     def __init__(self, path: Path, namesrv: str) -> None:
         self._path = path
         self._changing = asyncio.Lock()
-        self._refused: dict[str, Any] = {}  # invalid entries of the file, kept until the user repairs them
+        # Invalid parts of the file, kept until the user repairs them: entries, signed flags, the default.
+        self._refused: dict[str, Any] = {}
+        self._signed: list[str] = []
+        self._unusable_standard = ""
+        self._reasons: dict[str, str] = {}
         self._unreadable = ""
         self.standard = STARTED
         self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
@@ -99,23 +103,38 @@ class Clusters:
         """Whether the console shows more than one cluster."""
         return len(self.connections) > 1
 
+    @property
+    def problems(self) -> list[str]:
+        """The reasons why the file, or entries of it, are not used."""
+        found = [self._unreadable] if self._unreadable else []
+        found += [f"{self._path}: {reason}" for reason in self._reasons.values()]
+        if self._unusable_standard:
+            found.append(f"{self._path}: there is no cluster {self._unusable_standard!r} to be the default")
+        return found
+
     async def start(self) -> None:
         """Read the file, and start the clients of all clusters.
 
         A file or an entry that cannot be used is logged and left as it is: the console starts without it.
         """
         read = self._read()
+        self._signed = read.signed
         for name, namesrv in read.clusters.items():
             try:
                 addrs = _addresses(_legal(_changeable(name)), namesrv)
                 self._check_room()
             except ClusterError as error:
-                log.warning("%s: the entry %r of clusters is left out: %s", self._path, name, error)
                 self._refused[name] = namesrv
+                self._reasons[name] = f"the entry {name!r} of clusters is left out: {error}"
             else:
                 self.connections[name] = ClusterConnection(name, addrs, signed=name in read.signed)
         if read.standard in self.connections:
             self.standard = read.standard
+        else:
+            self._unusable_standard = read.standard
+        if not self._unreadable:
+            for problem in self.problems:
+                log.warning("%s", problem)
         for each in self.connections.values():
             await each.admin.start()
 
@@ -144,54 +163,74 @@ class Clusters:
         """Return the cluster of a name, the default cluster for "", None for an unknown name."""
         return self.connections.get(name or self.standard)
 
-    async def put(self, name: str, namesrv: str, *, new: bool, signed: bool = False) -> None:
+    async def put(
+        self, name: str, namesrv: str, *, shown: ClusterConnection | None = None, signed: bool = False
+    ) -> None:
         """Add a cluster, or change one. Raises ClusterError.
 
         Args:
             name: The name of the cluster.
             namesrv: The cluster's name servers, as `host:port;host:port`.
-            new: Whether to add a cluster. It is an error if another administrator has just added or removed
-                it.
+            shown: The cluster that the administrator changes, as the page showed it; None to add one.
+                It is an error if another administrator has added, changed or removed it since.
             signed: Whether to sign requests to its brokers with the console's account.
         """
         addrs = _addresses(_legal(_changeable(name)), namesrv)
         async with self._changing:
-            before = self.connections.get(name)
-            if new and before is not None:
+            if shown is not None:
+                self._check_shown(shown)
+            elif name in self.connections:
                 raise ClusterError(f"there is a cluster {name} already")
-            if not new and before is None:
-                raise ClusterError(f"there is no cluster {name}")
-            if new:
+            else:
                 self._check_room()
             made = ClusterConnection(name, addrs, signed=signed)
             try:
                 await made.admin.start()
-                self._write(self.standard, {**self.connections, name: made})
+                self._write(self._unusable_standard or self.standard, {**self.connections, name: made})
             except BaseException:
                 await made.close()
                 raise
             self.connections[name] = made
             self._refused.pop(name, None)
-            if before is not None:
-                await before.close()
+            self._reasons.pop(name, None)
+            if name == self._unusable_standard:
+                self.standard, self._unusable_standard = name, ""
+            if shown is not None:
+                await shown.close()
 
-    async def remove(self, name: str) -> None:
-        """Remove a cluster from the console. Raises ClusterError."""
+    async def remove(self, shown: ClusterConnection) -> None:
+        """Remove a cluster from the console.
+
+        Raises ClusterError, also if another administrator has changed or removed it since the page showed it.
+        """
+        name = _changeable(shown.name)
         async with self._changing:
-            if _changeable(name) not in self.connections:
-                raise ClusterError(f"there is no cluster {name}")
+            self._check_shown(shown)
             standard = STARTED if self.standard == name else self.standard
-            self._write(standard, {key: each for key, each in self.connections.items() if key != name})
+            connections = {key: each for key, each in self.connections.items() if key != name}
+            self._write(self._unusable_standard or standard, connections)
             self.standard = standard
             await self.connections.pop(name).close()
 
-    async def make_standard(self, name: str) -> None:
-        """Make a cluster the default, which browsers without a choice show. Raises ClusterError."""
+    async def make_standard(self, shown: ClusterConnection) -> None:
+        """Make a cluster the default, which browsers without a choice show.
+
+        Raises ClusterError, also if another administrator has changed or removed it since the page showed it.
+        """
         async with self._changing:
-            if name not in self.connections:
-                raise ClusterError(f"there is no cluster {name}")
-            self._write(name, self.connections)
-            self.standard = name
+            self._check_shown(shown)
+            self._write(shown.name, self.connections)
+            self.standard, self._unusable_standard = shown.name, ""
+
+    def _check_shown(self, shown: ClusterConnection) -> None:
+        """Check that a cluster has not changed since a page showed it. Each change makes a new connection."""
+        now = self.connections.get(shown.name)
+        if now is None:
+            raise ClusterError(f"there is no cluster {shown.name}")
+        if now is not shown:
+            signed = "signed" if now.signed else "not signed"
+            changed = f"its name servers are {now.namesrv}, requests are {signed}"
+            raise ClusterError(f"cluster {shown.name} has been changed meanwhile: {changed}. Reload the page")
 
     def _check_room(self) -> None:
         if len(self.connections) >= MAX_CLUSTERS:
@@ -201,10 +240,12 @@ class Clusters:
         if self._unreadable:
             raise ClusterError(f"{self._unreadable}. Mend or remove it, and restart the console")
         added = [each for each in connections.values() if each.name != STARTED]
+        used = {each.name for each in added}
+        refused = {name: each for name, each in self._refused.items() if name not in used}
         content = _File(
             standard,
-            self._refused | {each.name: each.namesrv for each in added},
-            [each.name for each in added if each.signed],
+            refused | {each.name: each.namesrv for each in added},
+            [name for name in self._signed if name in refused] + [each.name for each in added if each.signed],
         )
         try:
             replace_private(str(self._path), msgspec.json.format(msgspec.json.encode(content)))

@@ -27,6 +27,8 @@ def section(view: View) -> None:
     clusters = view.services.clusters
     with view.section("clusters.title"):
         view.note(view.t("clusters.says"))
+        for problem in clusters.problems:
+            view.note(problem, "problem")
         if view.may_change:
             with ui.element("div").classes("list-tools"):
                 view.button("clusters.add", lambda: put(view, None), icon="add")
@@ -77,7 +79,7 @@ async def put(view: View, row: ClusterConnection | None) -> None:
     await _execute(
         view, "cluster.add" if row is None else "cluster.change", name,
         [view.t("clusters.will_put", name=name, namesrv=namesrv), f"{accounts[account.value]}."],
-        lambda: clusters.put(name, namesrv, new=row is None, signed=signed), namesrv,
+        lambda: clusters.put(name, namesrv, shown=row, signed=signed), namesrv,
         signed=str(signed).lower(),
     )  # fmt: skip
 
@@ -85,7 +87,7 @@ async def put(view: View, row: ClusterConnection | None) -> None:
 async def make_standard(view: View, row: ClusterConnection) -> None:
     """Make a cluster the default."""
     effects = [view.t("clusters.will_standard", name=row.name)]
-    change = partial(view.services.clusters.make_standard, row.name)
+    change = partial(view.services.clusters.make_standard, row)
     await _execute(view, "cluster.standard", row.name, effects, change, row.namesrv)
 
 
@@ -94,7 +96,7 @@ async def remove(view: View, row: ClusterConnection) -> None:
     if row.name == STARTED:
         raise ClusterError(view.t("clusters.started"))
     effects = [view.t("clusters.will_remove", name=row.name)]
-    change = partial(view.services.clusters.remove, row.name)
+    change = partial(view.services.clusters.remove, row)
     await _execute(view, "cluster.remove", row.name, effects, change, row.namesrv)
 
 
