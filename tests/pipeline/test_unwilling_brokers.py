@@ -3,6 +3,7 @@ the lack of it."""
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 import zlib
@@ -15,7 +16,7 @@ from tests.pipeline.fake_servers import QUEUE, TOPIC, FakeCluster, Stream, fake_
 from cometmq.errors import BrokerError, ConnectError, NoRouteError, RecordError, SendFailed
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
-from cometmq.pipeline.base.options import PullOptions, Topics
+from cometmq.pipeline.base.options import PullOptions, Topics, read_options
 from cometmq.pipeline.base.plan import Bounds, QueueRange
 from cometmq.pipeline.base.wire import PLAIN
 from cometmq.pipeline.live import reading, source
@@ -51,6 +52,11 @@ def parts(fake: FakeCluster, end: int = 40, address: str = "", **options: Any) -
 
 def offsets(read: Iterator[Part]) -> list[int]:
     return [offset for part in read for offset in part.batch.column("queue_offset").to_pylist()]
+
+
+def planned(fake: FakeCluster, **options: str) -> list[Any]:
+    given = {"namesrv": fake.addr, "topic": TOPIC, "timeoutMs": "5000", **options}
+    return list(source.CometReader(source.full_schema(), read_options(given, streaming=False)).partitions())
 
 
 @pytest.fixture
@@ -160,6 +166,19 @@ class TestAReplicaThatLags:
         with pytest.raises(ReplicaBehindError, match=f"{replica.addr}.*offset 40.*0 to 40"):
             list(parts(replica, end=50, timeout_ms=300, fail_on_data_loss=fail))
         assert replica.requests.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) <= 3
+
+    @pytest.mark.parametrize("fail", ["true", "false"])
+    @pytest.mark.parametrize("option", ["startingOffsets", "startingGroup"])
+    def test_a_start_behind_its_end_is_an_error_and_no_loss(
+        self, replica: FakeCluster, option: str, fail: str
+    ) -> None:
+        replica.stored = 45
+        given = {option: json.dumps(position(45)) if option == "startingOffsets" else "g"}
+        with pytest.raises(ReplicaBehindError, match=f"{replica.addr}.*offset 45.*0 to 40"):
+            planned(replica, timeoutMs="300", failOnDataLoss=fail, **given)
+        threading.Timer(0.3, lambda: replica.stored_ms.extend(range(2000, 2010))).start()
+        (task,) = planned(replica, failOnDataLoss=fail, **given)
+        assert task.ranges == [QueueRange(QUEUE, 45, 50)]
 
     def test_a_master_that_does_not_have_it_has_lost_it(self, fake: FakeCluster) -> None:
         with pytest.raises(DataLossError, match="10 records are gone"):

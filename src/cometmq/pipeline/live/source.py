@@ -28,6 +28,7 @@ from pyspark.sql.types import StructType
 from cometmq import logs
 from cometmq.errors import BrokerError, ConfigError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.errors import ReplicaBehindError
 from cometmq.pipeline.base.offsets import (
     LATEST,
     START_KEY,
@@ -59,6 +60,7 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_colum
 log = logs.logger(__name__)
 
 _IDLE_POLL_S = 0.1  # minimum seconds between two requests to the brokers while there are no new messages
+_REPLICA_RETRY_S = 0.2
 _REGISTERED_S = 30.0  # seconds between registrations of a broker at a name server (registerNameServerPeriod)
 
 
@@ -138,6 +140,16 @@ class CometReader(DataSourceReader):
             # The end is resolved after the start. Otherwise "latest" could be below an offset that a running
             # group stores in between.
             end = cluster.resolve(self._options.ending, queues)
+            ending = self._options.ending
+            behind = [
+                queue
+                for queue, offset in end.items()
+                if start[queue] > offset and self._is_given(queue) and ending.offsets.get(queue, -1) < 0
+            ]
+            for queue in behind:
+                _wait_for_replica(cluster, queue, start[queue], self._options.pull.timeout_ms / 1000)
+            if behind:
+                end = cluster.resolve(ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
                     # With words and times only: a queue may have been replaced, or a clock set back.
@@ -154,6 +166,19 @@ class CometReader(DataSourceReader):
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
         return _read(partition, self._arrow, self._options.pull)
+
+
+def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s: float) -> None:
+    """Wait until the queue's replica holds the messages before `end`, or its master is back.
+
+    Return immediately if the master is read. Raises ReplicaBehindError after the timeout.
+    """
+    deadline = time.monotonic() + timeout_s
+    while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
+        address = cluster.address_of(queue)  # reads the route again
+        if time.monotonic() >= deadline:
+            raise ReplicaBehindError(queue, end, address, held.minimum, held.maximum)
+        time.sleep(_REPLICA_RETRY_S)
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
