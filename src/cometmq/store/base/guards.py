@@ -4,9 +4,9 @@
 acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
 end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
 existence counts. The directories of log, consume queues and index have locks of their own, because settings
-can name directories of another store. Settings can also put `abort` and `checkpoint` outside the store directory.
-The file `<file>.owner` beside each then holds the path of that directory. A lock would not do: a store must
-not remove the `abort` of another store that is not running.
+can name directories of another store. Settings can also put `abort` and `checkpoint` outside the store
+directory. The file `<file>.owner` beside each then holds the path of that directory. A lock would not do: a
+store must not remove the `abort` of another store that is not running.
 """
 
 from __future__ import annotations
