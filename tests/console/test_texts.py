@@ -58,8 +58,10 @@ def test_each_text_that_is_used_is_there_and_the_other_way_round() -> None:
     actions = {
         name.value
         for node in sources()
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "Action"
-        for name in ast.walk(node.args[0])
+        if isinstance(node, ast.Call)
+        for part in [*node.args[:1], *(each.value for each in node.keywords if each.arg == "name")]
+        if ast.unparse(node.func) == "Action" or ast.unparse(node.func).startswith("operations.")
+        for name in ast.walk(part)
         if isinstance(name, ast.Constant)
     }
     files = {word for word in used if word.endswith((".json", ".jsonl"))}

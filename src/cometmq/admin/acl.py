@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from cometmq.admin.admin import Admin
-from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.servers import ServerAdmin, check_cluster
+from cometmq.admin.values import broker_places
 from cometmq.errors import BodyError
 from cometmq.protocol.bodies import AclAccounts, DataVersion
 from cometmq.protocol.codes import RequestCode
@@ -32,59 +32,77 @@ class AclVersion(msgspec.Struct, frozen=True):
     timestamp_ms: int
 
 
-class Accounts:
-    """Requests about accounts (50 to 53, and CometMQ's 21006 and 21007), each of which goes to one broker.
+class AccessAdmin(ServerAdmin):
+    """Operations on accounts and white lists (requests 50 to 53, and CometMQ's 21006 and 21007)."""
 
-    All methods that send a request may raise BrokerError and RemotingError.
-    """
+    async def addrs_in(self, cluster: str) -> list[str]:
+        """Return the addresses of all brokers of a cluster, including slaves.
 
-    def __init__(self, admin: Admin) -> None:
-        self._admin = admin
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
+        info = await self.cluster_info()
+        check_cluster(cluster, info)
+        return [place.broker_addr for place in broker_places(info, cluster)]
 
-    async def addrs(self, cluster: str) -> list[str]:
-        """Return all brokers of a cluster, including slaves. Raises UnknownNameError."""
-        info = await self._admin.cluster_info()
-        if cluster not in info.cluster_addr_table:
-            raise UnknownNameError("cluster", cluster, sorted(info.cluster_addr_table))
-        names = sorted(info.cluster_addr_table[cluster])
-        brokers = [info.broker_addr_table[name] for name in names if name in info.broker_addr_table]
-        return [addr for broker in brokers for _, addr in sorted(broker.broker_addrs.items())]
+    async def put_account(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
+        """Add an account to a broker, or change an account.
 
-    async def put(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
-        """Add an account, or change the fields of an account that the header sets."""
-        await self._admin.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
+        Args:
+            addr: Address of the broker.
+            account: The account. Fields that are None stay as they are.
+        """
+        await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
-    async def delete(self, addr: str, access_key: str) -> None:
+    async def delete_account(self, addr: str, access_key: str) -> None:
+        """Delete an account from the access files of a broker.
+
+        Args:
+            addr: Address of the broker.
+            access_key: Name of the account.
+        """
         header = DeleteAccessConfigRequestHeader(access_key=access_key)
-        await self._admin.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
+        await self.client.brokers.call(addr, RequestCode.DELETE_ACL_CONFIG, header)
 
-    async def set_white(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
-        """Replace the global white list of an access file; "" is the default file."""
+    async def set_white_list(self, addr: str, patterns: Sequence[str], file: str = "") -> None:
+        """Replace the global white list of an access file of a broker.
+
+        Args:
+            addr: Address of the broker.
+            patterns: Addresses that need no account, for example "10.0.0.*".
+            file: The access file. "": the default file.
+        """
         header = UpdateGlobalWhiteAddrsConfigRequestHeader(
             global_white_addrs=",".join(patterns), acl_file_full_path=file
         )
-        await self._admin.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
+        await self.client.brokers.call(addr, RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG, header)
 
-    async def listed(self, addr: str) -> AclAccounts:
+    async def accounts(self, addr: str) -> AclAccounts:
         """Return the accounts of a CometMQ broker, without their secrets, and its global white lists."""
-        return AclAccounts.decode(
-            (await self._admin.client.brokers.call(addr, RequestCode.LIST_ACCOUNTS)).body
-        )
+        return await self.client.brokers.fetch(addr, RequestCode.LIST_ACCOUNTS, AclAccounts)
 
-    async def explain(
+    async def explain_access(
         self, addr: str, user: str, action: str, resource: str = "", host: str = ""
     ) -> tuple[bool, str]:
-        """Return whether an account has a permission at a CometMQ broker, and the rule that decides."""
+        """Return whether an account has a permission at a CometMQ broker, and the rule that decides.
+
+        Args:
+            addr: Address of the broker.
+            user: Name of the account.
+            action: "pub", "sub" or "admin".
+            resource: "topic:NAME", "group:NAME", or NAME, which is a topic. "": none, for "admin".
+            host: Address of the client, for white lists. "": unknown.
+        """
         header = ExplainAccessRequestHeader(
             user=user, action=action, resource=resource or None, host=host or None
         )
-        answer = await self._admin.client.brokers.call(addr, RequestCode.EXPLAIN_ACCESS, header)
+        answer = await self.client.brokers.call(addr, RequestCode.EXPLAIN_ACCESS, header)
         found = answer.header(ExplainAccessResponseHeader)
         return found.allowed, found.reason
 
-    async def versions(self, addr: str) -> list[AclVersion]:
+    async def acl_versions(self, addr: str) -> list[AclVersion]:
         """Return the versions of a broker's access files."""
-        answer = await self._admin.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
+        answer = await self.client.brokers.call(addr, RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
         header = answer.header(AclConfigVersionResponseHeader)
         try:
             files = msgspec.json.decode(header.all_acl_file_version or "{}", type=dict[str, DataVersion])

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import msgspec
 
+from cometmq.admin.acl import AccessAdmin
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
 from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.admin.message_admin import MessageAdmin
@@ -45,7 +46,7 @@ __all__ = ["Admin", "TopicSettings"]
 ADMIN_TIMEOUT_S = 5.0
 
 
-class Admin(StatsAdmin, MessageAdmin, OffsetAdmin):
+class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
     """Administration operations on the clusters that are registered at a set of name servers.
 
     An `Admin` is an asynchronous context manager. Every operation that sends a request may raise

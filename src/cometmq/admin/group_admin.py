@@ -157,7 +157,7 @@ class GroupAdmin(GroupStates):
         Raises:
             UnknownNameError: The cluster does not exist.
         """
-        for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
+        for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.call(
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=config.encode()
             )
@@ -184,7 +184,7 @@ class GroupAdmin(GroupStates):
             UnknownNameError: The cluster does not exist.
         """
         body = SubscriptionGroupList(group_config_list=list(configs)).encode()
-        for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
+        for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.call(
                 addr, RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, body=body
             )

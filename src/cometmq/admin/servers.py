@@ -69,6 +69,14 @@ class ServerAdmin(Client):
         """
         return list(await self.cluster_addrs(cluster))
 
+    async def target_addrs(self, broker_addr: str | None, cluster: str | None) -> list[str]:
+        """Return `broker_addr`, or without it the addresses of the cluster's masters.
+
+        Raises:
+            UnknownNameError: The cluster does not exist.
+        """
+        return [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
+
     async def names_in(self, cluster: str) -> set[str]:
         """Return the broker names of a cluster.
 
@@ -142,12 +150,13 @@ class ServerAdmin(Client):
         """
         header = ViewBrokerStatsDataRequestHeader(stats_name=name, stats_key=key)
         try:
-            answer = await self.client.brokers.call(broker_addr, RequestCode.VIEW_BROKER_STATS_DATA, header)
+            data = await self.client.brokers.fetch(
+                broker_addr, RequestCode.VIEW_BROKER_STATS_DATA, BrokerStatsData, header
+            )
         except BrokerError as error:
             if STATS_NOT_EXIST in (error.remark or ""):
                 return None
             raise
-        data = BrokerStatsData.decode(answer.body)
         return Stats(minute=_span(data.stats_minute), hour=_span(data.stats_hour), day=_span(data.stats_day))
 
     # -- name servers
@@ -167,8 +176,7 @@ class ServerAdmin(Client):
         Args:
             addr: Address of the name server.
         """
-        answer = await self.client.namesrv.call(addr, RequestCode.GET_BROKER_CLUSTER_INFO)
-        return ClusterInfo.decode(answer.body)
+        return await self.client.namesrv.fetch(addr, RequestCode.GET_BROKER_CLUSTER_INFO, ClusterInfo)
 
     async def update_namesrv_config(self, settings: Mapping[str, str]) -> list[str]:
         """Change settings of all name servers, which also write them to their settings files.
@@ -219,7 +227,9 @@ class ServerAdmin(Client):
         Raises:
             UnknownNameError: There is no such broker name.
         """
-        return await self._change_perm(broker_name, add=False)
+        await self.check_broker_name(broker_name)
+        addrs = self.client.namesrv.addrs
+        return [await self.change_write_perm(addr, broker_name, allow=False) for addr in addrs]
 
     async def add_write_perm(self, broker_name: str) -> list[PermChange]:
         """Restore the write permission of a broker's topics at all name servers.
@@ -233,27 +243,39 @@ class ServerAdmin(Client):
         Raises:
             UnknownNameError: There is no such broker name.
         """
-        return await self._change_perm(broker_name, add=True)
+        await self.check_broker_name(broker_name)
+        addrs = self.client.namesrv.addrs
+        return [await self.change_write_perm(addr, broker_name, allow=True) for addr in addrs]
 
-    async def _change_perm(self, broker_name: str, *, add: bool) -> list[PermChange]:
+    async def check_broker_name(self, broker_name: str) -> None:
+        """Raise UnknownNameError if there is no such broker name."""
         known = (await self.cluster_info()).broker_addr_table
         if broker_name not in known:
             raise UnknownNameError("broker", broker_name, sorted(known))
+
+    async def change_write_perm(self, namesrv: str, broker_name: str, *, allow: bool) -> PermChange:
+        """Restore or remove the write permission of a broker's topics at one name server.
+
+        Args:
+            namesrv: Address of the name server.
+            broker_name: Name of the broker.
+            allow: Restore the permission. False: remove it.
+
+        Returns:
+            The number of changed topics, or the error of the name server.
+        """
         header = BrokerNameRequestHeader(broker_name=broker_name)
-        code = RequestCode.ADD_WRITE_PERM_OF_BROKER if add else RequestCode.WIPE_WRITE_PERM_OF_BROKER
-        found = []
-        for addr in self.client.namesrv.addrs:
-            topics, problem = 0, ""
-            try:
-                answer = await self.client.namesrv.call(addr, code, header)
-                if add:
-                    topics = answer.header(AddWritePermOfBrokerResponseHeader).add_topic_count
-                else:
-                    topics = answer.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
-            except CometError as error:
-                problem = str(error)
-            found.append(PermChange(namesrv=addr, broker_name=broker_name, topics=topics, problem=problem))
-        return found
+        code = RequestCode.ADD_WRITE_PERM_OF_BROKER if allow else RequestCode.WIPE_WRITE_PERM_OF_BROKER
+        topics, problem = 0, ""
+        try:
+            answer = await self.client.namesrv.call(namesrv, code, header)
+            if allow:
+                topics = answer.header(AddWritePermOfBrokerResponseHeader).add_topic_count
+            else:
+                topics = answer.header(WipeWritePermOfBrokerResponseHeader).wipe_topic_count
+        except CometError as error:
+            problem = str(error)
+        return PermChange(namesrv=namesrv, broker_name=broker_name, topics=topics, problem=problem)
 
 
 def check_cluster(cluster: str, info: ClusterInfo) -> None:

@@ -83,8 +83,7 @@ class TopicAdmin(GroupStates):
         Raises:
             UnknownNameError: The cluster does not exist.
         """
-        addrs = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
-        for addr in addrs:
+        for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.create_topic(
                 addr,
                 settings.topic,
@@ -114,7 +113,7 @@ class TopicAdmin(GroupStates):
             UnknownNameError: The cluster does not exist.
         """
         body = TopicConfigList(topic_config_list=list(topics)).encode()
-        for addr in [broker_addr] if broker_addr else await self.master_addrs(cluster or ""):
+        for addr in await self.target_addrs(broker_addr, cluster):
             await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, body=body)
             yield addr
 
@@ -179,23 +178,30 @@ class TopicAdmin(GroupStates):
             await self.client.namesrv.put_kv_config(addr, ORDER_TOPIC_CONFIG, settings.topic, conf)
         return conf
 
-    async def delete_topic_in_brokers(self, topic: str, cluster: str) -> list[str]:
-        """Delete a topic and its messages at all masters of a cluster.
+    async def delete_topic_in_brokers(
+        self, topic: str, cluster: str | None = None, *, broker_addr: str | None = None
+    ) -> list[str]:
+        """Delete a topic and its messages at brokers.
+
+        Args:
+            topic: The topic.
+            cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+            broker_addr: Only at this broker.
 
         Returns:
-            The addresses of the masters.
+            The addresses of the brokers.
 
         Raises:
             UnknownNameError: The cluster does not exist.
         """
-        addrs = await self.master_addrs(cluster)
+        addrs = await self.target_addrs(broker_addr, cluster)
         for addr in addrs:
             await self.client.brokers.delete_topic(addr, topic)
         return addrs
 
-    async def delete_topic_in_name_servers(self, topic: str) -> None:
-        """Delete the route and the order configuration of a topic at every name server."""
-        for addr in self.client.namesrv.addrs:
+    async def delete_topic_in_name_servers(self, topic: str, namesrv: str | None = None) -> None:
+        """Delete the route and the order configuration of a topic at one name server (None: every one)."""
+        for addr in (namesrv,) if namesrv else self.client.namesrv.addrs:
             await self.client.namesrv.delete_topic(addr, topic)
             await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
 
@@ -257,8 +263,9 @@ class TopicAdmin(GroupStates):
             addr: Address of the broker.
             topic: The topic.
         """
-        answer = await self.client.brokers.call(
-            addr, RequestCode.GET_TOPIC_STATS_INFO, TopicRequestHeader(topic=topic), topic=topic
+        header = TopicRequestHeader(topic=topic)
+        table = await self.client.brokers.fetch(
+            addr, RequestCode.GET_TOPIC_STATS_INFO, TopicStatsTable, header, topic=topic
         )
         return [
             QueueStatus(
@@ -268,11 +275,17 @@ class TopicAdmin(GroupStates):
                 max_offset=offsets.max_offset,
                 last_update_timestamp=offsets.last_update_timestamp,
             )
-            for queue, offsets in TopicStatsTable.decode(answer.body).offset_table.items()
+            for queue, offsets in table.offset_table.items()
         ]
 
     async def change_topic_perm(
-        self, topic: str, perm: int, *, broker_addr: str | None = None, cluster: str | None = None
+        self,
+        topic: str,
+        perm: int,
+        *,
+        broker_addr: str | None = None,
+        cluster: str | None = None,
+        execute: bool = True,
     ) -> AsyncIterator[tuple[str, int, TopicSettings]]:
         """Change only the permission of a topic.
 
@@ -281,6 +294,7 @@ class TopicAdmin(GroupStates):
             perm: The new permission: 2 write, 4 read, 6 both.
             broker_addr: Only at this master.
             cluster: At all masters of this cluster. Has an effect only without `broker_addr`.
+            execute: False: only yield what would be changed.
 
         Yields:
             Address, old permission and new settings of each changed broker.
@@ -296,7 +310,7 @@ class TopicAdmin(GroupStates):
             for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
             if MASTER_ID in data.broker_addrs and data.broker_name in queues
         }
-        wanted = [broker_addr] if broker_addr else await self.master_addrs(cluster or "")
+        wanted = await self.target_addrs(broker_addr, cluster)
         for addr in wanted:
             if addr not in masters:
                 raise UnknownNameError("master of the topic", addr, list(masters))
@@ -310,8 +324,10 @@ class TopicAdmin(GroupStates):
                 unit=bool(data.topic_sys_flag & UNIT_FLAG),
                 has_unit_sub=bool(data.topic_sys_flag & UNIT_SUB_FLAG),
             )
-            async for _ in self.create_topic(settings, broker_addr=addr):
-                yield addr, data.perm, settings
+            if execute:
+                async for _ in self.create_topic(settings, broker_addr=addr):
+                    pass
+            yield addr, data.perm, settings
 
     async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
         """Return the queues of a topic that each client would hold if the clients were one consumer group.

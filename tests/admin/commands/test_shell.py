@@ -29,20 +29,7 @@ LATER = [
 ]
 OURS = ["purgeTopic", "resumeCheckHalfMessage"]
 COMMANDS = list(mqadmin.commands)[1:]
-DANGEROUS = [
-    "deleteTopic",
-    "deleteSubGroup",
-    "deleteKvConfig",
-    "deleteAclConfig",
-    "updateOrderConf",
-    "wipeWritePerm",
-    "cleanExpiredCQ",
-    "cleanUnusedTopic",
-    "deleteExpiredCommitLog",
-    "resetOffsetByTime",
-    "skipAccumulatedMessage",
-    "cloneGroupOffset",
-]
+CHANGING = re.compile("add|clean|clone|delete|remove|reset|resume|skip|update|wipe")
 
 
 def test_every_command_of_apaches_is_there() -> None:
@@ -60,7 +47,7 @@ def options_of(command: str) -> dict[str, click.Option]:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_what_all_commands_take(command: str) -> None:
     assert {"-n", "--namesrvAddr", "--json", "--raw"} <= options_of(command).keys()
-    assert ("--dry-run" in options_of(command)) == (command in DANGEROUS)
+    assert ("--dry-run" in options_of(command)) == bool(CHANGING.match(command))
     assert all(each.help for name, each in options_of(command).items() if name != "--help")
 
 
@@ -356,12 +343,61 @@ def test_an_example_can_be_given(command: str, example: str) -> None:
         assert context.args == []
 
 
-def test_dangerous_commands_are_named() -> None:
-    sentence = PAGE[PAGE.index("With `--dry-run`") : PAGE.index("purgeTopic only shows")]
-    named = {word for word in re.findall(r"\w+", sentence) if word in mqadmin.commands}
+def test_commands_with_a_dry_run_are_named() -> None:
+    sentence = PAGE[PAGE.index("takes `--dry-run`") : PAGE.index("purgeTopic only shows")]
 
-    assert named == {
-        name
-        for name, command in mqadmin.commands.items()
-        if any("--dry-run" in each.opts for each in command.params)
-    }
+    assert "|".join(re.findall(r"`(\w+)…`", sentence)) == CHANGING.pattern
+
+
+TOPIC_FILE, GROUP_FILE = '[{"topicName":"dry-2"}]', '[{"groupName":"dry-2"}]'
+DRY_RUNS = (
+    "updateTopic -b {addr} -t dry-2 -o true",
+    "updateTopicList -c DefaultCluster -f {topics}",
+    "updateTopicPerm -b {addr} -t dry -p 4",
+    "deleteTopic -c DefaultCluster -t dry",
+    "updateOrderConf -t dry -m put -v broker-a:2",
+    "updateSubGroup -c DefaultCluster -g dry-2",
+    "updateSubGroupList -b {addr} -f {groups}",
+    "deleteSubGroup -c DefaultCluster -g dry -r true",
+    "skipAccumulatedMessage -g dry -t dry --force",
+    "updateBrokerConfig -b {addr} -k fileReservedTime -v 24",
+    "cleanUnusedTopic",
+    "wipeWritePerm -b {name}",
+    "addWritePerm -b {name}",
+    "updateKvConfig -s DRY -k dry -v dry",
+    "deleteKvConfig -s PLACES -k dry",
+    "updateNamesrvConfig -k clusterTest -v true",
+    "updateAclConfig -b {addr} -a somebody -s a-good-secret",
+    "deleteAclConfig -b {addr} -a somebody",
+    "updateGlobalWhiteAddr -b {addr} -g 10.0.0.1",
+    "resetMasterFlushOffset -b {addr} -o 7",
+    "addBroker -c {addr} -b broker.conf",
+    "removeBroker -c {addr} -b DefaultCluster:broker-a:0",
+    "resumeCheckHalfMessage -i 7F0000010000000000000001ABCDEF00",
+)
+
+
+@pytest.mark.parametrize("words", DRY_RUNS, ids=[words.split()[0] for words in DRY_RUNS])
+def test_a_dry_run_names_the_actions_and_changes_nothing(mq: Shell, tmp_path: Path, words: str) -> None:
+    files = {"topics": tmp_path / "topics", "groups": tmp_path / "groups"}
+    files["topics"].write_text(TOPIC_FILE)
+    files["groups"].write_text(GROUP_FILE)
+    places = {"addr": mq.broker.broker_addr, "name": mq.broker.broker_name, **files}
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "dry")
+    mq.ok("updateSubGroup", "-c", "DefaultCluster", "-g", "dry")
+    mq.ok("updateKvConfig", "-s", "PLACES", "-k", "dry", "-v", "here")
+
+    def state() -> list[Any]:
+        shown = ("topicRoute -t dry", "getConsumerConfig -g dry --json", "getNamesrvConfig --json")
+        config = mq.ok("getBrokerConfig", "-b", mq.broker.broker_addr, "--json").json
+        names = {name for name in mq.ok("topicList").lines if "dry" in name}
+        absent = mq.run("getConsumerConfig", "-g", "dry-2").code
+        return [*(mq.ok(*each.split()).json for each in shown), config, names, absent]
+
+    before = state()
+    would = mq.ok(*words.format(**places).split(), "--dry-run")
+    as_json = mq.ok(*words.format(**places).split(), "--dry-run", "--json").json
+
+    assert would.lines[-1] == "Nothing was done: this was a dry run."
+    assert would.lines[:-1] == [f"would {deed}" for deed in as_json["would"]] != []
+    assert state() == before

@@ -219,7 +219,10 @@ def test_a_deletion_is_only_told_in_a_dry_run(mq: Shell) -> None:
 
     assert would == {
         "dryRun": True,
-        "would": [f"delete topic spared with its messages at {mq.broker.broker_addr}"],
+        "would": [
+            f"delete topic spared with its messages at {mq.broker.broker_addr}",
+            f"delete the route of topic spared at {mq.broker.namesrv}",
+        ],
     }
     assert "spared" in mq.ok("topicList").lines
     assert mq.ok(*words, "--json").json["brokerAddrs"] == [mq.broker.broker_addr]

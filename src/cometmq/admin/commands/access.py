@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from cometmq.admin.acl import Accounts, AclVersion
+from cometmq.admin import operations
+from cometmq.admin.acl import AclVersion
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands.shell import (
     admin_command,
-    dangerous,
+    changes,
+    execute,
     opt,
-    should_execute,
-    show_if_text,
     switch,
     target_options,
     tell,
@@ -21,8 +21,8 @@ HIDDEN = "******"
 KEY = opt("-a", "--accessKey", required=True, metavar="NAME", help="The account.")
 
 
-async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | None) -> list[str]:
-    return [broker_addr] if broker_addr else await accounts.addrs(cluster or "")
+async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -> list[str]:
+    return [broker_addr] if broker_addr else await admin.addrs_in(cluster or "")
 
 
 @admin_command("updateAclConfig")
@@ -43,6 +43,7 @@ async def _targets(accounts: Accounts, broker_addr: str | None, cluster: str | N
 @opt("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
 @opt("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
 @switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
+@changes
 async def update_acl_config(
     admin: Admin,
     broker_addr: str | None,
@@ -67,11 +68,8 @@ async def update_acl_config(
         topic_perms=topics,
         group_perms=groups,
     )
-    accounts = Accounts(admin)
-    addrs = await _targets(accounts, broker_addr, cluster)
-    for addr in addrs:
-        await accounts.put(addr, header)
-        show_if_text(f"create or update plain access config to {addr} success.")
+    addrs = await _targets(admin, broker_addr, cluster)
+    await execute(operations.put_account(admin, addrs, header))
     listed = ", ".join([] if topics is None else topics.split(","))
     tell(
         {"accessKey": header.access_key, "brokerAddrs": addrs},
@@ -87,18 +85,13 @@ async def update_acl_config(
 @admin_command("deleteAclConfig")
 @target_options
 @KEY
-@dangerous
+@changes
 async def delete_acl_config(
-    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str, dry_run: bool
+    admin: Admin, broker_addr: str | None, cluster: str | None, access_key: str
 ) -> None:
     """Delete an ACL account at brokers."""
-    accounts, key = Accounts(admin), access_key.strip()
-    addrs = await _targets(accounts, broker_addr, cluster)
-    if not should_execute(dry_run, *(f"delete the account {key} at {addr}" for addr in addrs)):
-        return
-    for addr in addrs:
-        await accounts.delete(addr, key)
-        show_if_text(f"delete plain access config account from {addr} success.")
+    key, addrs = access_key.strip(), await _targets(admin, broker_addr, cluster)
+    await execute(operations.delete_account(admin, addrs, key))
     tell({"accessKey": key, "brokerAddrs": addrs}, [f"account's accesskey is:{key}"])
 
 
@@ -113,25 +106,23 @@ async def delete_acl_config(
     help="10.10.103.*,192.168.0.*",
 )
 @opt("-p", "--aclFileFullPath", "file", default="", metavar="FILE", help="Access file at the broker.")
+@changes
 async def update_global_white_addr(
     admin: Admin, broker_addr: str | None, cluster: str | None, patterns: str, file: str
 ) -> None:
     """Set the addresses that need no ACL account."""
-    accounts = Accounts(admin)
-    addrs = await _targets(accounts, broker_addr, cluster)
-    for addr in addrs:
-        await accounts.set_white(addr, [patterns.strip()], file)
-    lines = (f"update global white remote addresses to {addr} success." for addr in addrs)
-    tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, lines)
+    addrs = await _targets(admin, broker_addr, cluster)
+    target = broker_addr or cluster or ""
+    await execute(operations.set_white_list(admin, target, addrs, [patterns.strip()], file))
+    tell({"brokerAddrs": addrs, "globalWhiteRemoteAddresses": patterns.strip()}, [])
 
 
 @admin_command("clusterAclConfigVersion")
 @target_options
 async def cluster_acl_config_version(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """List the brokers' ACL files with version and time of the last change."""
-    accounts = Accounts(admin)
-    addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
-    found = [version for addr in addrs for version in await accounts.versions(addr)]
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    found = [version for addr in addrs for version in await admin.acl_versions(addr)]
     columns = ("#Cluster Name", "#Broker Name", "#Broker Addr", "#AclFilePath", "#AclConfigVersionNum")
     titles = [] if broker_addr else [_line(*columns, "#AclLastUpdateTime")]
     target = "broker" if broker_addr else "cluster"

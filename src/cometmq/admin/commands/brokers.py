@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
 
 import click
 
+from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
     BROKER,
     TOPIC,
     admin_command,
-    dangerous,
+    changes,
+    execute,
     flag,
     name_option,
     number,
     opt,
-    should_execute,
     show,
     show_json,
     show_problem,
@@ -109,6 +109,7 @@ async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str 
     flag("-a", "--updateAllBroker", "all_brokers", help="With -c: slaves, too (5.x)."),
     opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
     opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
+    changes,
 )
 async def update_broker_config(
     admin: Admin, broker_addr: str | None, cluster: str | None, all_brokers: bool, key: str, value: str
@@ -122,15 +123,9 @@ async def update_broker_config(
     if cluster:
         for master, slaves in (await admin.cluster_addrs(cluster, slaves=all_brokers)).items():
             addrs += [master, *slaves]
-    changes = []
-    for addr in addrs:
-        changes.append(await admin.update_broker_config(addr, {key: value}))
-        if not wants_json():
-            show([f"update broker config success, {addr}"])
-            show_change(changes[-1])
-    if wants_json():
-        show_json(changes)
-    if any(change.unknown for change in changes):
+    done: list[SettingsChange] = await execute(operations.set_broker(admin, addrs, key, value), show_change)
+    tell(done, [])
+    if any(change.unknown for change in done):
         raise click.exceptions.Exit(1)
 
 
@@ -150,45 +145,29 @@ def show_change(change: SettingsChange) -> None:
         show_problem(f"{change.broker_addr}: {key} is unknown and was ignored")
 
 
-async def clean(
-    admin: Admin,
-    what: str,
-    work: Callable[[str], Awaitable[None]],
-    target: tuple[str | None, str | None],
-    dry_run: bool,
-) -> None:
-    """Run a cleaning operation at one broker, the masters of a cluster or all masters."""
-    broker_addr, cluster = target
+async def clean(admin: Admin, name: str, broker_addr: str | None, cluster: str | None) -> None:
+    """Run a cleanup at one broker, the masters of a cluster or all masters."""
     addrs = [broker_addr] if broker_addr else list(await admin.cluster_addrs(cluster))
-    if should_execute(dry_run, *(f"delete {what} at {addr}" for addr in addrs)):
-        for addr in addrs:
-            await work(addr)
-        tell({"brokerAddrs": addrs}, ["success"])
+    await execute(operations.clean(admin, name, addrs))
+    tell({"brokerAddrs": addrs}, ["success"])
 
 
-@admin_command("cleanExpiredCQ", *MAYBE_TARGET, dangerous)
-async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool) -> None:
+@admin_command("cleanExpiredCQ", *MAYBE_TARGET, changes)
+async def clean_expired_cq(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete consume-queue files whose messages have expired."""
-    what = "queue and index files whose messages are deleted"
-    await clean(admin, what, admin.clean_expired_consume_queues, (broker_addr, cluster), dry_run)
+    await clean(admin, "broker.clean_queues", broker_addr, cluster)
 
 
-@admin_command("cleanUnusedTopic", *MAYBE_TARGET, dangerous)
-async def clean_unused_topic(
-    admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
-) -> None:
+@admin_command("cleanUnusedTopic", *MAYBE_TARGET, changes)
+async def clean_unused_topic(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete the queues of topics that are not configured."""
-    what = "queues of topics that are not configured"
-    await clean(admin, what, admin.clean_unused_topics, (broker_addr, cluster), dry_run)
+    await clean(admin, "broker.clean_topics", broker_addr, cluster)
 
 
-@admin_command("deleteExpiredCommitLog", *MAYBE_TARGET, dangerous)
-async def delete_expired_commit_log(
-    admin: Admin, broker_addr: str | None, cluster: str | None, dry_run: bool
-) -> None:
+@admin_command("deleteExpiredCommitLog", *MAYBE_TARGET, changes)
+async def delete_expired_commit_log(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Delete expired commit-log files now."""
-    what = "expired segments of the commit log"
-    await clean(admin, what, admin.delete_expired_commit_log, (broker_addr, cluster), dry_run)
+    await clean(admin, "broker.clean_log", broker_addr, cluster)
 
 
 @admin_command(

@@ -9,6 +9,7 @@ from typing import Any
 import click
 import msgspec
 
+from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
@@ -17,14 +18,15 @@ from cometmq.admin.commands.shell import (
     FILE,
     TOPIC,
     admin_command,
-    dangerous,
+    announce,
+    changes,
+    execute,
     flag,
     in_cluster,
     list_of,
     name_option,
     number,
     opt,
-    should_execute,
     show,
     show_if_text,
     show_json,
@@ -36,7 +38,6 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.errors import UnknownNameError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 from cometmq.settings import INT_MAX, LONG_MAX
 
 MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # intervals of Apache's monitor
@@ -156,6 +157,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         help="Notify members when the group's members change.",
     ),
     opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
+    changes,
 )
 async def update_sub_group(
     admin: Admin,
@@ -174,27 +176,25 @@ async def update_sub_group(
     config = SubscriptionGroupConfig(
         group_name=group, notify_consumer_ids_changed_enable=notify, attributes=given or None, **more
     )
-    addrs = []
-    async for addr in admin.update_group(config, broker_addr=broker_addr, cluster=cluster):
-        addrs.append(addr)
-        show_if_text(f"create subscription group to {addr} success.")
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    await execute(operations.update_group(admin, group, dict.fromkeys(addrs, config)))
     tell({"brokerAddrs": addrs, "config": config}, [formats.group_config_line(config)])
 
 
-@admin_command("updateSubGroupList", target_options, FILE)
+@admin_command("updateSubGroupList", target_options, FILE, changes)
 async def update_sub_group_list(
     admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
 ) -> None:
     """Create or update subscription groups from a file (5.x)."""
     configs = list_of(filename, SubscriptionGroupConfig)
-    addrs = []
+    names = [each.group_name for each in configs]
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    announce(f"create or change groups {', '.join(names)} at {', '.join(addrs)}")
     async for addr in admin.update_groups(configs, broker_addr=broker_addr, cluster=cluster):
-        addrs.append(addr)
         show_if_text(
             f"submit batch of subscription group config to {addr} success, please check the result later."
         )
-    if wants_json():
-        show_json({"groups": [each.group_name for each in configs], "brokerAddrs": addrs})
+    tell({"groups": names, "brokerAddrs": addrs}, [])
 
 
 @admin_command(
@@ -202,40 +202,26 @@ async def update_sub_group_list(
     target_options,
     GROUP,
     switch("-r", "--removeOffset", help="Its offsets too."),
-    dangerous,
+    changes,
 )
 async def delete_sub_group(
-    admin: Admin, broker_addr: str | None, cluster: str | None, group: str, remove_offset: bool, dry_run: bool
+    admin: Admin, broker_addr: str | None, cluster: str | None, group: str, remove_offset: bool
 ) -> None:
     """Delete a subscription group at brokers.
 
     With a cluster, the group's retry and dead-letter topics are deleted, too.
     """
-    addrs = [broker_addr] if broker_addr else await admin.master_addrs(cluster or "")
-    topics = []
-    if cluster:
-        known = set(await admin.topics())
-        topics = [topic for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group) if topic in known]
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    topics = await operations.group_topics(admin, group, cluster) if cluster else {}
     names = await admin.group_names()
     if group not in names and not wants_json():
         # Like Apache's command, this is not an error: scripts delete groups that may already be deleted.
         show_problem(str(UnknownNameError("consumer group", group, names)))
-    offsets = " with its offsets" if remove_offset else ""
-    deeds = [f"delete group {group}{offsets} at {', '.join(addrs)}"]
-    deeds += [f"delete topic {topic} with its messages in cluster {cluster}" for topic in topics]
-    if not should_execute(dry_run, *deeds):
-        return
-    place = f" in cluster [{cluster}]" if cluster else ""
-    for addr in addrs:
-        await admin.delete_group(addr, group, with_offsets=remove_offset)
-        show_if_text(f"delete subscription group [{group}] from broker [{addr}]{place} success.")
-    for topic in topics:
-        await admin.delete_topic_in_brokers(topic, cluster or "")
-        show_if_text(f"delete topic [{topic}] from cluster [{cluster}] success.")
-        await admin.delete_topic_in_name_servers(topic)
-        show_if_text(f"delete topic [{topic}] from NameServer success.")
-    if wants_json():
-        show_json({"group": group, "brokerAddrs": addrs, "topics": topics})
+    operation = await operations.delete_group(
+        admin, group, addrs, topics, with_offsets=remove_offset, cluster=cluster
+    )
+    await execute(operation)
+    tell({"group": group, "brokerAddrs": addrs, "topics": list(topics)}, [])
 
 
 @admin_command("getConsumerConfig", GROUP)

@@ -15,6 +15,8 @@ from cometmq.admin.commands.shell import (
     TOPIC,
     F,
     admin_command,
+    announce,
+    changes,
     flag,
     in_cluster,
     name_option,
@@ -171,9 +173,12 @@ async def query_msg_by_unique_key(
     help="Ids, separated by ',': unique keys as producers have them, or offset ids in "
     "TRANS_CHECK_MAX_TIME_TOPIC.",
 )
+@changes
 async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
     """Resume the checks of a transaction that reached the maximum number of checks."""
-    for msg_id in filter(None, map(str.strip, msg_ids.split(","))):
+    ids = [word.strip() for word in msg_ids.split(",") if word.strip()]
+    announce(*(f"resume the checks of transaction {msg_id}" for msg_id in ids))
+    for msg_id in ids:
         message = await admin.resume_check(msg_id)
         view = {"msgId": message.msg_id, "storeHost": message.store_host}
         tell(view, [f"resumed {message.msg_id} at {message.store_host}"])

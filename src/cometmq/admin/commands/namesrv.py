@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import click
 
+from cometmq.admin import operations
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
     admin_command,
-    dangerous,
+    announce,
+    changes,
+    execute,
     name_option,
     opt,
-    should_execute,
     show_problem,
     tell,
     wants_json,
@@ -24,44 +26,46 @@ VALUE = opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help
 BROKER_NAME = name_option("-b", "--brokerName", required=True, help="Name of the broker.")
 
 
-@admin_command("updateKvConfig", NAMESPACE, KEY, VALUE)
+@admin_command("updateKvConfig", NAMESPACE, KEY, VALUE, changes)
 async def update_kv_config(admin: Admin, namespace: str, key: str, value: str) -> None:
     """Create or update a KV config entry at all name servers."""
+    announce(f"set key {key} of namespace {namespace} to {value}")
     await admin.put_kv_config(namespace, key, value)
     set_to = {"namespace": namespace, "key": key, "value": value}
     tell(set_to, ["create or update kv config to namespace success."])
 
 
-@admin_command("deleteKvConfig", NAMESPACE, KEY, dangerous)
-async def delete_kv_config(admin: Admin, namespace: str, key: str, dry_run: bool) -> None:
+@admin_command("deleteKvConfig", NAMESPACE, KEY, changes)
+async def delete_kv_config(admin: Admin, namespace: str, key: str) -> None:
     """Delete a KV config entry at all name servers."""
     value = await admin.kv_config(namespace, key)
-    if should_execute(dry_run, f"delete key {key} of namespace {namespace}, whose value is {value}"):
-        await admin.delete_kv_config(namespace, key)
-        deleted = {"namespace": namespace, "key": key, "value": value}
-        tell(deleted, ["delete kv config from namespace success."])
+    announce(f"delete key {key} of namespace {namespace}, whose value is {value}", danger=True)
+    await admin.delete_kv_config(namespace, key)
+    deleted = {"namespace": namespace, "key": key, "value": value}
+    tell(deleted, ["delete kv config from namespace success."])
 
 
-@admin_command("wipeWritePerm", BROKER_NAME, dangerous)
-async def wipe_write_perm(admin: Admin, broker_name: str, dry_run: bool) -> None:
+@admin_command("wipeWritePerm", BROKER_NAME, changes)
+async def wipe_write_perm(admin: Admin, broker_name: str) -> None:
     """Remove the write permission of a broker's topics.
 
     Producers leave the broker within 30 seconds, so that it can be stopped. addWritePerm reverts the change.
     """
-    if should_execute(dry_run, f"remove the write permission of all topics of {broker_name}"):
-        show_perm_changes("wipe", await admin.wipe_write_perm(broker_name))
+    await change_write_perm(admin, broker_name, "wipe")
 
 
-@admin_command("addWritePerm", BROKER_NAME)
+@admin_command("addWritePerm", BROKER_NAME, changes)
 async def add_write_perm(admin: Admin, broker_name: str) -> None:
     """Restore the write permission of a broker's topics."""
-    show_perm_changes("add", await admin.add_write_perm(broker_name))
+    await change_write_perm(admin, broker_name, "add")
 
 
-def show_perm_changes(verb: str, changes: list[PermChange]) -> None:
+async def change_write_perm(admin: Admin, broker_name: str, verb: str) -> None:
     """Print a line for each name server. Exit with code 1 if one of them refused."""
-    tell(changes, formats.perm_changes(verb, changes))
-    problems = [each for each in changes if each.problem]
+    operation = await operations.change_write_perm(admin, broker_name, allow=verb == "add")
+    done: list[PermChange] = await execute(operation)
+    tell(done, formats.perm_changes(verb, done))
+    problems = [each for each in done if each.problem]
     for each in () if wants_json() else problems:
         show_problem(f"{each.namesrv}: {each.problem}")
     if problems:
@@ -76,9 +80,10 @@ async def get_namesrv_config(admin: Admin) -> None:
     tell(found, lines)
 
 
-@admin_command("updateNamesrvConfig", KEY, VALUE)
+@admin_command("updateNamesrvConfig", KEY, VALUE, changes)
 async def update_namesrv_config(admin: Admin, key: str, value: str) -> None:
     """Update a setting of name servers."""
+    announce(f"set {key} to {value} at {', '.join(admin.client.namesrv.addrs)}")
     addrs = await admin.update_namesrv_config({key: value})
     lines = [f"update name server config success![{', '.join(addrs)}]", f"{key} : {value}"]
     tell({"namesrvs": addrs, "key": key, "value": value}, lines)

@@ -12,12 +12,12 @@ from cometmq.admin.commands.shell import (
     CLUSTER,
     TOPIC,
     admin_command,
-    dangerous,
+    announce,
+    changes,
     flag,
     name_option,
     number,
     opt,
-    should_execute,
     show_problem,
     tell,
     time_ms,
@@ -58,7 +58,7 @@ FORCE = opt(
     number("-q", "--queue", "queue_id", metavar="ID", help="Only this queue; needs -b."),
     number("-o", "--offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),
     name_option("--cluster", help="Only the masters of this cluster."),
-    dangerous,
+    changes,
 )
 async def reset_offset_by_time(
     admin: Admin,
@@ -71,7 +71,6 @@ async def reset_offset_by_time(
     queue_id: int | None,
     offset: int | None,
     cluster: str | None,
-    dry_run: bool,
 ) -> None:
     """Reset a group's consumer offsets to a time.
 
@@ -99,12 +98,12 @@ async def reset_offset_by_time(
         f"rollback consumer offset by specified group[{group}], topic[{topic}], force[{forced}], "
         f"timestamp(string)[{moment}], timestamp(long)[{at_ms}]"
     )
-    await reset(admin, wanted, dry_run, [title])
+    await reset(admin, wanted, [title])
 
 
-@admin_command("skipAccumulatedMessage", GROUP, TOPIC, FORCE, CLUSTER, dangerous)
+@admin_command("skipAccumulatedMessage", GROUP, TOPIC, FORCE, CLUSTER, changes)
 async def skip_accumulated_message(
-    admin: Admin, group: str, topic: str, force: bool | None, cluster: str | None, dry_run: bool
+    admin: Admin, group: str, topic: str, force: bool | None, cluster: str | None
 ) -> None:
     """Skip all messages that a group has not consumed yet.
 
@@ -113,10 +112,10 @@ async def skip_accumulated_message(
     wanted = Reset(
         group=group, topic=topic, force=force is not False, new_group=force is True, cluster=cluster
     )
-    await reset(admin, wanted, dry_run, [])
+    await reset(admin, wanted, [])
 
 
-async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]) -> None:
+async def reset(admin: Admin, wanted: Reset, title: Iterable[str]) -> None:
     """Print the planned reset, execute it, and print the offsets observed afterwards."""
     try:
         planned = await admin.plan_reset(wanted)
@@ -124,8 +123,7 @@ async def reset(admin: Admin, wanted: Reset, dry_run: bool, title: Iterable[str]
         if error.kind == "consumer group" and not wants_json():
             show_problem("--force creates the offsets of an unknown group.")
         raise
-    if not should_execute(dry_run, *(describe_reset(wanted, each) for each in planned)):
-        return
+    announce(*(describe_reset(wanted, each) for each in planned), danger=True)
     done = await admin.reset_offset(wanted)
     tell(done, [*title, *formats.resets(done)])
     problems = [each for each in done if each.problem]
@@ -158,25 +156,18 @@ def describe_reset(wanted: Reset, each: QueueReset) -> str:
         help="Accepted for compatibility; has no effect.",
     ),
     flag("--force", help="Create the offsets of an unknown group (CometMQ only)."),
-    dangerous,
+    changes,
 )
-async def clone_group_offset(
-    admin: Admin, source: str, target: str, topic: str, force: bool, dry_run: bool
-) -> None:
+async def clone_group_offset(admin: Admin, source: str, target: str, topic: str, force: bool) -> None:
     """Copy another group's consumer offsets in a topic.
 
     Stop the members of the target group first: running members overwrite the copied offsets.
     """
-    if dry_run:
-        rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)
-        should_execute(
-            True,
-            *(
-                f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}"
-                for row in rows
-            ),
-        )
-        return
+    rows = await admin.clone_offsets(source, target, topic, execute=False, new_group=force)
+    deeds = (
+        f"set {target} at {row.broker_name} queue {row.queue_id} to {row.consumer_offset}" for row in rows
+    )
+    announce(*deeds)
     rows = await admin.clone_offsets(source, target, topic, new_group=force)
     line = f"clone group offset success. srcGroup[{source}], destGroup=[{target}], topic[{topic}]"
     tell(rows, [line])

@@ -16,6 +16,7 @@ from click.shell_completion import CompletionItem
 from cometmq import yaml_file
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
+from cometmq.admin.operations import Operation
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
 from cometmq.errors import BodyError, ConfigError, YamlError
@@ -150,7 +151,7 @@ def json_option(command: F) -> F:
     )
 
 
-JSON, RAW = "cometmq.admin.json", "cometmq.admin.raw"
+JSON, RAW, DRY_RUN = "cometmq.admin.json", "cometmq.admin.raw", "cometmq.admin.dry_run"
 
 
 def raw_option(command: F) -> F:
@@ -202,26 +203,47 @@ def charset(name: str) -> str:
     return name.strip()
 
 
-def dangerous(command: F) -> F:
-    """Add `--dry-run` to a command that deletes data irrecoverably; see `goes_on`."""
-    return click.option("--dry-run", is_flag=True, help="Print the actions without executing them.")(command)
+def changes(command: F) -> F:
+    """Add `--dry-run` to a command that changes the cluster; `announce` reads it."""
+    return click.option(
+        "--dry-run",
+        is_flag=True,
+        expose_value=False,
+        callback=lambda ctx, _param, given: ctx.meta.update({DRY_RUN: given}),
+        help="Print the actions without executing them.",
+    )(command)
 
 
-def should_execute(dry_run: bool, *deeds: str) -> bool:
-    """Print the actions of a dangerous command, and return whether the command continues.
+def announce(*deeds: str, danger: bool = False) -> None:
+    """With `--dry-run`, print the actions of a command and end it.
 
-    With a dry run the actions are the output; otherwise they go to standard error.
+    Otherwise, print dangerous actions to standard error.
     """
-    if dry_run:
-        lines = [
-            *(f"would {deed}" for deed in deeds),
-            "Nothing was done: this was a dry run.",
-        ]
+    if click.get_current_context().meta.get(DRY_RUN):
+        lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
         tell({"dryRun": True, "would": list(deeds)}, lines)
-    elif not wants_json():  # With --json, standard error contains only errors, as objects.
+        raise click.exceptions.Exit(0)
+    if danger and not wants_json():  # With --json, standard error contains only errors, as objects.
         for deed in deeds:
             show_problem(f"will {deed}")
-    return not dry_run
+
+
+async def execute(operation: Operation, show_result: Callable[[Any], None] | None = None) -> list[Any]:
+    """Announce an operation, run it, print its lines, and return the results of its requests.
+
+    show_result: prints more about a result, except with `--json`.
+    """
+    announce(*operation.describe(), danger=operation.danger)
+    results = []
+    async for step, addr, result in operation.run():
+        results.append(result)
+        if step.at_each:
+            show_if_text(step.at_each.replace("{addr}", addr))
+        if show_result is not None and not wants_json():
+            show_result(result)
+        if step.at_end and addr == step.addrs[-1]:
+            show_if_text(step.at_end)
+    return results
 
 
 CLUSTER = name_option("-c", "--cluster", help="Only the brokers of this cluster.")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import functools
+from functools import partial
 from typing import Any
 
 import click
 import msgspec
 
+from cometmq.admin import operations
 from cometmq.admin.admin import Admin, TopicSettings
 from cometmq.admin.commands import formats
 from cometmq.admin.commands.shell import (
@@ -15,13 +16,14 @@ from cometmq.admin.commands.shell import (
     FILE,
     TOPIC,
     admin_command,
-    dangerous,
+    announce,
+    changes,
+    execute,
     flag,
     in_cluster,
     list_of,
     number,
     opt,
-    should_execute,
     show,
     show_if_text,
     show_json,
@@ -36,7 +38,7 @@ from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
 
-QUEUES = functools.partial(number, low=1, high=65_535, default=8, show_default=True)
+QUEUES = partial(number, low=1, high=65_535, default=8, show_default=True)
 
 
 @admin_command("updateTopic")
@@ -61,15 +63,17 @@ QUEUES = functools.partial(number, low=1, high=65_535, default=8, show_default=T
     metavar="+KEY=VALUE,-KEY",
     help="Set or drop attributes: retention.ms, retention.bytes (per queue), message.type.",
 )
+@changes
 async def update_topic(
     admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str, **more: Any
 ) -> None:
     """Create or update a topic."""
     settings = TopicSettings(topic=topic, perm=int(perm), **more)
-    addrs, conf = [], None
-    async for addr in admin.create_topic(settings, broker_addr=broker_addr, cluster=cluster):
-        addrs.append(addr)
-        show_if_text(f"create topic to {addr} success.")
+    conf, addrs = None, await admin.target_addrs(broker_addr, cluster)
+    operation = operations.update_topic(admin, topic, dict.fromkeys(addrs, settings))
+    deeds = [f"register the queues of ordered topic {topic} at the name servers"] if settings.order else []
+    announce(*operation.describe(), *deeds)
+    await execute(operation)
     if settings.order:
         conf = await admin.set_order_conf(settings, broker_addr=broker_addr, cluster=cluster)
         kind = "broker" if broker_addr else "cluster"
@@ -77,38 +81,33 @@ async def update_topic(
     tell({**msgspec.to_builtins(settings), "brokerAddrs": addrs, "orderConf": conf}, [str(settings)])
 
 
-@admin_command("updateTopicList", target_options, FILE)
+@admin_command("updateTopicList", target_options, FILE, changes)
 async def update_topic_list(
     admin: Admin, broker_addr: str | None, cluster: str | None, filename: str
 ) -> None:
     """Create or update topics from a file (5.x)."""
     topics = list_of(filename, TopicConfig)
-    addrs = []
+    names = [each.topic_name for each in topics]
+    addrs = await admin.target_addrs(broker_addr, cluster)
+    announce(f"create or change topics {', '.join(names)} at {', '.join(addrs)}")
     async for addr in admin.create_topics(topics, broker_addr=broker_addr, cluster=cluster):
-        addrs.append(addr)
         show_if_text(f"submit batch of topic config to {addr} success, please check the result later.")
-    if wants_json():
-        show_json({"topics": [each.topic_name for each in topics], "brokerAddrs": addrs})
+    tell({"topics": names, "brokerAddrs": addrs}, [])
 
 
 @admin_command("deleteTopic")
 @TOPIC
 @opt("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from.")
-@dangerous
-async def delete_topic(admin: Admin, topic: str, cluster: str, dry_run: bool) -> None:
+@changes
+async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete a topic and its messages at brokers and name servers."""
-    addrs = await admin.master_addrs(cluster)  # An unknown cluster is reported before anything is deleted.
+    operation = await operations.delete_topic(admin, topic, [cluster])
     found = await admin.clusters_of(topic)
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""
         raise click.ClickException(f"there is no topic {topic} in cluster {cluster}{elsewhere}")
-    if not should_execute(dry_run, f"delete topic {topic} with its messages at {', '.join(addrs)}"):
-        return
-    await admin.delete_topic_in_brokers(topic, cluster)
-    show_if_text(f"delete topic [{topic}] from cluster [{cluster}] success.")
-    await admin.delete_topic_in_name_servers(topic)
-    deleted = {"topic": topic, "cluster": cluster, "brokerAddrs": addrs}
-    tell(deleted, [f"delete topic [{topic}] from NameServer success."])
+    await execute(operation)
+    tell({"topic": topic, "cluster": cluster, "brokerAddrs": operation.steps[0].addrs}, [])
 
 
 @admin_command("purgeTopic")
@@ -173,6 +172,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
         required=True,
         help="Permission: 2 write, 4 read, 6 both.",
     ),
+    changes,
 )
 async def update_topic_perm(
     admin: Admin, broker_addr: str | None, cluster: str | None, topic: str, perm: str
@@ -184,15 +184,14 @@ async def update_topic_perm(
         names = {data.broker_addrs.get(MASTER_ID): data.broker_name for data in route.broker_datas}
         if (names.get(broker_addr), new) in {(data.broker_name, data.perm) for data in route.queue_datas}:
             raise click.ClickException("new perm equals to the old one!")
-    changes = []
-    changed = admin.change_topic_perm(topic, new, broker_addr=broker_addr, cluster=cluster)
-    async for addr, old, settings in changed:
-        changes.append({"brokerAddr": addr, "from": old, "to": new})
+    change = partial(admin.change_topic_perm, topic, new, broker_addr=broker_addr, cluster=cluster)
+    planned = [(addr, old) async for addr, old, _ in change(execute=False)]
+    announce(*(f"update topic perm from {old} to {new} in {addr}" for addr, old in planned))
+    async for addr, old, settings in change():
         show_if_text(f"update topic perm from {old} to {new} in {addr} success.")
         if broker_addr:
             show_if_text(f"{settings}.")
-    if wants_json():
-        show_json(changes)
+    tell([{"brokerAddr": addr, "from": old, "to": new} for addr, old in planned], [])
 
 
 @admin_command("topicClusterList", TOPIC)
@@ -211,19 +210,16 @@ async def topic_cluster_list(admin: Admin, topic: str) -> None:
     ),
     opt("-m", "--method", required=True, type=click.Choice(["get", "put", "delete"]), help="What to do."),
     flag("--force", help="With put: also for an unknown topic (CometMQ only)."),
-    dangerous,
+    changes,
 )
-async def update_order_conf(
-    admin: Admin, topic: str, conf: str | None, method: str, force: bool, dry_run: bool
-) -> None:
+async def update_order_conf(admin: Admin, topic: str, conf: str | None, method: str, force: bool) -> None:
     """Show, set or delete the queues of an ordered topic."""
     if method == "put":
         if not conf:
             raise click.UsageError("please set orderConf with option -v.")
         if not force and topic not in (known := await admin.topics()):
             raise UnknownNameError("topic", topic, known)
-        if dry_run and not should_execute(dry_run, f"set the order configuration of {topic} to {conf}"):
-            return
+        announce(f"set the order configuration of {topic} to {conf}")
         await admin.put_kv_config(ORDER_TOPIC_CONFIG, topic, conf)
         line = f"update orderConf success. topic=[{topic}], orderConf=[{conf}]"
     else:
@@ -232,8 +228,7 @@ async def update_order_conf(
             raise click.ClickException(f"topic {topic} has no order configuration")
         line = f"get orderConf success. topic=[{topic}], orderConf=[{conf}]"
         if method == "delete":
-            if not should_execute(dry_run, f"delete the order configuration of {topic}, which is {conf}"):
-                return
+            announce(f"delete the order configuration of {topic}, which is {conf}", danger=True)
             await admin.delete_kv_config(ORDER_TOPIC_CONFIG, topic)
             line = f"delete orderConf success. topic=[{topic}]"
     tell({"topic": topic, "orderConf": conf}, [line])

@@ -12,7 +12,7 @@ from nicegui import ui
 from nicegui.element import Element
 
 from cometmq.admin import Admin, BrokerStatus
-from cometmq.admin.acl import Accounts, AclVersion
+from cometmq.admin.acl import AclVersion
 from cometmq.admin.values import broker_places
 from cometmq.console.pages.access_changes import FEED, ask_account, ask_deletion, ask_white_list
 from cometmq.console.widgets.forms import SearchFields
@@ -63,13 +63,13 @@ async def ask(admin: Admin) -> list[BrokerAccess]:
 
 
 async def _ask_one(admin: Admin, place: BrokerStatus) -> BrokerAccess:
-    accounts, addr = Accounts(admin), place.broker_addr
+    addr = place.broker_addr
     try:
-        versions = await accounts.versions(addr)
+        versions = await admin.acl_versions(addr)
     except CometError as error:
         return BrokerAccess(addr, None, None, problem=str(error))
     try:
-        listed = await accounts.listed(addr)
+        listed = await admin.accounts(addr)
     except CometError as error:
         return BrokerAccess(addr, versions, None, problem=str(error))
     return BrokerAccess(addr, versions, listed.accounts, listed.global_white_remote_addresses)
@@ -199,7 +199,7 @@ async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool |
 
     async def verdict(addr: str) -> tuple[str, bool | None, str]:
         try:
-            allowed, reason = await Accounts(admin).explain(addr, user, action, resource, host)
+            allowed, reason = await admin.explain_access(addr, user, action, resource, host)
         except CometError as error:
             return addr, None, str(error)
         return addr, allowed, reason

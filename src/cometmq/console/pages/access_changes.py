@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from cometmq.admin.acl import Accounts
+from cometmq.admin import operations
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.console.base.errors import PartlyDone
 from cometmq.console.pages.targets import cluster_choice
-from cometmq.console.widgets.actions import Action, ActionProgress, show_secret
+from cometmq.console.widgets.actions import Action, show_secret
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.page import View
-from cometmq.errors import CometError
 from cometmq.protocol.acl import MAX_KEY_LENGTH, MIN_KEY_LENGTH
 from cometmq.protocol.bodies import AclAccount
 from cometmq.protocol.headers import CreateAccessConfigRequestHeader
@@ -68,18 +65,20 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         topic_perms=_joined(topics.value),
         group_perms=_joined(groups.value),
     )
-    done = await _change_everywhere(
-        view, "acl.put", key, str(cluster.value),
+    addrs = await view.admin.addrs_in(str(cluster.value))
+    done = await Action.of(
+        operations.put_account(view.admin, addrs, header),
         [view.t("access.will_put", name=key, cluster=str(cluster.value))],
-        lambda addr: Accounts(view.admin).put(addr, header),
-        details={
+        {
+            "cluster": str(cluster.value),
             "admin": str(header.admin),
             "topics": header.topic_perms or "",
             "groups": header.group_perms or "",
             "default": f"{header.default_topic_perm} {header.default_group_perm}",
             "white": header.white_remote_address or "", "secret": "new" if header.secret_key else "kept",
         },
-    )  # fmt: skip
+        refresh=[FEED],
+    ).run(view)  # fmt: skip
     if done and generated:
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
@@ -94,10 +93,8 @@ async def ask_deletion(view: View, key: str) -> None:
     own = environment_credentials()
     if own is not None and own.access_key == key:
         effects.append(view.t("access.own"))
-    await _change_everywhere(
-        view, "acl.delete", key, str(cluster.value), effects,
-        lambda addr: Accounts(view.admin).delete(addr, key), danger=True,
-    )  # fmt: skip
+    operation = operations.delete_account(view.admin, await view.admin.addrs_in(str(cluster.value)), key)
+    await Action.of(operation, effects, {"cluster": str(cluster.value)}, refresh=[FEED]).run(view)
 
 
 async def ask_white_list(view: View) -> None:
@@ -109,34 +106,11 @@ async def ask_white_list(view: View) -> None:
         return
     addresses = _joined(patterns.value).split(",")
     name, shown = str(cluster.value), ", ".join(addresses) or view.t("common.nothing")
-    await _change_everywhere(
-        view, "acl.white", name, name, [view.t("access.will_white", cluster=name, patterns=shown)],
-        lambda addr: Accounts(view.admin).set_white(addr, addresses),
-        details={"patterns": ",".join(addresses)}, danger=True,
-    )  # fmt: skip
-
-
-async def _change_everywhere(
-    view: View, name: str, target: str, cluster: str, effects: Sequence[str],
-    change: Callable[[str], Awaitable[None]], *, details: Mapping[str, str] | None = None,
-    danger: bool = False,
-) -> bool:  # fmt: skip
-    """Execute a change at each broker of a cluster, including slaves. Report the failures at the end."""
-
-    async def work(progress: ActionProgress) -> None:
-        addrs, problems = await Accounts(view.admin).addrs(cluster), []
-        for number, addr in enumerate(addrs):
-            progress.report(view.t("access.at_broker", addr=addr), number / len(addrs))
-            try:
-                await change(addr)
-            except CometError as error:
-                problems.append(str(error))
-        if problems:
-            raise PartlyDone("; ".join(problems))
-
-    return await Action(
-        name, target, effects, work, {"cluster": cluster, **(details or {})}, danger=danger, refresh=[FEED]
-    ).run(view)
+    await Action.of(
+        operations.set_white_list(view.admin, name, await view.admin.addrs_in(name), addresses),
+        [view.t("access.will_white", cluster=name, patterns=shown)],
+        {"cluster": name, "patterns": ",".join(addresses)}, danger=True, refresh=[FEED],
+    ).run(view)  # fmt: skip
 
 
 def _joined(text: object) -> str:

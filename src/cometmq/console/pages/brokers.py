@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
 from nicegui import ui
 
-from cometmq.admin import Admin, BrokerStatus, UnknownNameError
+from cometmq.admin import Admin, BrokerStatus, PermChange, SettingsChange, UnknownNameError, operations
 from cometmq.console.base.cluster_feeds import disk_of, get_rate, put_rate
 from cometmq.console.base.errors import PartlyDone
 from cometmq.console.pages.overview import DISK_FULL_SHARE, got_today, lost_broker_notes, put_today
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing
 from cometmq.console.widgets.page import View
@@ -148,16 +148,15 @@ def _summary(view: View, state: BrokerState) -> None:
 
 
 def _actions(view: View, addr: str) -> None:
-    admin = view.admin
     with ui.element("div").classes("actions"):
         view.button("broker.set", lambda: change(view, addr), icon="edit")
-        cleanups: list[tuple[str, str, Callable[[str], Awaitable[None]]]] = [
-            ("broker.clean_queues", "broker.clean_queues_says", admin.clean_expired_consume_queues),
-            ("broker.clean_log", "broker.clean_log_says", admin.delete_expired_commit_log),
-            ("broker.clean_topics", "broker.clean_topics_says", admin.clean_unused_topics),
-        ]
-        for name, effect, clean in cleanups:
-            view.button(name, partial(_clean, view, addr, name, effect, clean))
+        cleanups = {
+            "broker.clean_queues": "broker.clean_queues_says",
+            "broker.clean_log": "broker.clean_log_says",
+            "broker.clean_topics": "broker.clean_topics_says",
+        }
+        for name, effect in cleanups.items():
+            view.button(name, partial(_clean, view, addr, name, effect))
         view.button("broker.wipe", lambda: _set_write_perm(view, addr, allow=False), danger=True)
         view.button("broker.allow", lambda: _set_write_perm(view, addr, allow=True))
 
@@ -170,45 +169,40 @@ async def change(view: View, addr: str) -> None:
     value = form.text("settings.value", max_length=MAX_VALUE_LENGTH)
     if not await form.submitted():
         return
-    settings = {str(key.value).strip(): str(value.value or "")}
+    operation = operations.set_broker(view.admin, [addr], str(key.value).strip(), str(value.value or ""))
 
-    async def work(_progress: ActionProgress) -> str | None:
-        done = await view.admin.update_broker_config(addr, settings)
+    def result(results: list[SettingsChange]) -> str | None:
+        (done,) = results
         if done.unknown:
             raise PartlyDone(view.t("broker.ignored", keys=", ".join(done.unknown)))
         if done.not_written:
             return view.t("broker.not_written")
         return view.t("broker.at_start", keys=", ".join(done.at_next_start)) if done.at_next_start else None
 
-    (row,) = setting_rows(settings)
+    (row,) = setting_rows({str(key.value).strip(): str(value.value or "")})
     setting = f"{row.key}={row.value}"
-    await Action(
-        "broker.set", addr, [view.t("broker.will_set", addr=addr, setting=setting)], work,
-        {"setting": setting}, danger=True, refresh=[("broker", addr)],
+    await Action.of(
+        operation, [view.t("broker.will_set", addr=addr, setting=setting)], {"setting": setting},
+        result=result, danger=True, refresh=[("broker", addr)],
     ).run(view)  # fmt: skip
 
 
-async def _clean(
-    view: View, addr: str, name: str, effect: str, clean: Callable[[str], Awaitable[None]]
-) -> None:
+async def _clean(view: View, addr: str, name: str, effect: str) -> None:
     await broker_name(view.admin, addr)
-    await Action(name, addr, [view.t(effect, addr=addr)], lambda _progress: clean(addr), danger=True).run(
-        view
-    )
+    await Action.of(operations.clean(view.admin, name, [addr]), [view.t(effect, addr=addr)]).run(view)
 
 
 async def _set_write_perm(view: View, addr: str, *, allow: bool) -> None:
     name = await broker_name(view.admin, addr)
 
-    async def work(_progress: ActionProgress) -> str:
-        done = await (view.admin.add_write_perm if allow else view.admin.wipe_write_perm)(name)
+    def result(done: list[PermChange]) -> str:
         problems = [f"{each.namesrv}: {each.problem}" for each in done if each.problem]
         if problems:
             raise PartlyDone("\n".join(problems))
         return view.t("broker.perms", n=max((each.topics for each in done), default=0))
 
-    await Action(
-        "broker.allow" if allow else "broker.wipe", name,
-        [view.t("broker.will_allow" if allow else "broker.will_wipe", name=name)], work, danger=not allow,
-        refresh=["topics"],
+    await Action.of(
+        await operations.change_write_perm(view.admin, name, allow=allow),
+        [view.t("broker.will_allow" if allow else "broker.will_wipe", name=name)],
+        result=result, refresh=["topics"],
     ).run(view)  # fmt: skip

@@ -9,13 +9,20 @@ from functools import partial
 
 from nicegui import ui
 
-from cometmq.admin import Admin, GroupProgress, GroupSubscriptions, MemberSubscriptions, QueueProgress
+from cometmq.admin import (
+    Admin,
+    GroupProgress,
+    GroupSubscriptions,
+    MemberSubscriptions,
+    QueueProgress,
+    operations,
+)
 from cometmq.admin.groups import sum_progress
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.pages.groups import MAX_RETRIES
 from cometmq.console.pages.reset import reset_offsets
 from cometmq.console.pages.targets import all_masters, broker_choice, chosen_brokers, masters
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing
 from cometmq.console.widgets.page import View
@@ -24,7 +31,7 @@ from cometmq.console.widgets.services import page
 from cometmq.errors import BrokerError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import SubscriptionGroupConfig
-from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
+from cometmq.protocol.codes import ResponseCode
 
 INTERVAL_S, MEMBERS_INTERVAL_S = 10.0, 30.0
 MAX_UNBALANCED_SHOWN, MAX_CLIENTS_SHOWN = 20, 5
@@ -218,38 +225,27 @@ async def change(view: View, group: str) -> None:
     if not await form.submitted():
         return
     brokers = chosen_brokers(where, configs)
-
-    async def work(progress: ActionProgress) -> None:
-        for name in brokers:
-            config = copy.copy(configs[name])
-            for flag, field in flags.items():
-                setattr(config, flag, field.value == "yes")
-            config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
-            async for done in view.admin.update_group(config, broker_addr=addrs[name]):
-                progress.report(view.t("topics.made_at", addr=done))
-
+    settings = {}
+    for name in brokers:
+        config = settings[addrs[name]] = copy.copy(configs[name])
+        for flag, field in flags.items():
+            setattr(config, flag, field.value == "yes")
+        config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
     values = ", ".join([*(f"{flag}={field.value}" for flag, field in flags.items()),
                         f"retry_max_times={retries.value}", f"retry_queue_nums={queues.value}"])  # fmt: skip
-    await Action(
-        "group.change", group, [view.t("group.will_change", name=group, where=", ".join(brokers)), values],
-        work, {"brokers": ",".join(brokers), "values": values}, refresh=["groups", ("group", group)],
+    await Action.of(
+        operations.update_group(view.admin, group, settings),
+        [view.t("group.will_change", name=group, where=", ".join(brokers)), values],
+        {"brokers": ",".join(brokers), "values": values}, refresh=["groups", ("group", group)],
     ).run(view)  # fmt: skip
 
 
 async def delete(view: View, group: str) -> None:
     """Delete a group: its settings, offsets, retry messages and dead letters."""
     addrs = await all_masters(view.admin)
-
-    async def work(progress: ActionProgress) -> None:
-        for number, addr in enumerate(addrs.values()):
-            await view.admin.delete_group(addr, group, with_offsets=True)
-            progress.report(view.t("topics.made_at", addr=addr), (number + 1) / len(addrs))
-        for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group):
-            for cluster in await view.admin.clusters_of(topic):
-                await view.admin.delete_topic_in_brokers(topic, cluster)
-            await view.admin.delete_topic_in_name_servers(topic)
-
-    await Action(
-        "group.delete", group, [view.t("group.will_delete", name=group), view.t("group.members_come_back")],
-        work, {"brokers": ",".join(addrs)}, danger=True, refresh=["groups", "lags"], then="/groups",
+    topics = await operations.group_topics(view.admin, group)
+    await Action.of(
+        await operations.delete_group(view.admin, group, list(addrs.values()), topics, with_offsets=True),
+        [view.t("group.will_delete", name=group), view.t("group.members_come_back")],
+        {"brokers": ",".join(addrs)}, refresh=["groups", "lags"], then="/groups",
     ).run(view)  # fmt: skip

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
+from cometmq.admin import operations
 from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, Lag, ProducerRow
 from cometmq.console.base.feeds import Reading
 from cometmq.console.pages.targets import cluster_choice, name_field
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing, kind_choice
 from cometmq.console.widgets.page import View
@@ -100,13 +101,10 @@ async def create(view: View) -> None:
         return
     group = str(name.value)
     config = SubscriptionGroupConfig(group_name=group, retry_max_times=int(retries.value or 0))
-
-    async def work(progress: ActionProgress) -> None:
-        async for addr in view.admin.update_group(config, cluster=str(cluster.value)):
-            progress.report(view.t("topics.made_at", addr=addr))
-
-    await Action(
-        "group.create", group, [view.t("groups.will_create", name=group, cluster=cluster.value)], work,
+    at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), config)
+    await Action.of(
+        operations.update_group(view.admin, group, at, name="group.create"),
+        [view.t("groups.will_create", name=group, cluster=cluster.value)],
         {"cluster": str(cluster.value), "retryMaxTimes": str(config.retry_max_times)},
         refresh=["groups"], then=path_of("groups", group),
     ).run(view)  # fmt: skip

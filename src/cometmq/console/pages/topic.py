@@ -9,7 +9,7 @@ from functools import partial
 
 from nicegui import ui
 
-from cometmq.admin import Admin, QueueStatus, TopicSettings
+from cometmq.admin import Admin, QueueStatus, TopicSettings, operations
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.console.base.cluster_feeds import ClusterLags, Lag, kind_of
 from cometmq.console.base.fanout import Fanout
@@ -222,22 +222,18 @@ async def change(view: View, topic: str) -> None:
     if hours.value:
         attributes = f"+{RETENTION_MS}={int(hours.value) * HOUR_MS}"
     brokers = chosen_brokers(where, configs)
-
-    async def work(progress: ActionProgress) -> None:
-        for name in brokers:
-            flags = configs[name].topic_sys_flag
-            settings = TopicSettings(
-                topic=topic, read_queue_nums=int(read.value or 1), write_queue_nums=int(write.value or 1),
-                perm=int(perm.value), order=configs[name].order, attributes=attributes, unit=bool(flags & 1),
-                has_unit_sub=bool(flags & 2),
-            )  # fmt: skip
-            async for addr in view.admin.create_topic(settings, broker_addr=addrs[name]):
-                progress.report(view.t("topics.made_at", addr=addr))
-
+    settings = {
+        addrs[name]: TopicSettings(
+            topic=topic, read_queue_nums=int(read.value or 1), write_queue_nums=int(write.value or 1),
+            perm=int(perm.value), order=configs[name].order, attributes=attributes,
+            unit=bool(configs[name].topic_sys_flag & 1), has_unit_sub=bool(configs[name].topic_sys_flag & 2),
+        )
+        for name in brokers
+    }  # fmt: skip
     values = f"read={read.value} write={write.value} perm={perm.value} attributes={attributes or ''}"
-    await Action(
-        "topic.change", topic,
-        [view.t("topic.will_change", name=topic, where=", ".join(brokers)), values], work,
+    await Action.of(
+        operations.update_topic(view.admin, topic, settings),
+        [view.t("topic.will_change", name=topic, where=", ".join(brokers)), values],
         {"brokers": ",".join(brokers), "values": values}, refresh=["topics", ("topic", topic)],
     ).run(view)  # fmt: skip
 
@@ -270,17 +266,9 @@ async def delete(view: View, topic: str) -> None:
     clusters = await view.admin.clusters_of(topic)
     lags = view.cluster.lags().latest.value
     groups = [group for group, _ in _groups_of(lags, topic)] if lags is not None else []
-
-    async def work(progress: ActionProgress) -> None:
-        for cluster in clusters:
-            for addr in await view.admin.delete_topic_in_brokers(topic, cluster):
-                progress.report(view.t("topics.made_at", addr=addr))
-        await view.admin.delete_topic_in_name_servers(topic)
-
     effects = [view.t("topic.will_delete", name=topic, clusters=", ".join(clusters))]
     if groups:
         effects.append(view.t("topic.still_consumed", n=len(groups), names=", ".join(sorted(groups)[:10])))
-    await Action(
-        "topic.delete", topic, effects, work, {"clusters": ",".join(clusters)}, danger=True,
-        refresh=["topics", "lags"], then="/topics",
-    ).run(view)  # fmt: skip
+    operation = await operations.delete_topic(view.admin, topic, clusters)
+    details = {"clusters": ",".join(clusters)}
+    await Action.of(operation, effects, details, refresh=["topics", "lags"], then="/topics").run(view)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from nicegui import ui
 
-from cometmq.admin import TopicSettings
+from cometmq.admin import TopicSettings, operations
 from cometmq.console.base.cluster_feeds import TopicRow
 from cometmq.console.pages.targets import cluster_choice, name_field
-from cometmq.console.widgets.actions import Action, ActionProgress
+from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing, kind_choice
 from cometmq.console.widgets.page import View
@@ -65,13 +65,10 @@ async def create(view: View) -> None:
         topic=topic, read_queue_nums=count, write_queue_nums=count, perm=int(perm.value),
         attributes=f"+message.type={kind.value}" if kind.value else None,
     )  # fmt: skip
-
-    async def work(progress: ActionProgress) -> None:
-        async for addr in view.admin.create_topic(settings, cluster=cluster.value):
-            progress.report(view.t("topics.made_at", addr=addr))
-
-    await Action(
-        "topic.create", topic, [view.t("topics.will_create", name=topic, cluster=cluster.value, n=count)],
-        work, {"cluster": str(cluster.value), "settings": str(settings)},
+    at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), settings)
+    await Action.of(
+        operations.update_topic(view.admin, topic, at, name="topic.create"),
+        [view.t("topics.will_create", name=topic, cluster=cluster.value, n=count)],
+        {"cluster": str(cluster.value), "settings": str(settings)},
         refresh=["topics"], then=path_of("topics", topic),
     ).run(view)  # fmt: skip

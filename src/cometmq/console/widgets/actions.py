@@ -20,13 +20,14 @@ from collections.abc import (
 )
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from nicegui import ui
 
 from cometmq import logs
+from cometmq.admin.operations import Operation
 from cometmq.console.auth.audit import AuditError
-from cometmq.console.base.errors import NotAllowed
+from cometmq.console.base.errors import NotAllowed, PartlyDone
 from cometmq.console.widgets.page import View, text_element
 from cometmq.errors import CometError
 
@@ -60,6 +61,22 @@ class ActionProgress:
         if share is not None:
             self._bar.props(remove="indeterminate")
             self._bar.set_value(min(max(share, 0.0), 1.0))
+
+    async def execute(self, operation: Operation) -> list[Any]:
+        """Run an operation, show its progress, and return the results of its requests.
+
+        Raises PartlyDone with the errors of the servers that failed.
+        """
+        count, results, problems = sum(len(step.addrs) for step in operation.steps), [], []
+        async for _, addr, result in operation.run(keep_going=True):
+            if isinstance(result, CometError):
+                problems.append(str(result))
+                continue
+            results.append(result)
+            self.report(self._view.t("common.done_at", addr=addr), len(results) / count)
+        if problems:
+            raise PartlyDone("; ".join(problems))
+        return results
 
     @property
     def stopped(self) -> bool:
@@ -125,6 +142,32 @@ class Action:
     refresh: Sequence[Hashable] = ()
     then: str = ""
     of_console: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        operation: Operation,
+        effects: Sequence[str],
+        details: Mapping[str, str] | None = None,
+        *,
+        result: Callable[[list[Any]], str | None] = lambda _results: None,
+        **how: Any,
+    ) -> Action:
+        """Return the action that runs an operation.
+
+        Args:
+            operation: Its name, its target, its requests and whether it is dangerous.
+            effects: As in Action.
+            details: As in Action.
+            result: Returns a text about the results of the requests, or None.
+            how: Other fields of Action.
+        """
+
+        async def work(progress: ActionProgress) -> str | None:
+            return result(await progress.execute(operation))
+
+        how = {"danger": operation.danger, **how}
+        return cls(operation.name, operation.target, effects, work, details or {}, **how)
 
     async def run(self, view: View) -> bool:
         """Ask for confirmation, execute, and show the result; return whether the action succeeded."""

@@ -1,0 +1,268 @@
+"""Changes of a cluster as objects: what each does, at which servers, and its execution.
+
+`mqadmin --dry-run` prints an operation instead of running it, and the console runs it after a confirmation.
+
+    operation = await operations.delete_topic(admin, "orders", ["DefaultCluster"])
+    print(operation.describe())  # ['delete topic orders with its messages at 10.0.0.1:10911', ...]
+    async for step, addr, result in operation.run():
+        print(addr)
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from cometmq.admin.admin import Admin, TopicSettings
+from cometmq.errors import CometError
+from cometmq.protocol.bodies import SubscriptionGroupConfig
+from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
+from cometmq.protocol.headers import CreateAccessConfigRequestHeader
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change at one or more servers.
+
+    Attributes:
+        deed: What the request does, for example "delete topic orders with its messages".
+        addrs: The servers, which receive the request one after the other.
+        send: Sends the request to a server and returns its result.
+        at_each: Line that mqadmin prints after each server, with "{addr}" for the server. "": none.
+        at_end: Line that mqadmin prints after the last server. "": none.
+    """
+
+    deed: str
+    addrs: Sequence[str]
+    send: Callable[[str], Awaitable[Any]]
+    at_each: str = ""
+    at_end: str = ""
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A change of a cluster.
+
+    Attributes:
+        name: Name in the console's audit log, for example "topic.delete".
+        target: Name of the object that is changed.
+        steps: Changes in their order.
+        danger: The operation cannot be undone, or interrupts producers or consumers.
+    """
+
+    name: str
+    target: str
+    steps: Sequence[Step]
+    danger: bool = False
+
+    def describe(self) -> list[str]:
+        """Return a line for each step: what it does, and at which servers."""
+        return [f"{step.deed} at {', '.join(step.addrs)}" for step in self.steps]
+
+    async def run(self, *, keep_going: bool = False) -> AsyncIterator[tuple[Step, str, Any]]:
+        """Execute the steps, and yield the step, the server and the result of each request.
+
+        keep_going: Yield the error of a request as its result. The other servers of the step receive their
+        requests, but later steps are not executed. False: the first error is raised.
+        """
+        for step in self.steps:
+            failed = False
+            for addr in step.addrs:
+                try:
+                    result = await step.send(addr)
+                except CometError as error:
+                    if not keep_going:
+                        raise
+                    result, failed = error, True
+                yield step, addr, result
+            if failed:
+                return
+
+
+# -- topics
+
+
+def update_topic(
+    admin: Admin, topic: str, settings: Mapping[str, TopicSettings], *, name: str = "topic.change"
+) -> Operation:
+    """Return the creation or change of a topic at brokers. settings: by address of the broker."""
+
+    async def send(addr: str) -> None:
+        async for _ in admin.create_topic(settings[addr], broker_addr=addr):
+            pass
+
+    step = Step(f"create or change topic {topic}", list(settings), send, "create topic to {addr} success.")
+    return Operation(name, topic, [step])
+
+
+async def delete_topic(admin: Admin, topic: str, clusters: Sequence[str]) -> Operation:
+    """Return the deletion of a topic with its messages in clusters, and of its route.
+
+    Raises:
+        UnknownNameError: A cluster does not exist.
+    """
+    return Operation("topic.delete", topic, await _topic_deletion(admin, topic, clusters), danger=True)
+
+
+async def _topic_deletion(admin: Admin, topic: str, clusters: Sequence[str]) -> list[Step]:
+    at_brokers = [
+        Step(
+            f"delete topic {topic} with its messages", await admin.master_addrs(cluster),
+            lambda addr: admin.delete_topic_in_brokers(topic, broker_addr=addr),
+            at_end=f"delete topic [{topic}] from cluster [{cluster}] success.",
+        )
+        for cluster in clusters
+    ]  # fmt: skip
+    return [
+        *at_brokers,
+        Step(
+            f"delete the route of topic {topic}", admin.client.namesrv.addrs,
+            partial(admin.delete_topic_in_name_servers, topic),
+            at_end=f"delete topic [{topic}] from NameServer success.",
+        ),
+    ]  # fmt: skip
+
+
+# -- groups
+
+
+def update_group(
+    admin: Admin, group: str, settings: Mapping[str, SubscriptionGroupConfig], *, name: str = "group.change"
+) -> Operation:
+    """Return the creation or change of a group at brokers. settings: by address of the broker."""
+
+    async def send(addr: str) -> None:
+        async for _ in admin.update_group(settings[addr], broker_addr=addr):
+            pass
+
+    line = "create subscription group to {addr} success."
+    return Operation(name, group, [Step(f"create or change group {group}", list(settings), send, line)])
+
+
+async def group_topics(admin: Admin, group: str, cluster: str | None = None) -> dict[str, list[str]]:
+    """Return the clusters that have the retry topic and the dead-letter topic of a group, by topic.
+
+    cluster: Only this cluster. None: all clusters.
+    """
+    found = {topic: await admin.clusters_of(topic) for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group)}
+    there = {topic: [each for each in found[topic] if cluster in (None, each)] for topic in found}
+    return {topic: clusters for topic, clusters in there.items() if clusters}
+
+
+async def delete_group(
+    admin: Admin,
+    group: str,
+    addrs: Sequence[str],
+    topics: Mapping[str, Sequence[str]],
+    *,
+    with_offsets: bool,
+    cluster: str | None = None,
+) -> Operation:
+    """Return the deletion of a consumer group.
+
+    Args:
+        admin: Sends the requests.
+        group: The group.
+        addrs: Brokers that delete its settings.
+        topics: Topics to delete with it and their clusters, see `group_topics`.
+        with_offsets: Delete its offsets, too.
+        cluster: Cluster that mqadmin's lines name.
+    """
+    offsets = " with its offsets" if with_offsets else ""
+    place = f" in cluster [{cluster}]" if cluster else ""
+    steps = [
+        Step(
+            f"delete group {group}{offsets}", addrs,
+            partial(admin.delete_group, group=group, with_offsets=with_offsets),
+            f"delete subscription group [{group}] from broker [{{addr}}]{place} success.",
+        )
+    ]  # fmt: skip
+    for topic, clusters in topics.items():
+        steps += await _topic_deletion(admin, topic, clusters)
+    return Operation("group.delete", group, steps, danger=True)
+
+
+# -- brokers
+
+
+def set_broker(admin: Admin, addrs: Sequence[str], key: str, value: str) -> Operation:
+    """Return the change of a setting of brokers, whose results are values of SettingsChange."""
+    send = partial(admin.update_broker_config, settings={key: value})
+    line = "update broker config success, {addr}"
+    return Operation("broker.set", ", ".join(addrs), [Step(f"set {key} to {value}", addrs, send, line)])
+
+
+CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
+    "broker.clean_queues": (
+        "delete queue and index files whose messages are deleted", Admin.clean_expired_consume_queues,
+    ),
+    "broker.clean_log": ("delete expired segments of the commit log", Admin.delete_expired_commit_log),
+    "broker.clean_topics": ("delete queues of topics that are not configured", Admin.clean_unused_topics),
+}  # fmt: skip
+"""Deed and method by name of the operation."""
+
+
+def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
+    """Return the deletion of files of brokers. name: a key of CLEANUPS."""
+    deed, method = CLEANUPS[name]
+    return Operation(name, ", ".join(addrs), [Step(deed, addrs, partial(method, admin))], danger=True)
+
+
+async def change_write_perm(admin: Admin, broker_name: str, *, allow: bool) -> Operation:
+    """Return the change of the write permission of a broker, whose results are values of PermChange.
+
+    Raises:
+        UnknownNameError: There is no such broker name.
+    """
+    await admin.check_broker_name(broker_name)
+    verb = "restore" if allow else "remove"
+    step = Step(
+        f"{verb} the write permission of all topics of {broker_name}", admin.client.namesrv.addrs,
+        partial(admin.change_write_perm, broker_name=broker_name, allow=allow),
+    )  # fmt: skip
+    return Operation("broker.allow" if allow else "broker.wipe", broker_name, [step], danger=not allow)
+
+
+# -- accounts
+
+
+def put_account(admin: Admin, addrs: Sequence[str], account: CreateAccessConfigRequestHeader) -> Operation:
+    """Return the creation of an account, or the change of the fields that the header sets."""
+    step = Step(
+        f"create or change the account {account.access_key}", addrs,
+        partial(admin.put_account, account=account),
+        "create or update plain access config to {addr} success.",
+    )  # fmt: skip
+    return Operation("acl.put", account.access_key, [step])
+
+
+def delete_account(admin: Admin, addrs: Sequence[str], access_key: str) -> Operation:
+    """Return the deletion of an account."""
+    step = Step(
+        f"delete the account {access_key}", addrs, partial(admin.delete_account, access_key=access_key),
+        "delete plain access config account from {addr} success.",
+    )  # fmt: skip
+    return Operation("acl.delete", access_key, [step], danger=True)
+
+
+def set_white_list(
+    admin: Admin, target: str, addrs: Sequence[str], patterns: Sequence[str], file: str = ""
+) -> Operation:
+    """Return the replacement of the global white list of an access file at brokers.
+
+    Args:
+        admin: Sends the requests.
+        target: The cluster or the address of the broker.
+        addrs: The brokers.
+        patterns: Addresses that need no account.
+        file: The access file. "": the default file.
+    """
+    listed = ", ".join(patterns) or "no addresses"
+    step = Step(
+        f"replace the global white list with {listed}", addrs,
+        partial(admin.set_white_list, patterns=patterns, file=file),
+        "update global white remote addresses to {addr} success.",
+    )  # fmt: skip
+    return Operation("acl.white", target, [step])
