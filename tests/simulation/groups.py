@@ -7,6 +7,7 @@ import contextlib
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from typing import cast
 from unittest import mock
 
 from tests.simulation.cluster import BrokerMachine, Cluster
@@ -22,7 +23,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers.admin import ChangeRaftGroupHeader, CreateTopicRequestHeader
 from cometmq.protocol.ids import decode_offset_id
 from cometmq.raft import AnyMessage
-from cometmq.remoting import RemotingClient
+from cometmq.remoting import Connection, RemotingClient
 from cometmq.store import RaftLog, TermAndVote, read_term
 
 RAFT_PORT = 40911
@@ -179,18 +180,23 @@ class RaftGroup:
         found = {(s.last, s.committed) for s in map(self._status, self.taking_part)}
         return len(found) == 1 and all(last == committed for last, committed in found)
 
-    def ask(self, action: str, member: str) -> bool:
-        """CHANGE_RAFT_GROUP to the leader; whether it does it."""
+    def ask(self, action: str, member: str) -> None:
+        """Let the leader handle CHANGE_RAFT_GROUP. `seen` counts the changes that it makes."""
         leader = self.leader
         if leader is None or leader.process is None or leader.process.paused or leader.broker is None:
-            return False
+            return
         replication = leader.broker.parts.replication
         assert isinstance(replication, RaftReplication)
         frame = Frame.request(
             RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
         )
-        answer = leader.process.context.run(replication.change_raft_group, None, frame)
-        return answer.code == ResponseCode.SUCCESS
+
+        async def change() -> None:
+            answer = await replication.change_raft_group(cast(Connection, None), frame)
+            if answer.code == ResponseCode.SUCCESS:
+                self._cluster.seen[action] += 1
+
+        leader.process.spawn(change())
 
     def put_back(self) -> None:
         """Take the members in again that are not voters: one step, if the leader agrees."""

@@ -284,8 +284,8 @@ class Run:
         action = self.chance.choice(("transfer", "transfer", "remove", "back", "back"))
         if action == "back":
             self.group.put_back()
-        elif self.group.ask(action, self.chance.choice(sorted(self.group.members))):
-            self.cluster.seen[action] += 1
+        else:
+            self.group.ask(action, self.chance.choice(sorted(self.group.members)))
 
     def _clock(self) -> None:
         # A clock that goes back makes messages that wait come late, and a small step forward counts at once.

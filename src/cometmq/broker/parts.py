@@ -43,7 +43,7 @@ from cometmq.broker.replication.ha_client import ReplicationContext
 from cometmq.broker.replication.raft import RaftReplication
 from cometmq.broker.replication.replication import Replication
 from cometmq.broker.send.push_reply import ReplyProcessor
-from cometmq.broker.send.relay import Relay
+from cometmq.broker.send.relay import SENDS, Relay
 from cometmq.broker.send.retry import RetryRules
 from cometmq.broker.send.send import SendProcessor
 from cometmq.broker.send.send_back import SendBackProcessor
@@ -125,7 +125,9 @@ class BrokerParts:
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
-            handlers = self._relay.handlers(handlers)
+            # An end of a transaction names no topic: the new leader could not check its sender's rights.
+            codes = (*SENDS, RequestCode.END_TRANSACTION) if guard is None else SENDS
+            handlers = self._relay.handlers(handlers, codes)
         self.handlers = handlers if guard is None else guard.guarded(handlers)
         self.server = self._server(without=())
         self.vip_server: RemotingServer | None = None
@@ -415,7 +417,7 @@ class BrokerParts:
 
     async def stop(self, drain_s: float) -> None:
         """Stop the parts in the reverse order of the start."""
-        self.replication.retire()
+        await self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
             server.stop_listening()
@@ -432,6 +434,8 @@ class BrokerParts:
         await self.pulls.stop()
         await self.writer.drain(drain_s)
         await self.replication.stop()
+        if self._relay is not None:
+            self._relay.end()
         for server in servers:
             await server.stop(drain_s)
         await self.client.close()

@@ -12,6 +12,7 @@ from tests.kit.waiting import until
 from tests.ports import free_port
 
 from cometmq.broker.replication import raft, raft_member
+from cometmq.broker.replication.raft_member import RaftMember
 from cometmq.broker.send import relay
 from cometmq.broker.tables.topics import READ_WRITE, topic_of
 from cometmq.client import Producer
@@ -279,6 +280,7 @@ async def test_name_servers_know_what_a_new_leader_had_as_a_follower(tmp_path, m
             parts = group.brokers[follower].parts
             parts.tables.topics.put(topic_of("Own", 3, READ_WRITE))
             await parts.registrar.registered()
+        monkeypatch.setattr(RaftMember, "retire", RaftMember.stop)  # The leader stops as if it were killed.
         await group.stop(leader)
         second = await group.leader()
         async with Peer(group.namesrv) as asking:
@@ -517,7 +519,7 @@ async def test_a_member_that_is_about_to_stop_does_not_lead_any_more(group):
     leader = await group.leader()
     leaving, stays = group.followers()
     await group.equal()
-    group.brokers[leaving].parts.replication.retire()
+    await group.brokers[leaving].parts.replication.retire()
     assert (await group.change(leader, "transfer", leaving)).code == ResponseCode.SUCCESS
     await group.stop(leader)
     assert await group.leader() == stays

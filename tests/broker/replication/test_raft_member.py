@@ -58,6 +58,8 @@ class Desk:
 
     def hand_over(self) -> None: ...
 
+    async def copy_tables(self) -> None: ...
+
 
 class Alone:
     """A member whose peers are spoken for by the test."""

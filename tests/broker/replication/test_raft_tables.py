@@ -345,7 +345,7 @@ async def test_a_former_leader_does_not_undo_a_reset(group):
 
 
 async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
-    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 1.0)
     await group.leader()
     lonely = group.followers()[0]
     read = RaftTables.read

@@ -8,7 +8,7 @@ lost.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from cometmq import logs
@@ -117,10 +117,10 @@ class RaftReplication:
         if self._member is not None:
             self._member.end_tick()
 
-    def retire(self) -> None:
-        """Prepare for the stop of the broker."""
+    async def retire(self) -> None:
+        """Prepare for the stop of the broker, which still serves requests: see RaftMember."""
         if self._member is not None:
-            self._member.retire()
+            await self._member.retire()
 
     async def stop(self) -> None:
         """Stop taking part in the group."""
@@ -164,20 +164,28 @@ class RaftReplication:
     def hand_over(self) -> None:
         self.on_handoff()
 
+    async def copy_tables(self) -> None:
+        try:
+            await self._tables.confirm()
+        except CommandError as error:
+            raise RaftRefused(error.remark) from error
+
     # -- requests of the relay of sends
 
     @property
     def accepts(self) -> bool:
         member = self._member
-        return member is not None and member.leading and not member.node.transferring
+        return member is not None and member.accepts
 
     @property
-    def leader_addr(self) -> str:
+    def leader_addr(self) -> str | None:
         member = self._member
-        if member is None or member.failed or member.node.leader == member.me:
-            return ""
-        known = member.peers.learned.get(member.node.leader)
-        return "" if known is None else known.broker_addr
+        if member is None or member.failed:
+            return None
+        known = None if member.node.leader == member.me else member.peers.learned.get(member.node.leader)
+        if known is None:
+            return None if member.stopped else ""
+        return known.broker_addr
 
     async def _resume_voting(self) -> None:
         """Allow a member that has lost its disk to vote again once its tables are complete, too."""
@@ -355,18 +363,19 @@ class RaftReplication:
         return frame.response()
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)
-    def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
+    async def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
         """Transfer the leadership or change the members. Only the leader accepts this request."""
         header = frame.header(ChangeRaftGroupHeader)
         member = self._member
-        changes = {} if member is None else {
+        changes: dict[str, Callable[[str], Awaitable[None] | None]] = {} if member is None else {
             "transfer": member.transfer, "addLearner": member.add_learner, "promote": member.promote,
             "remove": member.remove,
         }  # fmt: skip
         if header.action not in changes:
             return frame.response(ResponseCode.SYSTEM_ERROR, f"action is none of {', '.join(changes)}")
         try:
-            changes[header.action](header.member)
+            if (change := changes[header.action](header.member)) is not None:
+                await change
         except RaftRefused as refusal:
             return frame.response(ResponseCode.SYSTEM_ERROR, str(refusal))
         log.warning("raft: %s %s, as asked", header.action, header.member)

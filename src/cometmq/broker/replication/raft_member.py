@@ -47,6 +47,8 @@ log = logs.logger(__name__)
 
 HANDOFF_TIMEOUT_S = 1.0
 """Maximum time, in seconds, that a stopping leader waits for another member to lead."""
+COPY_TIMEOUT_S = 0.5
+"""Maximum time, in seconds, that a stopping leader waits before that until a majority has its tables."""
 DISK_TEST_INTERVAL_S = 5.0
 """Interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
@@ -70,6 +72,9 @@ class LeaderRole(Protocol):
 
     def hand_over(self) -> None:
         """Prepare for sends that clients still address to this leader although another member will lead."""
+
+    async def copy_tables(self) -> None:
+        """Return once a majority has this leader's topics and groups. Raises RaftRefused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,14 +152,18 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._led = asyncio.Event()  # set while this member does not lead
+        self._succeeded = asyncio.Event()  # cleared while this member has led and no other leader is known
+        self._succeeded.set()
+        self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
         self._taking: asyncio.Task[None] | None = None
         self._reading = Tasks()
+        self._transfers = Tasks()
         self._first = self._raft_log.first
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
-        self._stopped = False
+        self.stopped = False
+        """Whether this member takes no part any more, and learns of no new leader."""
         self.failed = False
         """Whether this member has stopped taking part until the broker is started again."""
         self._due = False
@@ -179,38 +188,46 @@ class RaftMember:
         self._use_members()
         self.turn()
 
-    def retire(self) -> None:
-        """Prepare for the stop: this member must not become the leader any more."""
+    async def retire(self) -> None:
+        """Prepare for the stop: hand the leadership over, and do not become the leader any more.
+
+        Returns once the new leader is known, which may need this member's vote and to which the broker passes
+        sends on, or after a timeout.
+        """
         self.node.may_stand = False
+        if self.leading:
+            await self._hand_over()
+        try:
+            await asyncio.wait_for(self._succeeded.wait(), HANDOFF_TIMEOUT_S)
+        except TimeoutError:
+            log.warning("raft: %s stops, and no member has taken over in time", self.me)
 
     async def stop(self) -> None:
-        """Stop taking part.
-
-        A leader hands the leadership over first, so that the group is never without a leader.
-        """
-        if self.leading and self._begin_handoff():
-            self._led = asyncio.Event()
-            try:
-                await asyncio.wait_for(self._led.wait(), HANDOFF_TIMEOUT_S)
-            except TimeoutError:
-                log.warning("raft: %s stops, and no member has taken over in time", self.me)
-        self._stopped = True
+        """Stop taking part."""
+        self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
+        await self._transfers.finish(cancel=True)
         tasks = (self._slow, self._taking, *self._reading)
         await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
         await self.peers.stop()
         self.waits.give_up("the broker stops")
 
-    def _begin_handoff(self) -> bool:
-        """Begin to transfer the leadership to the most advanced voter. Return False if no voter qualifies."""
+    async def _hand_over(self) -> None:
+        """Begin to transfer the leadership to the fittest voter, even if the tables are not copied."""
         peers = self.node.status().peers
-        voters = self.node.members.voters & set(peers)
+
+        def fitness(member: str) -> tuple[bool, bool, int, int]:
+            peer = peers[member]
+            return self.keeps_up(member), not peer.full, peer.match, -peer.silent_ms
+
+        to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
-            self.transfer(max(sorted(voters), key=lambda member: peers[member].match, default=""))
-        except RaftRefused:
-            return False
-        return True
+            async with asyncio.timeout(COPY_TIMEOUT_S):
+                await self.transfer(to)
+        except (RaftRefused, TimeoutError):
+            with contextlib.suppress(RaftRefused):
+                self._transfer_now(to)
 
     def propose(self, count: int) -> int:
         """Reserve the indexes of `count` entries of this tick, and return the first. Raises RaftRefused."""
@@ -225,7 +242,7 @@ class RaftMember:
     def _receive(self, message: AnyMessage) -> None:
         if isinstance(message, AppendRequest) and message.count and not isinstance(message.payload, bytes):
             raise RaftMessageError("payload", 0, f"expected {message.count} entries")
-        if self._slow is None and not self._stopped:
+        if self._slow is None and not self.stopped:
             self.node.receive(message)
             if isinstance(message, AppendRequest) and message.sender == self.node.leader:
                 self.received.last = message.last
@@ -239,7 +256,7 @@ class RaftMember:
             self._schedule()
 
     def _schedule(self) -> None:
-        if not self._stopped:
+        if not self.stopped:
             self._due = True
             self._tick.schedule()
 
@@ -251,7 +268,7 @@ class RaftMember:
 
     def turn(self) -> None:
         """Carry out the effects that the node requests."""
-        if self._stopped or self._slow is not None:
+        if self.stopped or self._slow is not None:
             return
         try:
             if not self._carried_out():
@@ -259,7 +276,7 @@ class RaftMember:
         except Exception as error:
             self._fail(error)
             return
-        if self._stopped:
+        if self.stopped:
             return
         messages = self.node.messages()
         if messages:
@@ -277,7 +294,7 @@ class RaftMember:
         self._commit_tick()
         self._watch_disk()
         self.node.tick(int(self._clock.boottime() * 1000))
-        while not self._stopped and _is_something(effects := self.node.effects()):
+        while not self.stopped and _is_something(effects := self.node.effects()):
             if effects.role is not None:
                 # This effect comes first, so that nothing is appended while the log is cut.
                 self._before_log(effects.role)
@@ -289,7 +306,7 @@ class RaftMember:
         if self._may_lead() and self._taking is None:
             self._taking = self._loop.create_task(self._begin_leading(self.node.term))
         now = self._clock.boottime()
-        if self.leading and (self._preferred or self.node.full) and now >= self._prefer_at:
+        if self.accepts and (self._preferred or self.node.full) and now >= self._prefer_at:
             self.prefer(now)
         return True
 
@@ -387,7 +404,7 @@ class RaftMember:
         """Begin to accept messages as the leader of a term."""
         try:
             await self._leader_role.prepare()
-            if self._may_lead() and self.node.term == term and not self._stopped:
+            if self._may_lead() and self.node.term == term and not self.stopped:
                 self._raft_log.take_messages()
                 self.leading = True
                 self._prefer_at = self._clock.boottime() + PREFER_INTERVAL_S
@@ -395,7 +412,7 @@ class RaftMember:
                 self._leader_role.lead()
         except RaftRefused as refusal:
             log.error("raft: %s accepts no messages yet: %s", self.me, refusal)
-            self._begin_handoff()
+            await self._hand_over()
         except (CometError, OSError) as error:
             self._failure = error
         except Exception as error:
@@ -407,13 +424,16 @@ class RaftMember:
     def _fail(self, error: Exception) -> None:
         """Stop taking part after an error, because its effects on the disk are unknown."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
-        self._stopped = self.failed = True
+        self.stopped = self.failed = True
         self._stop_leading("it has failed")
+        self._succeeded.set()
         self._leader_role.follow()
 
     def _before_log(self, role: RoleChange) -> None:
         reason = role.reason or f"{role.leader or 'nobody'} leads"
         self._stop_leading(reason)
+        if role.leader not in ("", self.me):
+            self._succeeded.set()
         log.info(
             "raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-"
         )
@@ -424,7 +444,7 @@ class RaftMember:
         if self.leading:
             self.leading = False
             self._leader_role.hand_over()
-            self._led.set()
+            self._succeeded.clear()
             self._raft_log.follow()
             self.waits.give_up(reason)
             log.warning("raft: %s no longer leads: %s", self.me, reason)
@@ -469,10 +489,26 @@ class RaftMember:
 
     # -- members
 
-    def transfer(self, to: str) -> None:
-        """Transfer the leadership. Raises RaftRefused with the reason, as do the changes of members below."""
+    async def transfer(self, to: str) -> None:
+        """Transfer the leadership, as soon as a majority has this leader's tables.
+
+        Sends are held meanwhile, because they could create topics that the next leader would not have. Like
+        the changes of members below, raises RaftRefused with the reason.
+        """
+        async with self._handoff:
+            if self.leading:
+                self._leader_role.hand_over()
+                await self._leader_role.copy_tables()
+            self._transfer_now(to)
+
+    def _transfer_now(self, to: str) -> None:
         self._asked(self.node.transfer, to)
-        self._leader_role.hand_over()
+        self._succeeded.clear()
+
+    @property
+    def accepts(self) -> bool:
+        """Whether this member leads and does not transfer its leadership, or is about to."""
+        return self.leading and not self._handoff.locked() and not self.node.transferring
 
     def prefer(self, now: float) -> None:
         """Transfer the leadership to the most advanced preferred member, or with a full disk to any member.
@@ -494,9 +530,13 @@ class RaftMember:
         to = max(wanted or able, key=lambda member: peers[member].match)
         why = "its disk is full" if full else f"{to} is preferred"
         log.warning("raft: %s transfers the leadership to %s: %s", self.me, to, why)
-        # A transfer that an operator has started, or a change of members, may be in progress.
-        with contextlib.suppress(RaftRefused):
-            self.transfer(to)
+        self._transfers.start(self._try_transfer(to))
+
+    async def _try_transfer(self, to: str) -> None:
+        try:
+            await self.transfer(to)
+        except RaftRefused as refusal:  # An operator's transfer, or a change of members, may be in progress.
+            log.warning("raft: %s does not transfer the leadership: %s", self.me, refusal)
 
     def keeps_up(self, member: str) -> bool:
         """Return whether a member, as this leader sees it, answers and lacks only the newest entries."""
@@ -517,7 +557,9 @@ class RaftMember:
     def promote(self, member: str) -> None:
         self._asked(self.node.promote, member)
 
-    def remove(self, member: str) -> None:
+    async def remove(self, member: str) -> None:
+        if member == self.me and self.leading:  # Another member will lead.
+            await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 
     def _asked(self, change: Callable[[str], None], member: str) -> None:
@@ -537,7 +579,7 @@ class RaftMember:
 
     def settled(self, term: int) -> None:
         """Record that topics and groups are those of the leader of this term, and are durable."""
-        if self._slow is None and not self._stopped:
+        if self._slow is None and not self.stopped:
             self.node.tables_copied(term)
             self._schedule()
 

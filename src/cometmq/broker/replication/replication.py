@@ -91,7 +91,7 @@ class Replication:
             if part is not None:
                 part.configure()
 
-    def retire(self) -> None:
+    async def retire(self) -> None:
         """Do nothing: master and slaves need no notice before the broker stops."""
 
     async def stop(self) -> None:
