@@ -117,8 +117,8 @@ def test_what_libraries_threads_and_odd_texts_say_is_a_line_an_event(form: str) 
 @pytest.mark.parametrize(
     ("environment", "line"),
     [
-        ({"COMETMQ_LOG_FORMAT": "xml"}, "COMETMQ_LOG_FORMAT=xml is no format: text, json"),
-        ({"COMETMQ_LOG_LEVEL": "cometmq.nobody=INFO"}, "there is no logger cometmq.nobody"),
+        ({"COMETMQ_LOG_FORMAT": "xml"}, "COMETMQ_LOG_FORMAT=xml is not a log format: text, json"),
+        ({"COMETMQ_LOG_LEVEL": "cometmq.nobody=INFO"}, "unknown logger cometmq.nobody"),
     ],
 )
 def test_what_cannot_be_used_is_told(environment: dict[str, str], line: str) -> None:
@@ -147,7 +147,7 @@ def test_a_logger_that_only_this_process_has_is_refused() -> None:
     logs.logger("cometmq.of_this_process")
     logging.getLogger("of_this_process_too")
     for name in ("cometmq.of_this_process", "of_this_process_too"):
-        with pytest.raises(logs.BadLevels, match="there is no logger"):
+        with pytest.raises(logs.BadLevels, match="unknown logger"):
             logs.levels_of(f"{name}=INFO")
     assert logs.levels_of("cometmq.broker.pull=INFO,cometmq=ERROR,cometmq.logs=INFO,asyncio=ERROR")
 
@@ -177,7 +177,7 @@ async def test_levels_change_while_servers_run_and_no_body_or_secret_is_logged(
             refused = await peer.send(topic="no topic", body=body.encode())
             assert refused.code != 0
             wrong = await names.call(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"logLevel=loud")
-            assert "LOUD is no level" in (wrong.remark or "")
+            assert "LOUD is not a log level" in (wrong.remark or "")
             assert (await names.call(RequestCode.UPDATE_NAMESRV_CONFIG, None, b"logLevel=ERROR")).code == 0
             assert logging.getLogger().level == logging.ERROR
     assert any("logLevel" in line for line in caplog.text.splitlines())

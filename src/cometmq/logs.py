@@ -151,7 +151,7 @@ def set_up(default: str = "WARNING") -> None:
     threading.excepthook = _thread_ended
     log = logger(__name__)
     if form not in FORMATS:
-        log.warning("%s=%s is no format: %s", FORMAT, form, ", ".join(FORMATS))
+        log.warning("%s=%s is not a log format: %s", FORMAT, form, ", ".join(FORMATS))
     try:
         use_levels(level)
     except BadLevels as problem:
@@ -173,10 +173,10 @@ def levels_of(text: str) -> dict[str, str]:
         name, _, level = part.rpartition("=")
         level = level.strip().upper()
         if level not in LEVELS:
-            raise BadLevels(f"{printable(level)} is no level: {', '.join(LEVELS)}")
+            raise BadLevels(f"{printable(level)} is not a log level. Levels: {', '.join(LEVELS)}")
         name = name.strip()
         if name and not _is_logger(name):
-            raise BadLevels(f"there is no logger {printable(name)}")
+            raise BadLevels(f"unknown logger {printable(name)}")
         found[name] = level
     return found
 

@@ -85,7 +85,7 @@ class Message(msgspec.Struct, kw_only=False):
         if (keys or type(keys) is not tuple) and not (type(keys) is tuple and _plain_words(keys)):
             self.keys = _as_keys(keys, self.topic)
         if not _is_number(self.flag) or not -0x80000000 <= self.flag <= 0x7FFFFFFF:
-            raise MessageIllegal(f"flag is a number of 32 bits, not {self.flag!r}", self.topic, "flag")
+            raise MessageIllegal(f"flag must be a 32-bit number, not {self.flag!r}", self.topic, "flag")
         if not _is_number(self.delay_level) or self.delay_level < 0:
             problem = f"delay_level is 0 or a level from 1 on, not {self.delay_level!r}"
             raise MessageIllegal(problem, self.topic, "delay_level")
@@ -95,7 +95,7 @@ class Message(msgspec.Struct, kw_only=False):
             _check_properties(self.properties, self.topic)
         if type(self.wait_store) is not bool:
             raise MessageIllegal(
-                f"wait_store is True or False, not {self.wait_store!r}", self.topic, "wait_store"
+                f"wait_store must be True or False, not {self.wait_store!r}", self.topic, "wait_store"
             )
 
     def _check_times(self) -> None:
@@ -196,22 +196,22 @@ def check_text(text: object, field: str, topic: str = "", what: str = "") -> Non
     """
     what = what or field
     if not isinstance(text, str):
-        raise MessageIllegal(f"{what} is a str, not {shown(text)}", topic, field)
+        raise MessageIllegal(f"{what} must be a str, not {shown(text)}", topic, field)
     if text.isascii() and text.isprintable():
         return
     if "\x01" in text or "\x02" in text:
-        raise MessageIllegal(f"{what} holds a separator (0x01 or 0x02): {shown(text)}", topic, field)
+        raise MessageIllegal(f"{what} contains a separator (0x01 or 0x02): {shown(text)}", topic, field)
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise MessageIllegal(f"{what} is no text that UTF-8 has: {error.reason}", topic, field) from None
+        raise MessageIllegal(f"{what} cannot be encoded as UTF-8: {error.reason}", topic, field) from None
 
 
 def _as_bytes(body: object, topic: str) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)  # a copy, because the body must not change during the send
     hint = ": encode() it" if isinstance(body, str) else ""
-    raise MessageIllegal(f"the body is bytes, not {type(body).__name__}{hint}", topic, "body")
+    raise MessageIllegal(f"the body must be bytes, not {type(body).__name__}{hint}", topic, "body")
 
 
 def _plain_words(keys: tuple[str, ...]) -> bool:
@@ -232,14 +232,14 @@ def _as_keys(keys: object, topic: str) -> tuple[str, ...]:
         check_text(key, "keys", topic, "a key")
         if key.split() != [key]:
             raise MessageIllegal(
-                f"the key {shown(key)} is not one word: blanks divide keys on the wire", topic, "keys"
+                f"the key {shown(key)} contains a blank, which separates keys", topic, "keys"
             )
     return tuple(keys)
 
 
 def _check_properties(properties: object, topic: str) -> None:
     if not isinstance(properties, dict):
-        raise MessageIllegal(f"properties are a dict, not {shown(properties)}", topic, "properties")
+        raise MessageIllegal(f"properties must be a dict, not {shown(properties)}", topic, "properties")
     for name, value in properties.items():
         check_text(name, "properties", topic, "the name of a property")
         check_text(value, name, topic, f"property {shown(name)}")
@@ -476,7 +476,7 @@ def check_group_name(group: str) -> None:
 
 def _check_name(name: str, kind: str, longest: int) -> None:
     if not isinstance(name, str):
-        raise MessageIllegal(f"the {kind} name is a str, not {type(name).__name__}", field=kind)
+        raise MessageIllegal(f"the {kind} name must be a str, not {type(name).__name__}", field=kind)
     if not name or name.isspace():
         raise MessageIllegal(f"the {kind} name is blank", name, kind)
     if len(name) > longest:
@@ -485,5 +485,7 @@ def _check_name(name: str, kind: str, longest: int) -> None:
         )
     if not is_legal_name(name, longest):
         raise MessageIllegal(
-            f"the {kind} name {name!r} has characters other than letters, digits, %, |, _ and -", name, kind
+            f"the {kind} name {name!r} contains characters other than letters, digits, %, |, _ and -",
+            name,
+            kind,
         )

@@ -139,7 +139,7 @@ class Standalone(Running):
                 raise StandaloneError(
                     f"{path} is empty, but there is a store beside it: without its file sizes it cannot be "
                     "opened. Write mappedFileSizeCommitLog, mappedFileSizeConsumeQueue, maxHashSlotNum and "
-                    "maxIndexNum into it again, or remove it if they are the usual small ones"
+                    "maxIndexNum into it again, or remove the file if they are the defaults of `standalone`"
                 )
             properties = small_files()
         properties |= {
@@ -223,7 +223,7 @@ class BrokerChild:
         try:
             await asyncio.wait_for(process.wait(), CHILD_STOP_S)
         except TimeoutError:
-            log.error("%s did not stop within %g s and is killed", self.name, CHILD_STOP_S)
+            log.error("%s did not stop within %g s and was killed", self.name, CHILD_STOP_S)
             process.kill()
             await process.wait()
 

@@ -43,20 +43,20 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise YamlError(data.count(b"\n", 0, error.start) + 1, "this is no UTF-8 text") from None
+        raise YamlError(data.count(b"\n", 0, error.start) + 1, "the file is not UTF-8 text") from None
     loader: yaml.SafeLoader | None = None
     try:
         loader = yaml.SafeLoader(text)
         return _Loader(iter(loader.get_event, None), nodes_max).document()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        raise YamlError(line, f"a character that YAML does not allow: {error.reason}") from None
+        raise YamlError(line, f"a character is not allowed in YAML: {error.reason}") from None
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
     except (ValueError, OverflowError, RecursionError) as error:  # errors that PyYAML does not handle
         line = 1 if loader is None else loader.line + 1
-        raise YamlError(line, f"this is no YAML: {printable(str(error))}") from None
+        raise YamlError(line, f"the file is not YAML: {printable(str(error))}") from None
 
 
 class _Loader:

@@ -325,7 +325,7 @@ class TestTrouble:
         topic = f"%RETRY%{dying.group}"
         allow = dying.admin.client.brokers.create_topic
         await allow(dying.addr, topic, read_queue_nums=1, write_queue_nums=1, perm=4)
-        with pytest.raises(ResendStopped, match="10 in a row failed"):
+        with pytest.raises(ResendStopped, match="10 messages in a row failed"):
             await dying.resend()
         await allow(dying.addr, topic, read_queue_nums=1, write_queue_nums=1, perm=6)
         await dying.admin.client.refresh_routes([topic])

@@ -59,7 +59,7 @@ def test_a_cluster_is_started_killed_healed_and_stopped(cluster: Cluster) -> Non
     assert [member["pid"] is None for member in killed.values()] == [False, True, True]
     again = cluster.run("kill", "broker-b")
     assert (again.returncode, again.stderr.strip()) == (1, "cometmq: broker-b does not run")
-    assert cluster.run("kill").stderr.strip() == "cometmq: no master runs; name the member to kill"
+    assert cluster.run("kill").stderr.strip() == "cometmq: no master is running; name the member to kill"
 
     assert cluster.run("heal").returncode == 0
     healed = cluster.status()

@@ -93,7 +93,7 @@ def test_a_directory_that_cannot_be_written_is_only_a_warning(
     with caplog.at_level(logging.WARNING), RunFile("broker"):
         pass
 
-    assert "mqshutdown will not find this process" in caplog.text
+    assert "mqshutdown cannot find this process" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_copy_makes_the_directory_and_replaces_nothing(run: Run, tmp_path: Path)
     (target / "broker-b.properties").write_text("mine")
     again = run("cometmq", "conf", "copy", "2m-noslave", str(target))
     assert again.returncode == 1
-    assert "broker-a.properties, broker-b.properties already; nothing was copied" in again.stderr
+    assert "broker-a.properties, broker-b.properties; nothing was copied" in again.stderr
     assert (target / "broker-b.properties").read_text() == "mine"
 
 

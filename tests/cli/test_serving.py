@@ -103,7 +103,7 @@ def test_a_log_level_nobody_knows_is_told_and_changes_nothing(monkeypatch: pytes
     with server("ready") as process:
         assert process.stop() == 0
 
-    assert "COMETMQ_LOG_LEVEL: LOUD is no level" in process.output
+    assert "COMETMQ_LOG_LEVEL: LOUD is not a log level" in process.output
 
 
 def test_a_script_without_its_command_runs_nothing_of_the_current_directory(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_what_waits_is_listed_shown_and_taken_back(run: Run) -> None:
     assert "soon" not in run("cometmq", "timers", "list", "-t", "timed").stdout
     gone = run("cometmq", "timers", "show", "key-soon")
     assert gone.returncode == 1
-    assert "no message that waits has the key or id key-soon" in gone.stderr
+    assert "no waiting message has the key or id key-soon" in gone.stderr
 
 
 def test_what_waits_at_a_delay_level_is_listed_and_cannot_be_taken_back(run: Run) -> None:

@@ -258,7 +258,7 @@ def test_a_stop_on_the_loop_is_refused_while_sends_are_under_way(local: LocalBro
         first = producer.send_async(MESSAGE)
         others = [producer.send_async(MESSAGE) for _ in range(50)]
         others[0].add_done_callback(stop)  # a future's own callbacks run on the loop
-        with pytest.raises(ClientStateError, match="own loop"):
+        with pytest.raises(ClientStateError, match="own event loop"):
             outcome.result(20)
         assert {sent.result(20).status for sent in [first, *others]} == {SendStatus.SEND_OK}
         assert producer.state == "running"

@@ -175,7 +175,7 @@ def test_a_face_that_is_not_started_says_so(local: LocalBroker) -> None:
     producer = SyncProducer("p", namesrv=local.namesrv)
     with pytest.raises(ClientStateError, match=r"is new: start\(\) it"):
         producer.send(Message("T", b"x"))
-    with producer, pytest.raises(ClientStateError, match="started already"):
+    with producer, pytest.raises(ClientStateError, match="is already started"):
         producer.start()
     producer.stop()
 
@@ -374,7 +374,7 @@ def test_a_call_on_a_thread_that_has_ended_is_refused() -> None:
 
     async def work() -> None: ...
 
-    with pytest.raises(ClientStateError, match="was stopped"):
+    with pytest.raises(ClientStateError, match="is stopped"):
         thread.run(work())
 
 

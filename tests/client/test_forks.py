@@ -74,7 +74,7 @@ async def test_an_asyncio_client_refuses_to_work_in_a_forked_child(
     async with make(local.namesrv) as one:
         said = in_child(lambda: asyncio.run(used(one)))
         assert said.startswith(kind)
-        assert "was started before a fork; make a new one in the child process" in said
+        assert "was started before a fork; create a new one in the child process" in said
         assert one.state == "running"
 
 

@@ -72,7 +72,7 @@ def test_the_last_admin_stays(accounts: Accounts) -> None:
 
     with pytest.raises(AccountError, match="last admin"):
         accounts.remove("admin")
-    with pytest.raises(AccountError, match="no account 'bob'"):
+    with pytest.raises(AccountError, match="unknown account 'bob'"):
         accounts.remove("bob")
 
 

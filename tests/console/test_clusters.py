@@ -97,7 +97,7 @@ async def test_entries_that_cannot_be_used_are_named_and_left_in_the_file(
     assert clusters.connections[STARTED].namesrv == "127.0.0.1:1"
     assert list(clusters.connections) == [STARTED, *list(many)[:-1]]
     for name in [*wrong, list(many)[-1]]:
-        assert f"{path}: the entry {name!r} of clusters is left out: " in caplog.text
+        assert f"{path}: entry {name!r} of clusters is ignored: " in caplog.text
     await clusters.remove(clusters.connections["c0"])
     await clusters.put("typo", "127.0.0.1:7")
     kept = json.loads(path.read_text())["clusters"]
@@ -146,7 +146,7 @@ async def test_a_console_starts_without_a_file_that_it_cannot_read(
     assert list(clusters.connections) == [STARTED]
     assert f"{path} cannot be read: " in caplog.text
     assert "Traceback" not in caplog.text
-    with pytest.raises(ClusterError, match=r"cannot be read.*Mend or remove it"):
+    with pytest.raises(ClusterError, match=r"cannot be read.*Repair or remove it"):
         await clusters.put("b", "127.0.0.1:2")
     if isinstance(made, bytes):
         assert path.read_bytes() == made
@@ -189,14 +189,14 @@ async def test_concurrent_changes_happen_one_after_the_other(tmp_path: Path, adm
         "Reload the page"
     )
     assert [str(each) for each in outcomes if each is not None] == [
-        "there is a cluster b already",
+        "cluster b already exists",
         *[changed] * 3,
     ]
     b, c = clusters.connections["b"], clusters.connections["c"]
     outcomes = await asyncio.gather(
         clusters.remove(b), clusters.put("b", "127.0.0.1:4", shown=b), return_exceptions=True
     )
-    assert [str(each) for each in outcomes if each is not None] == ["there is no cluster b"]
+    assert [str(each) for each in outcomes if each is not None] == ["cluster b does not exist"]
     used = [each.admin for each in clusters.connections.values()]
     assert [each.state for each in used] == ["running"] * 2
     assert {each.state for each in admins if each not in used} == {"stopped"}

@@ -43,7 +43,7 @@ def test_on_this_machine_classes_can_be_confined():
     [
         (("no-such-program",), "No such file or directory: 'no-such-program'"),
         ((sys.executable, "-c", "raise SystemExit('refused')"), "refused"),
-        ((sys.executable, "-I", filters.worker.__file__, "1"), "CannotConfine: the filter server is gone"),
+        ((sys.executable, "-I", filters.worker.__file__, "1"), "CannotConfine: the filter server has ended"),
     ],
 )
 def test_a_worker_that_cannot_be_confined_is_told_apart(monkeypatch, argument, words):

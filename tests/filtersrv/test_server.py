@@ -55,10 +55,10 @@ class TestUploads:
         first = server.filters["g", "T"].process
         assert (await consumer.upload(EVEN)).code == 0
         assert server.filters["g", "T"].process is first
-        assert "another source counts" not in caplog.text
+        assert "a new filter source now applies" not in caplog.text
         assert (await consumer.upload(matching("message.body == b'3'"))).code == 0
         assert server.filters["g", "T"].process is not first
-        assert "group g on T: another source counts from now on, for all members" in caplog.text
+        assert "group g on topic T: a new filter source now applies to all members" in caplog.text
         assert bodies(await consumer.pull()) == [b"3"]
 
     async def test_its_worker_goes_first_when_memory_is_short(self, server, consumer):
@@ -195,7 +195,7 @@ class TestPulls:
         await consumer.upload(matching("any(None for _ in iter(int, 1))"))
         answers = await asyncio.gather(consumer.pull(), consumer.pull())
         busy = next(answer for answer in answers if answer.code == ResponseCode.FLOW_CONTROL)
-        assert "too many messages wait" in busy.remark
+        assert "too many messages are waiting" in busy.remark
 
     async def test_what_waits_for_a_slow_class_leaves_room_for_others(self, broker, consumer, monkeypatch):
         monkeypatch.setattr(filters, "BATCH_TIMEOUT_S", 1.0)
@@ -228,7 +228,7 @@ class TestPulls:
         pulling = asyncio.create_task(consumer.pull(hold_ms=20_000))
         await broker.wait_for(lambda: held)
         broker.connections[-1].abort()
-        refused(await pulling, ResponseCode.SYSTEM_ERROR, "the filter server's pull: ")
+        refused(await pulling, ResponseCode.SYSTEM_ERROR, "the pull failed: ")
 
 
 def offset_asked(frame) -> int:

@@ -153,7 +153,7 @@ def test_nothing_that_javas_clients_ask_in_their_life_is_refused(
         java.send("q", [message("Closed", b"x")])
 
     def refusals() -> list[str]:
-        return [line for line in log.read_bytes()[before:].decode().splitlines() if "is refused" in line]
+        return [line for line in log.read_bytes()[before:].decode().splitlines() if " refused: " in line]
 
     (line,) = wait_until("the line of the refusal", refusals)
     assert "topic:Closed" in line

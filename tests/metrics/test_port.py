@@ -99,7 +99,7 @@ async def test_samples_beyond_the_limit_are_left_out_and_the_log_says_so_once(
             _, text = await got(one, "/metrics")
             assert text.count("drawers{") == 4
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
-        "metrics are cut: more than 4 samples (metricsOtelCardinalityLimit)"
+        "the metrics are incomplete: they have more than 4 samples (metricsOtelCardinalityLimit)"
     ]
 
 

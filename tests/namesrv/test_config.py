@@ -76,7 +76,7 @@ def test_modes_that_are_not_built_are_named(caplog: pytest.LogCaptureFixture) ->
         NamesrvConfig.from_properties({"clusterTest": "FALSE", "supportActingMaster": "false"})
         assert caplog.text == ""
         NamesrvConfig.from_properties({"needWaitForService": "true"})
-    assert "needWaitForService=true has no effect here" in caplog.text
+    assert "needWaitForService=true has no effect" in caplog.text
 
 
 def test_unknown_keys_are_kept_and_warned_about_with_the_nearest(caplog: pytest.LogCaptureFixture) -> None:

@@ -129,7 +129,7 @@ class TestRegistrations:
         )
 
         assert (good[0], worse[0], header["code"]) == (0, 17, 1)
-        assert sum("is left out" in record.message for record in caplog.records) == 1
+        assert sum("is ignored" in record.message for record in caplog.records) == 1
 
     async def test_filter_servers_that_cannot_be_dialled_are_left_out(self, raw: RawPeer) -> None:
         body = json.loads(registration([TOPIC_A]))

@@ -85,7 +85,7 @@ def test_without_fail_on_data_loss_both_lives_are_whole(
     fake.make_anew(count)
     summary = job.tolerant()
     assert (summary.records, summary.replaced, summary.complete) == (count, 1, False)
-    assert "reading goes on at offset 0" in caplog.text
+    assert "reading continues at offset 0" in caplog.text
     assert job.lives() == [FIRST_LIFE, (1, 0, count, count, 0, 0, 0)]
     assert job.rows() == sorted(laid(OLD_LOG, 0, 40) + laid(NEW_LOG, 0, count))
     fake.stored_ms.append(MINUTES[-1] + 10**6)

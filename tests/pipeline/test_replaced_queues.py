@@ -79,7 +79,7 @@ def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
     later = tolerant.next(end)
     assert later["@start"] == position(0)
     assert tolerant.ranges(end, later) == ([(0, count)] if count else [])
-    assert ["reading goes on at offset 0" in record.getMessage() for record in caplog.records] == [True]
+    assert ["reading continues at offset 0" in record.getMessage() for record in caplog.records] == [True]
     assert tolerant.next(later) == later  # once
     fake.stored_ms.append(MINUTES[-1] + 10**6)
     last = tolerant.next(later)

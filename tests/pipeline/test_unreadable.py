@@ -230,7 +230,7 @@ class TestStreamSource:
 
         assert [from_tree(end)[queue] for queue in sorted(from_tree(end))] == [16, 16, 0, 0]
         assert "32 messages lie in 2 queues that cannot be read" in caplog.text
-        assert "have no broker" not in caplog.text
+        assert "have no reachable broker" not in caplog.text
 
 
 class TestJobs:

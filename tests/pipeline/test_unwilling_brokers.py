@@ -143,7 +143,7 @@ class TestABrokerThatHangsUp:
 
 
 class TestAReplicaThatLags:
-    """The route shows a replica only: its master is away, and it holds 40 of 50 messages."""
+    """The route shows a replica only: its master is unreachable, and it holds 40 of 50 messages."""
 
     @pytest.fixture
     def replica(self, fake: FakeCluster) -> FakeCluster:
@@ -226,7 +226,7 @@ class TestAStreamWhoseBrokersAreAway:
             assert end[TOPIC] == position(40)[TOPIC]
         for _ in range(3):
             assert stream.next(end) == end
-        assert [r.message for r in caplog.records if "is away" in r.message] != []
+        assert [r.message for r in caplog.records if "is unreachable" in r.message] != []
         fake.brokers = {}  # it is back, somewhere else
         fake.stored_ms.append(5000)
         assert stream.next(end)[TOPIC] == position(41)[TOPIC]
@@ -338,7 +338,7 @@ class TestWhatAReadHolds:
         rows = read_batches((fake.addr,), [QueueRange(QUEUE, 0, 40)], {}, SCHEMA, options)
         assert sum(batch.num_rows for batch in rows) == 10
         assert [record.getMessage() for record in caplog.records] == [
-            f"30 records of {QUEUE} are gone from the broker and left out"
+            f"30 records of {QUEUE} no longer exist at the broker and are skipped"
         ]
 
     def test_a_connection_is_kept_for_reads_with_the_same_time_out(self, fake: FakeCluster) -> None:

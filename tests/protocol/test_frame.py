@@ -334,7 +334,7 @@ class TestHostileFrames:
             (payload(b""), "JSON header"),
             (payload(b"[]"), "not an object"),
             (payload(b"null"), "not an object"),
-            (payload(b'{"code":105} x'), "goes on"),
+            (payload(b'{"code":105} x'), "there is text after the value"),
             (payload(b'{"code":105'), "expected"),
             (payload(b'{"code":"abc"}'), "code"),
             (payload(b'{"code":{}}'), "code"),

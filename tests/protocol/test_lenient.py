@@ -75,13 +75,13 @@ def test_what_is_refused(text: str) -> None:
 
 @pytest.mark.parametrize("opening", ["[", '{"a":', "{a:[", "{{a:", "Set["])
 def test_depth(opening: str) -> None:
-    with pytest.raises(LenientError, match=r"deeper than 64|within a key"):
+    with pytest.raises(LenientError, match=r"deeper than 64|contains an object as a key"):
         read_lenient(opening * 100_000)
 
 
 def test_keys_within_keys_do_not_grow() -> None:
     # As text each level would double the quotes of the one within it.
-    with pytest.raises(LenientError, match="within a key"):
+    with pytest.raises(LenientError, match="contains an object as a key"):
         read_lenient("{" * 60 + "a:1" + "}:1" * 59 + "}")
 
 

@@ -105,14 +105,17 @@ def test_older_and_newer_forms_are_read() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("", "type: there is no kind ''"),
-        ("Sub", "type: there is no kind 'Sub'"),
+        ("", "type: unknown kind ''"),
+        ("Sub", "type: unknown kind 'Sub'"),
         ("Pub\x011", "a record of Pub has 13 fields, this one 1"),
-        (PUB_TEXT.replace("1795172444873", "soon"), "timestampMs: 'soon' is no number"),
-        (PUB_TEXT.replace("1795172444873", "9" * 19), "timestampMs: '9999999999999999999' is no number"),
-        (PUB_TEXT.replace("1795172444873", "9" * 5000), "is no number of 64 bits"),
-        (PUB_TEXT.replace("1795172444873", "\uff11"), "is no number of 64 bits"),
-        (PUB_TEXT.replace("1795172444873", "1_0"), "is no number of 64 bits"),
+        (PUB_TEXT.replace("1795172444873", "soon"), "timestampMs: 'soon' is not a 64-bit number"),
+        (
+            PUB_TEXT.replace("1795172444873", "9" * 19),
+            "timestampMs: '9999999999999999999' is not a 64-bit number",
+        ),
+        (PUB_TEXT.replace("1795172444873", "9" * 5000), "is not a 64-bit number"),
+        (PUB_TEXT.replace("1795172444873", "\uff11"), "is not a 64-bit number"),
+        (PUB_TEXT.replace("1795172444873", "1_0"), "is not a 64-bit number"),
     ],
 )
 def test_what_is_no_record_is_refused_with_the_field(text: str, problem: str) -> None:
@@ -156,7 +159,7 @@ def test_a_record_that_cannot_be_read_hides_no_other() -> None:
     found, unreadable = about(other + bad + PUB_TEXT, PUB.msg_id)
 
     assert found == [PUB]
-    assert unreadable == ["trace: timestamp_ms: 'x' is no number of 64 bits"]
+    assert unreadable == ["trace: timestamp_ms: 'x' is not a 64-bit number"]
 
 
 @pytest.mark.parametrize("piece", [b"ID", b"ID\x02", b"Pub\x01ID\x01"])

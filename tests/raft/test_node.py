@@ -354,7 +354,7 @@ def test_proposals_are_bounded_and_wait_for_a_leader_that_is_ready() -> None:
         with pytest.raises(RaftRefused):
             solo.node.propose(count)
     assert solo.node.propose(10_000) == 2
-    with pytest.raises(RaftRefused, match="10001 entries"):
+    with pytest.raises(RaftRefused, match="uncommitted entries is reached: 10001"):
         solo.node.propose(1)
 
 

@@ -416,7 +416,7 @@ OK = {"type": "ok", "op": "send", "process": "p", "id": 1, "at": 2.0}
         ([json.dumps({**SEND, "op": "sing"})], 1, "sing"),
         ([json.dumps({**SEND, "colour": "red"})], 1, "colour"),
         ([json.dumps({**SEND, "at": "noon"})], 1, "at"),
-        ([json.dumps(SEND), "", json.dumps(SEND)], 3, "begun already"),
+        ([json.dumps(SEND), "", json.dumps(SEND)], 3, "already begun"),
         ([json.dumps(OK)], 1, "has not begun"),
         ([json.dumps(SEND), json.dumps({**OK, "op": "read"})], 2, "has not begun"),
         ([json.dumps(SEND), json.dumps({**OK, "at": 0.5})], 2, "before it begins"),

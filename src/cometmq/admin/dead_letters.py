@@ -208,8 +208,8 @@ async def check_copy(client: ClientInstance, result: ResendResult) -> None:
         stored = await client.brokers.view_message(place.host, place.physical_offset)
         if stored.topic.startswith(DLQ_PREFIX):
             raise ResendStopped(
-                f"the broker made {result.msg_id} a dead letter immediately, as 5.x does for a group that "
-                f"consumes in order; send it to its original topic"
+                f"dead letter {result.msg_id} was created immediately, as RocketMQ 5.x does for "
+                "groups that consume in order; send it to its original topic instead"
             )
 
 
@@ -344,7 +344,9 @@ async def resend(
                 tried = topic and not (how.to_topic and belongs_to_system(topic))
                 failures = failures + 1 if result.state is Resend.FAILED and tried else 0
                 if failures >= MAX_FAILURES:
-                    raise ResendStopped(f"{failures} in a row failed, the last one: {result.problem}")
+                    raise ResendStopped(
+                        f"{failures} messages in a row failed; the last error: {result.problem}"
+                    )
             some = await next_batch(min(batch_size, left), letters)
 
 

@@ -132,7 +132,11 @@ class StoredMessages(ServerAdmin):
             unreadable: list[str] = []
             for trace in traces_about(bytes(message.body), msg_id, unreadable):
                 if len(found) == MAX_TRACES:
-                    log.warning("message %s has more traces: these are the first %d", msg_id, MAX_TRACES)
+                    log.warning(
+                        "message %s has more than %d trace messages; only the first are shown",
+                        msg_id,
+                        MAX_TRACES,
+                    )
                     return found
                 host = message.born_host.rpartition(":")[0]
                 found.append(
@@ -140,7 +144,7 @@ class StoredMessages(ServerAdmin):
                 )
             if unreadable:
                 log.warning(
-                    "%s of %s cannot be read, the first: %s",
+                    "%s of %s could not be read; the first error: %s",
                     counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
                 )  # fmt: skip
         if not found and "," in msg_id:

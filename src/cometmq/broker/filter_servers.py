@@ -86,10 +86,10 @@ class FilterServers:
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(
                 ResponseCode.NO_PERMISSION,
-                "only filter servers that the broker has started itself (filterServerNums) may register",
+                "only filter servers that this broker has started (filterServerNums) may register",
             )
         if parse_address(header.filter_server_addr) is None:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr is no host:port")
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "filterServerAddr must be host:port")
         self._known[connection] = header.filter_server_addr, awake_ms(self.clock)
         self._register_addresses()
         if len(self._known) >= self._count:
@@ -119,9 +119,9 @@ class FilterServers:
 
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
-            log.warning("filter server %d ended with code %d", process.pid, process.returncode)
+            log.warning("filter server %d exited with code %d", process.pid, process.returncode)
             if process.returncode == os.EX_UNAVAILABLE and self._count:  # the process has logged the reason
-                log.error("no filter server can run on this machine, so none is started any more")
+                log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
                 self._complete.set()  # no filter server is left to wait for
             self.processes.remove(process)
@@ -157,6 +157,6 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(STOP_S)
     except subprocess.TimeoutExpired:
-        log.warning("filter server %d did not stop within %g s and is killed", process.pid, STOP_S)
+        log.warning("filter server %d did not stop within %g s and was killed", process.pid, STOP_S)
         process.kill()
         process.wait()

@@ -412,7 +412,7 @@ class BrokerParts:
         try:
             await self.vip_server.start(self._address.interface, port)
         except OSError as error:
-            log.warning("port %d, which old clients use, is not available: %s", port, error)
+            log.warning("cannot listen on port %d, which old clients use: %s", port, error)
             self.vip_server = None
 
     async def stop(self, drain_s: float) -> None:
@@ -500,7 +500,7 @@ class BrokerParts:
                     await asyncio.to_thread(write_settings, self.store.disk, path, values)
                 except OSError as error:
                     self._unwritten.update(values)
-                    log.error("settings not written to %s: %s", path, error)
+                    log.error("settings could not be written to %s: %s", path, error)
                     reason = f"taken, but cannot be written to brokerConfigPath: {error.strerror or error}"
                     raise CommandError(ResponseCode.SYSTEM_ERROR, reason) from error
 

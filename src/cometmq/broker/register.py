@@ -64,7 +64,7 @@ class NamesrvLink:
                 await self._register()
             except CometError as error:
                 self.known = False
-                log.warning("name server %s: not registered: %s", self.namesrv, error)
+                log.warning("name server %s: could not register: %s", self.namesrv, error)
             if not self._again:
                 return
 
@@ -97,7 +97,7 @@ class NamesrvLink:
         try:
             await self.registrar.client.call(self.namesrv, frame, UNREGISTER_TIMEOUT_S)
         except CometError as error:
-            log.info("name server %s: not unregistered: %s", self.namesrv, error)
+            log.info("name server %s: could not unregister: %s", self.namesrv, error)
 
 
 @dataclass(eq=False)
@@ -143,13 +143,13 @@ class Registrar:
             try:
                 await self._address_server.start()
             except ConnectError as error:
-                log.warning("not registered, the name servers are not known yet: %s", error)
+                log.warning("not registered, because no name server address is available yet: %s", error)
         await self.registered()
         self._timer.start()
 
     def _use(self, namesrv: tuple[str, ...]) -> None:
         if set(namesrv) != set(self._found):
-            log.info("name servers are %s", ";".join(namesrv))
+            log.info("name servers: %s", ";".join(namesrv))
             self._found = namesrv
             self.register()
 

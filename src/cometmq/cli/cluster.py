@@ -118,7 +118,7 @@ def _first_master(found: LocalCluster) -> str:
         status = brokers.get(member.addr)
         if status is not None and status.broker_id == MASTER_ID and member.alive:
             return member.name
-    raise LocalClusterError("no master runs; name the member to kill")
+    raise LocalClusterError("no master is running; name the member to kill")
 
 
 def _print(

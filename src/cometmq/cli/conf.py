@@ -44,7 +44,7 @@ def copy(name: str, directory: Path) -> None:
     """Copy the file NAME, or all files of the directory NAME, into DIR. Existing files are not replaced."""
     files = _files(name)
     if there := [file.name for file in files if (directory / file.name).exists()]:
-        raise click.ClickException(f"{directory} has {', '.join(there)} already; nothing was copied")
+        raise click.ClickException(f"{directory} already contains {', '.join(there)}; nothing was copied")
     directory.mkdir(parents=True, exist_ok=True)
     for file in files:
         shutil.copyfile(file, directory / file.name)

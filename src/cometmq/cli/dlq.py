@@ -25,9 +25,16 @@ SELECTING = (
         "begin_ms",
         type=moment,
         metavar="WHEN",
-        help="Dead since: a time ago (30s, 10m, 2h, 1d), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
+        help="Only messages that became dead letters at or after this time: 30s, 10m, 2h, 1d ago, ms "
+        "since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
-    click.option("--end", "end_ms", type=moment, metavar="WHEN", help="Died before then."),
+    click.option(
+        "--end",
+        "end_ms",
+        type=moment,
+        metavar="WHEN",
+        help="Only messages that became dead letters before this time.",
+    ),
     click.option("--sql", metavar="EXPR", help="Only messages whose properties match: 'amount > 5'."),
 )
 LIMIT = click.option("--limit", type=COUNT, metavar="N", help="At most N messages.")
@@ -62,7 +69,7 @@ def dlq() -> None:
 def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bool, **wanted: Any) -> None:
     """List the dead letters of GROUP, or without GROUP their number by group."""
     if group is None and any(value is not None for value in (limit, *wanted.values())):
-        raise click.UsageError("These options select messages of a GROUP: name it.")
+        raise click.UsageError("These options select messages of a GROUP: specify one.")
 
     async def count(admin: Admin) -> None:
         found = await admin.dead_letter_counts()

@@ -80,7 +80,7 @@ def modes() -> list[str]:
 def mode_files(mode: str) -> dict[str, Path]:
     """Return the settings file of each broker of a mode, by broker name. Raises LocalClusterError."""
     if mode not in modes():
-        raise LocalClusterError(f"there is no mode {mode!r}: {', '.join(modes())}")
+        raise LocalClusterError(f"unknown mode {mode!r}: {', '.join(modes())}")
     return {path.stem: path for path in sorted((MODES / mode).iterdir())}
 
 

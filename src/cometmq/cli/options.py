@@ -130,7 +130,8 @@ def moment(text: str, or_else: str = "") -> int:
         return parse_time(text)
     except ValueError:
         raise click.BadParameter(
-            f"{text!r} is none of: {or_else}10m (s, m, h, d ago), ms since 1970, yyyy-MM-dd#HH:mm:ss:SSS"
+            f"{text!r} is not a valid time. Valid forms: {or_else}10m (s, m, h, d ago), ms since "
+            "1970, yyyy-MM-dd#HH:mm:ss:SSS"
         ) from None
 
 

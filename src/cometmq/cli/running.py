@@ -50,7 +50,11 @@ class RunFile:
             os.write(self._descriptor, b"%d\n" % os.getpid())
             os.replace(new, self.path)
         except OSError as error:
-            log.warning("mqshutdown will not find this process: %s: %s", self.path, error.strerror)
+            log.warning(
+                "mqshutdown cannot find this process, because its file %s could not be written: %s",
+                self.path,
+                error.strerror,
+            )
         return self
 
     def __exit__(self, *_: object) -> None:

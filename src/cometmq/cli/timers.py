@@ -72,7 +72,7 @@ def show_timer(namesrv: str, topic: str | None, broker: str | None, key: str, as
         why = "a broker examines the newest 64 messages with this key, at most 1 MiB"
         click.echo(f"there may be more: {why}; `timers list` shows all", err=True)
     if not found:
-        raise click.ClickException(f"no message that waits has the key or id {printable(key)}")
+        raise click.ClickException(f"no waiting message has the key or id {printable(key)}")
     if not as_json:
         click.echo(counted(len(found), "message"), err=True)
 

@@ -86,7 +86,9 @@ class AsyncSends:
                 raise TooManySends(limit)
             self._changed.wait_for(may_go_on)
             if self._finished:
-                raise ClientStateError("this producer is stopping or stopped: that is final, make a new one")
+                raise ClientStateError(
+                    "this producer is stopping or stopped and cannot be used again; create a new one"
+                )
             self._sends.add(future)
 
     @property

@@ -123,7 +123,7 @@ class _Face(Generic[C]):
             CometError: The start failed, as the start() of the asyncio class describes.
         """
         if self._thread is not None:
-            raise ClientStateError(f"{self._name} is started already")
+            raise ClientStateError(f"{self._name} is already started")
         thread = self._thread = LoopThread.acquire()  # from now on a listener may use the client and stop it
         try:
             thread.run(self._twin.start())

@@ -199,10 +199,12 @@ class LoopThread:
     def check_caller(self) -> None:
         """Raise ClientStateError if a call would never end: on the loop itself, or after a fork."""
         if self.pid != os.getpid():
-            raise ClientStateError("this client was made before a fork; make a new one in the child process")
+            raise ClientStateError(
+                "this client was created before a fork; create a new one in the child process"
+            )
         if threading.current_thread() is self._thread:
             raise ClientStateError(
-                "a blocking client was called on its own loop; use the asyncio class there"
+                "a blocking client was called in its own event loop; use the asyncio class there"
             )
 
     def _enqueue(self, call: _Call[Any]) -> None:
@@ -210,7 +212,9 @@ class LoopThread:
             self.check_caller()
             with self._calls:  # a call is either begun before the loop stops, or refused
                 if self._ended:
-                    raise ClientStateError("this client was stopped: that is final, make a new one")
+                    raise ClientStateError(
+                        "this client is stopped and cannot be used again; create a new one"
+                    )
                 self._new.append(call)
                 if len(self._new) == 1:  # the loop begins all calls that are waiting at that time
                     self.loop.call_soon_threadsafe(self._begin)
@@ -241,7 +245,7 @@ class LoopThread:
             except BaseException as error:
                 # A listener or hook called sys.exit(). Only its task has ended: other clients still need the
                 # loop.
-                log.error("%r on the loop of the blocking clients: it ends its task only", error)
+                log.error("%r in the event loop of the blocking clients; it ends only its own task", error)
         self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()

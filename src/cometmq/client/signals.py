@@ -99,6 +99,6 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
 def _raise_first(results: Iterable[BaseException | None]) -> None:
     errors = [result for result in results if result is not None]
     for error in errors[1:]:
-        log.error("the stop of a client failed", exc_info=error)
+        log.error("stopping a client failed", exc_info=error)
     if errors:
         raise errors[0]

@@ -44,7 +44,7 @@ def confine(parent: int) -> None:
             f"install cometmq[filter-server] and the system's libseccomp (libseccomp2): {error}"
         ) from error
     if os.getppid() != parent:
-        raise CannotConfine("the filter server is gone")
+        raise CannotConfine("the filter server has ended")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
         file.write("1000")  # so that the kernel ends this process first if memory is short
     try:
@@ -56,4 +56,4 @@ def confine(parent: int) -> None:
             program.add_rule(pyseccomp.ALLOW, call)
         program.load()
     except OSError as error:
-        raise CannotConfine(f"the kernel refuses it: {error}") from error
+        raise CannotConfine(f"the kernel refuses the seccomp filter: {error}") from error

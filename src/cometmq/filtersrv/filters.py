@@ -151,7 +151,7 @@ class Filter:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await self._line.acquire()
         except TimeoutError:
-            raise self._busy(f"others have waited for {seconds(QUEUE_TIMEOUT_S)}") from None
+            raise self._busy(f"earlier requests took longer than {seconds(QUEUE_TIMEOUT_S)}") from None
         try:
             if self._closed:
                 raise self._busy(REPLACED)

@@ -108,7 +108,7 @@ class FilterServer:
         try:
             answer = await self._client.call(self.settings.broker, request)
         except CometError as error:
-            log.warning("not registered: %s", error)
+            log.warning("could not register with the broker: %s", error)
             return
         if answer.code != ResponseCode.SUCCESS:
             log.warning("broker %s refused the registration: %s", self.settings.broker, answer.remark)
@@ -125,7 +125,7 @@ class FilterServer:
         if known is not None and (known.name, known.source) == (header.class_name, source):
             return frame.response()
         if len(self.filters.keys() | {key}) + self._loading > MAX_FILTERS:
-            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MAX_FILTERS} filter classes are in use already")
+            raise CommandError(ResponseCode.SYSTEM_BUSY, f"{MAX_FILTERS} filter classes are the limit")
         loaded = Filter(header.class_name, source, self._loop.time())
         self._loading += 1
         try:
@@ -134,9 +134,9 @@ class FilterServer:
             self._loading -= 1
         known, self.filters[key] = self.filters.get(key), loaded
         if known is not None:
-            log.warning("group %s on %s: another source counts from now on, for all members", *key)
+            log.warning("group %s on topic %s: a new filter source now applies to all members", *key)
             await known.close()
-        log.info("filter class %s serves group %s on %s", header.class_name, *key)
+        log.info("filter class %s now serves group %s on topic %s", header.class_name, *key)
         return frame.response()
 
     @staticmethod
@@ -219,16 +219,14 @@ class FilterServer:
         try:
             return await self._client.call(self.settings.broker, request, max(0.0, held_s) + BROKER_TIMEOUT_S)
         except CometError as error:
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the filter server's pull: {error}") from error
+            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the pull failed: {error}") from error
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
         """Return the matching records in their stored form. Raises CommandError."""
         size = len(records)
         for taken, most in ((self._judged, MAX_FILTERED_BYTES), (found.judged, MAX_FILTERED_BYTES_PER_CLASS)):
             if taken and taken + size > most:
-                raise CommandError(
-                    ResponseCode.FLOW_CONTROL, "too many messages wait for verdicts of filters"
-                )
+                raise CommandError(ResponseCode.FLOW_CONTROL, "too many messages are waiting for filters")
         starts, end = record_starts(records)
         self._judged += size
         found.judged += size

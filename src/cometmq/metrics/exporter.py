@@ -101,7 +101,10 @@ class MetricsExporter:
         found = Families(most, self._settings.metrics_labels())
         await self._collect(found)
         if found.cut and not self._cut_told:
-            log.warning("metrics are cut: more than %d samples (metricsOtelCardinalityLimit)", most)
+            log.warning(
+                "the metrics are incomplete: they have more than %d samples (metricsOtelCardinalityLimit)",
+                most,
+            )
         self._cut_told = found.cut
         return found
 

@@ -78,7 +78,7 @@ class OtlpPush:
             except Exception:  # after any failure, the next push may succeed
                 failed = True
                 if not self._failed and not self._stopping.is_set():
-                    log.exception("the numbers could not be pushed")
+                    log.exception("could not push the metrics")
             if failed != self._failed and not self._stopping.is_set():
                 self._failed = failed
                 log.warning("metrics are %s %s", "not taken by" if failed else "taken again by", self._target)

@@ -47,7 +47,7 @@ class KvTables:
         """Set a value. Raises KvRefused."""
         for field, name in (("namespace", namespace), ("key", key)):
             if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-                raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are wanted")
+                raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
         pairs = self._tables.get(namespace, {})
         if not pairs and len(self._tables) >= MAX_NAMESPACES and namespace not in self._tables:
             raise KvRefused("namespace", f"there are {MAX_NAMESPACES} of them, and no more are kept")

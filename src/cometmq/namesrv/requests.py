@@ -129,7 +129,11 @@ class RequestProcessor:
         if registered.refusal:
             raise CommandError(ResponseCode.SYSTEM_ERROR, registered.refusal)
         if registered.left_out:
-            log.warning("no room for %d topics of broker %s", registered.left_out, asked.broker_addr)
+            log.warning(
+                "the limit of topics is reached: %d topics of broker %s are ignored",
+                registered.left_out,
+                asked.broker_addr,
+            )
         order = self._order_topics() if self.config.now.return_order_topic_config_to_broker else None
         return request.response(
             header=headers.RegisterBrokerResponseHeader(
@@ -142,7 +146,7 @@ class RequestProcessor:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
         # Register the broker without the order of its topics rather than refuse it.
-        log.error("%s is too long for registrations: delete keys of it", ORDER_TOPIC_CONFIG)
+        log.error("%s is too long for registrations: delete some of its keys", ORDER_TOPIC_CONFIG)
         return None
 
     @handles(RequestCode.UNREGISTER_BROKER)
@@ -229,7 +233,7 @@ class RequestProcessor:
             if problem:
                 raise CommandError(ResponseCode.SYSTEM_ERROR, problem)
         if not self.tables.register_topic(asked.topic, route.queue_datas):
-            raise CommandError(ResponseCode.SYSTEM_ERROR, "no more topics are kept")
+            raise CommandError(ResponseCode.SYSTEM_ERROR, "the limit of topics is reached")
         return request.response()
 
     @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
@@ -329,9 +333,9 @@ def registration(
     """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
-            raise _refused(field, name, f"1 to {MAX_NAME_CHARACTERS} printable characters are wanted")
+            raise _refused(field, name, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
     if len(asked.zone_name or "") > MAX_NAME_CHARACTERS:
-        raise _refused("zoneName", asked.zone_name, f"at most {MAX_NAME_CHARACTERS} characters are wanted")
+        raise _refused("zoneName", asked.zone_name, f"at most {MAX_NAME_CHARACTERS} characters are expected")
     if parse_address(asked.broker_addr) is None:
         raise _refused("brokerAddr", asked.broker_addr, "host:port is wanted")
     if asked.ha_server_addr and parse_address(asked.ha_server_addr) is None:
@@ -344,7 +348,7 @@ def registration(
         problem = topic_problem(topic, config.read_queue_nums, config.write_queue_nums)
         if problem:
             if len(topics) == len(body.topics):  # one log line, however many topics were refused
-                log.warning("broker %s: topic %s is left out: %s", asked.broker_addr, topic, problem)
+                log.warning("broker %s: topic %s is ignored: %s", asked.broker_addr, topic, problem)
             del topics[topic]
     timeout_ms = asked.heartbeat_timeout_millis
     if timeout_ms is not None:

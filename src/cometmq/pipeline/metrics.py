@@ -216,7 +216,7 @@ class PipelineMetrics:
         try:
             write_to_textfile(self._path, self.registry)
         except OSError as error:  # the next batch retries the write: a failure of metrics must not end a job
-            log.warning("the numbers cannot be written to %s: %s", self._path, error.strerror)
+            log.warning("the metrics could not be written to %s: %s", self._path, error.strerror)
 
 
 class _Listener(StreamingQueryListener):

@@ -101,7 +101,7 @@ class _Reader:
 
     def end(self) -> None:
         if self.peek():
-            raise self.error("text goes on after its value")
+            raise self.error("there is text after the value")
 
     def value(self, depth: int) -> Json:
         self.left -= 1
@@ -143,7 +143,7 @@ class _Reader:
             return self.string()
         if first == "{":
             if self.within_key:
-                raise self.error("an object as a key within a key")
+                raise self.error("a key contains an object as a key")
             self.within_key = True
             pairs = self.object(depth + 1)
             self.within_key = False

@@ -166,7 +166,7 @@ def decode_trace(record: str) -> AnyTrace:
     name, *texts = record.split(_BETWEEN, 32)
     kind = _KINDS.get(name)
     if kind is None:
-        raise BodyError("trace", f"there is no kind {shown(name)}", "type")
+        raise BodyError("trace", f"unknown kind {shown(name)}", "type")
     if kind is Pub and len(texts) == 12:
         texts.insert(11, "null")  # early clients did not write an offset id
     elif kind is SubAfter and len(texts) == 5:
@@ -190,7 +190,7 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if text in ("", "null") and type_ is not int:
         return None  # RocketMQ 5 leaves the time empty on the cloud channel
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
-        raise BodyError("trace", f"{shown(text)} is no number of 64 bits", field)
+        raise BodyError("trace", f"{shown(text)} is not a 64-bit number", field)
     return number
 
 

@@ -37,7 +37,7 @@ class Members(msgspec.Struct, frozen=True):
 
     def with_learner(self, member: str) -> Members:
         if not member or member in self.all_ids:
-            raise RaftRefused(f"{member} is a member already")
+            raise RaftRefused(f"{member} is already a member")
         if len(self.all_ids) >= MAX_MEMBERS:
             raise RaftRefused(f"a group has at most {MAX_MEMBERS} members")
         return Members(self.voters, self.learners | {member})

@@ -178,9 +178,9 @@ class RaftNode:
         if leading.transfer is not None:
             raise RaftRefused("the leadership is being transferred", leading.transfer[0])
         if outstanding > self._options.outstanding or log_state.last + count > MAX_INDEX:
-            raise RaftRefused(f"{outstanding} entries would not be committed yet", self.me)
+            raise RaftRefused(f"the limit of uncommitted entries is reached: {outstanding}", self.me)
         if count < 1:
-            raise RaftRefused(f"{count} entries cannot be proposed", self.me)
+            raise RaftRefused(f"cannot propose {count} entries", self.me)
         first = log_state.last + 1
         log_state.append(count, self.term)
         self._changes.append(Proposed(first, count, self.term))
@@ -215,7 +215,7 @@ class RaftNode:
         `disk_recovered` this member neither leads nor stores entries.
         """
         if self._changes:
-            raise RaftRefused("there are changes of the log to be taken first")
+            raise RaftRefused("earlier changes of the log have not been taken yet")
         if last < self._log_state.visible:
             raise RaftRefused(
                 f"the entries up to {self._log_state.visible} are committed, the log ends at {last}"
@@ -276,7 +276,7 @@ class RaftNode:
         peer = self.status().peers[member]
         lacks = self._log_state.last - peer.match
         if lacks > self._options.caught_up or peer.silent_ms > self._options.election_ms:
-            raise RaftRefused(f"{member} lacks {lacks} entries, silent for {peer.silent_ms} ms", self.me)
+            raise RaftRefused(f"{member} lacks {lacks} entries; no message for {peer.silent_ms} ms", self.me)
         if peer.suspect or peer.match < 0:
             raise RaftRefused(f"{member} has not recovered its log yet", self.me)
         self._change_members(members)
@@ -285,7 +285,7 @@ class RaftNode:
         """Remove a voter or learner. A leader that removes itself steps down once the change is committed."""
         left = self._require_changeable_members().without(member)
         if not left.has_quorum(self._require_ready_leader().without_suspects(left)):
-            raise RaftRefused(f"without {member} no majority of the voters has a whole log", self.me)
+            raise RaftRefused(f"without {member} no majority of the voters has a complete log", self.me)
         self._change_members(left)
 
     # -- results that the shell takes
@@ -591,9 +591,9 @@ class RaftNode:
             raise RaftRefused("the leadership is being transferred", self.me)
         newest = self._log_state.history.newest
         if newest.index > self._log_state.commit:
-            raise RaftRefused("a change of the members is not committed yet", self.me)
+            raise RaftRefused("the previous change of the members is not committed yet", self.me)
         if self._log_state.history.full:
-            raise RaftRefused("the log holds too many changes of the members", self.me)
+            raise RaftRefused("the log contains too many changes of the members", self.me)
         return newest.members
 
     def _change_members(self, members: Members) -> None:

@@ -75,7 +75,7 @@ class AddressServer:
         except ConnectError as error:
             if self._problem != str(error):
                 self._problem = str(error)
-                log.warning("name server addresses unchanged: %s", error)
+                log.warning("the name server addresses stay unchanged: %s", error)
 
     async def _request_addresses(self) -> None:
         addrs = await self._fetch()
@@ -94,18 +94,18 @@ class AddressServer:
         except (OSError, UnicodeError) as error:
             raise self._failed(str(error)) from None
         if len(answer) > _MAX_ANSWER_BYTES:
-            raise self._failed(f"its answer has over {_MAX_ANSWER_BYTES} bytes")
+            raise self._failed(f"its answer has more than {_MAX_ANSWER_BYTES} bytes")
         try:
             response, body = _parsed(answer)
         except _NO_HTTP as error:
-            raise self._failed(f"its answer is no HTTP: {error!r}") from None
+            raise self._failed(f"its answer is not HTTP: {error!r}") from None
         if response.status != 200:
             raise self._failed(f"it answered {response.status} {response.reason}")
         first_line = body.decode("utf-8", "replace").strip().partition("\n")[0].strip()
         addrs = tuple(dict.fromkeys(part.strip() for part in first_line.split(";") if part.strip()))
         bad = next((addr for addr in addrs if parse_address(addr) is None), None)
         if not addrs or bad is not None:
-            raise self._failed(f"its answer names no host:port: {first_line if bad is None else bad!r}")
+            raise self._failed(f"its answer contains no host:port: {first_line if bad is None else bad!r}")
         if len(addrs) > _MAX_ADDRESSES:
             raise self._failed(f"its answer names {len(addrs)} name servers, over {_MAX_ADDRESSES}")
         return addrs

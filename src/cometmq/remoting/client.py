@@ -32,7 +32,7 @@ def parse_addr(addr: str) -> tuple[str, int]:
     """Return host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else."""
     parsed = parse_address(addr)
     if parsed is None:
-        raise ConnectError(shortened(addr), "an address is host:port")
+        raise ConnectError(shortened(addr), "an address must be host:port")
     return parsed
 
 

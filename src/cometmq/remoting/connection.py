@@ -163,7 +163,11 @@ class Connection(asyncio.BufferedProtocol):
         if self._write_paused:
             waiting = transport.get_write_buffer_size()
             if waiting > self._limits.write_evict:
-                log.warning("%s does not read its responses: %d bytes pending; closed", self.peer, waiting)
+                log.warning(
+                    "closing the connection of %s, which does not read its responses: %d bytes are pending",
+                    self.peer,
+                    waiting,
+                )
                 self.abort()
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
@@ -514,7 +518,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _refuse(self, error: FrameError) -> None:
         """Close the connection after an invalid frame. The requests before it are still answered."""
-        log.info("%s sent a bad frame: %s; closed", self.peer, error)
+        log.info("closing the connection of %s after an invalid frame: %s", self.peer, error)
         self._backlog = False
         self._pause_reading()
         self._end_soon()

@@ -80,7 +80,7 @@ class Dispatcher:
             # FrameError is this side's fault: the response is too long.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._log_limit.allows():
-                log.error("request %d of %s failed", request.code, connection.peer, exc_info=error)
+                log.error("request %d from %s failed", request.code, connection.peer, exc_info=error)
         connection.respond(request, code, remark=shortened(remark, MAX_REMARK_LENGTH), ext=ext)
 
 

@@ -91,7 +91,7 @@ class TlsFile:
             context.check_hostname = False  # certificates contain no hosts, and routes no names
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
-            log.warning("servers are not verified, as set in %s", self.path)
+            log.warning("certificates of servers are not verified, because %s disables it", self.path)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         if self.text("tls.client.certPath"):
@@ -146,8 +146,8 @@ class ServerTls:
         self._looks: Periodic | None = None
         if not self.enforcing and self.context.verify_mode is ssl.CERT_REQUIRED:
             log.warning(
-                "tls.server.need.client.auth=require keeps nobody out: with tls.server.mode=permissive who "
-                "speaks no TLS is asked for no certificate. Set tls.server.mode=enforcing (%s)",
+                "tls.server.need.client.auth=require has no effect for clients without TLS, which "
+                "tls.server.mode=permissive accepts. Set tls.server.mode=enforcing (%s)",
                 file.path,
             )
 
@@ -179,7 +179,7 @@ class ServerTls:
             self._file, self._stamps = file, file.stamps()  # before reading, to notice later changes
             self.context = file.server_context()
         except ConfigError as error:
-            log.error("TLS keeps its certificates: %s", error)
+            log.error("TLS keeps its previous certificates: %s", error)
             return
         log.info("TLS: new certificates from %s", file.path)
 

@@ -267,7 +267,7 @@ class MessageStore:
             except EntriesLost as lost:
                 if not config.has_peers:
                     raise
-                log.error("%s: this member has no vote until the group has restored its log", lost)
+                log.error("%s: this member does not vote until it has restored its log from the group", lost)
                 write_suspect(disk, config.raft_log_dir, str(lost))
                 store = make()
             store.writer.make_recovery_durable(store.recovered)
@@ -300,7 +300,7 @@ class MessageStore:
                 self._clean_ends.save(self.queues, self.checkpointing.covered().position, self.config)
                 self._abort.clear()
             else:
-                log.warning("the store stops with unwritten state; the next start will recover it")
+                log.warning("the store stops with data that could not be written; the next start recovers it")
         finally:
             self.crash()
 
@@ -354,7 +354,7 @@ class MessageStore:
             self.appender.roll_back(encoded)
             if raft_log is not None:
                 raft_log.not_written(failure)
-            log.error("commit log could not be written: %s", failure)
+            log.error("the commit log could not be written: %s", failure)
             error = StoreRefused(
                 ResponseCode.SYSTEM_ERROR, f"the commit log could not be written: {failure.strerror}"
             )

@@ -143,14 +143,14 @@ def operations(lines: Iterable[str | bytes]) -> list[Operation]:
         facts = {name: getattr(event, name) for name in FACTS}
         if event.type == "invoke":
             if at in open_ones:
-                raise HistoryError(number, f"operation {event.id} of {event.process} has begun already")
+                raise HistoryError(number, f"operation {event.id} of {event.process} has already begun")
             operation = Operation(op=event.op, process=event.process, began=event.at, **facts)
             open_ones[at] = operation
             found.append(operation)
             continue
         ended = open_ones.pop(at, None)
         if ended is None or ended.op != event.op:
-            raise HistoryError(number, f"{event.op} {event.id} of {event.process} ends and has not begun")
+            raise HistoryError(number, f"{event.op} {event.id} of {event.process} ends, but has not begun")
         if event.at < ended.began:
             raise HistoryError(number, f"{event.op} {event.id} of {event.process} ends before it begins")
         ended.ended, ended.result = event.at, event.type

@@ -44,7 +44,7 @@ class MemoryNetwork:
         Raises ConnectionRefusedError if no server listens on the port.
         """
         if port not in self._listening:
-            raise ConnectionRefusedError(errno.ECONNREFUSED, f"nobody listens at {self.host}:{port}")
+            raise ConnectionRefusedError(errno.ECONNREFUSED, f"no server listens at {self.host}:{port}")
         loop, make_there = self._listening[port]
         here = MemoryTransport(asyncio.get_running_loop(), self.host, port)
         there = MemoryTransport(loop, self.host, self._free_port())

@@ -129,7 +129,7 @@ def test_the_body_is_printed_in_a_charset(mq: Shell) -> None:
     assert "Message Body:        gr\u00c3\u00bc\u00c3\\x9f" in shown.lines
     assert not any("Message Body: " in line for line in mq.ok(*words).lines)
     for wrong in ("nonsense", "base64"):
-        assert f"no charset is named '{wrong}'" in mq.run(*words, "-f", wrong).err
+        assert f"unknown charset '{wrong}'" in mq.run(*words, "-f", wrong).err
 
 
 def test_several_offset_ids_give_several_messages(mq: Shell) -> None:
@@ -325,7 +325,7 @@ class TestTraces:
 
         assert [view["trace"]["type"] for view in read.json] == ["Recall"]
         assert "2 records of" in caplog.text
-        assert "there is no kind 'nonsenseRecall'" in caplog.text
+        assert "unknown kind 'nonsenseRecall'" in caplog.text
 
     @pytest.mark.parametrize(
         ("arguments", "words"),

@@ -73,7 +73,7 @@ def test_a_charset_that_is_none_is_an_error(mq: Shell) -> None:
 
     failed = mq.run("printMsg", "-t", "nothing-printed", "-c", "EBCDIC-x")
 
-    assert (failed.code, "no charset is named 'EBCDIC-x'" in failed.err) == (1, True)
+    assert (failed.code, "unknown charset 'EBCDIC-x'" in failed.err) == (1, True)
 
 
 def test_a_message_is_found_by_its_offset(mq: Shell, printed: tuple[str, ...]) -> None:

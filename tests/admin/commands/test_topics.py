@@ -100,7 +100,7 @@ def test_a_topic_that_is_not_there_is_not_said_to_be_deleted(mq: Shell) -> None:
     failed = mq.run("deleteTopic", "-t", "never-was", "-c", "DefaultCluster")
 
     assert (failed.code, failed.out) == (1, "")
-    assert failed.err == "mqadmin: there is no topic never-was in cluster DefaultCluster\n"
+    assert failed.err == "mqadmin: topic never-was does not exist in cluster DefaultCluster\n"
 
 
 def test_a_purge_of_one_message_says_so(mq: Shell) -> None:

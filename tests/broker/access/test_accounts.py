@@ -74,7 +74,7 @@ def account(more: str) -> bytes:
         (b"", 1, "empty"),
         (b"- 1", 1, "must be a mapping"),
         (b"account: []", 1, "did you mean accounts"),
-        (b"accounts: x", 1, "a list is wanted"),
+        (b"accounts: x", 1, "expected a list"),
         (b"accounts:\n- accessKey: somebody", 2, "without secretKey"),
         (b"accounts:\n- secretKey: 12345678", 2, "without accessKey"),
         (b"accounts:\n- accessKey: somebody\n  secretKey: 123456", 3, "secretKey needs 7"),

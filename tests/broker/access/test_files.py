@@ -95,7 +95,7 @@ def test_changes_are_taken_up_and_broken_files_are_not(conf: Path, caplog: pytes
     write(conf / "plain_acl.yml", "accounts: [")
     assert [files.reload(), files.reload(), files.reload()] == [None] * 3
     assert [record.levelno for record in caplog.records].count(logging.ERROR) == 1
-    assert "keeps its last state" in caplog.text
+    assert "keeps its previous accounts" in caplog.text
     assert "secret-of" not in caplog.text
 
     (conf / "plain_acl.yml").unlink()

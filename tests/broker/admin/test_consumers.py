@@ -100,7 +100,7 @@ class TestConsumersAreTold:
     async def test_a_queue_that_is_not_there(self, cluster, peer):
         await create(peer)
         await cluster.peer().heartbeat("c1")
-        refused(await self.reset(peer, -1, queue_id=2, offset=0), 1, "queueId 2 is not within 0 to 1")
+        refused(await self.reset(peer, -1, queue_id=2, offset=0), 1, "queueId 2 must be between 0 and 1")
 
     async def test_resets_that_cannot_be(self, peer):
         assert (await self.reset(peer, 0)).code == 1

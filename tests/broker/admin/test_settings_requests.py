@@ -86,8 +86,8 @@ class TestRequests:
             assert (answer.code, answer.ext["notWritten"]) == (0, "true")
             assert broker.config.store.max_message_size == 222
             assert "notWritten" not in (await change(peer, b"noSuchKey=1\n")).ext
-        (line,) = [each.message for each in caplog.records if "without a file" in each.message]
-        assert line.endswith("the next start does not know of maxMessageSize")
+        (line,) = [each.message for each in caplog.records if "without a settings file" in each.message]
+        assert line.endswith("(mqbroker -c FILE): maxMessageSize")
 
     async def test_what_holds_and_cannot_be_written_is_no_success(self, tmp_path):
         disk, path = FaultyDisk(really_sync=False), tmp_path / "broker.conf"

@@ -57,7 +57,7 @@ class TestALoopThatLags:
             assert int(table["sendThreadPoolQueueHeadWaitTimeMills"]) >= 200
             assert "loop lag" in table["flowControl"]
             assert table["flowControlRefused"] == "2"
-        assert caplog.text.count("the broker is busy and refuses requests: loop lag") == 1
+        assert caplog.text.count("the broker is overloaded and refuses requests: loop lag") == 1
 
     async def test_one_stall_refuses_nobody(self, tmp_path):
         async with running(tmp_path) as (broker, peer):

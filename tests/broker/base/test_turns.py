@@ -52,7 +52,7 @@ class TestLimit:
         for version, expected in ((407, 1), (493, 29)):
             answer = await peer.call(code, header, body, version=version)
             assert answer.code == expected
-            assert answer.remark == f"{field} {number} is not within 0 to 1024, the setting maxTopicQueueNums"
+            assert answer.remark == f"{field} {number} must be between 0 and 1024 (maxTopicQueueNums)"
         assert "T" not in parts.tables.topics.table
         assert "G" not in parts.tables.groups.table
 

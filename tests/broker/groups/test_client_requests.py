@@ -202,15 +202,18 @@ class TestBounds:
     @pytest.mark.parametrize(
         ("beat", "words"),
         [
-            ({"groups": [(f"G{n}", ()) for n in range(MAX_GROUPS + 1)]}, "1001 consumer or producer groups"),
+            ({"groups": [(f"G{n}", ()) for n in range(MAX_GROUPS + 1)]}, "1001 consumer and producer groups"),
             ({"groups": [("G", ())] * (MAX_GROUPS + 1)}, "at most 1000"),
-            ({"producers": [f"P{n}" for n in range(MAX_GROUPS + 1)]}, "1001 consumer or producer groups"),
-            ({"groups": [("G", [subscription(f"T{n}") for n in range(1_001)])]}, "1001 topics, at most 1000"),
+            ({"producers": [f"P{n}" for n in range(MAX_GROUPS + 1)]}, "1001 consumer and producer groups"),
+            (
+                {"groups": [("G", [subscription(f"T{n}") for n in range(1_001)])]},
+                "1001 subscriptions",
+            ),
             (
                 {"groups": [(f"G{n}", [subscription("T", 1, "tag||" * 5_000)]) for n in range(501)]},
-                "long subscriptions count for several",
+                "long subscriptions count several times",
             ),
-            ({"client_id": "c" * 1_025}, "1025 characters, at most 1024"),
+            ({"client_id": "c" * 1_025}, "1025 characters, 1024 at most"),
         ],
     )
     async def test_a_heartbeat_that_says_too_much_is_refused_whole(self, cluster, peer, beat, words):
@@ -223,7 +226,7 @@ class TestBounds:
         groups = b",".join([b'{"groupName":"G"}'] * 50_000)
         answer = await peer.call(RequestCode.HEART_BEAT, body=b'{"producerDataSet":[%b]}' % groups)
 
-        said = "a heartbeat with 50001 groups and subscriptions, at most 50000"
+        said = "the heartbeat has 50001 groups and subscriptions, 50000 at most"
         assert (answer.code, answer.remark) == (1, said)
 
     async def test_many_heartbeats_bring_no_more_groups_than_one(self, cluster, peer):
@@ -357,7 +360,7 @@ class TestLocks:
     async def test_names_that_are_none_are_not_kept(self, cluster, peer):
         body = LockBatchBody("G", "c" * 2_000, list(QUEUES))
         answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
-        assert (answer.code, "2000 characters, at most 1024" in answer.remark) == (1, True)
+        assert (answer.code, "2000 characters, 1024 at most" in answer.remark) == (1, True)
         assert await locked(peer, "c1", [MessageQueue("T" * 1_000, "broker-a", 0), *QUEUES]) == list(QUEUES)
         assert len(cluster.broker.parts.locks) == len(QUEUES)
 

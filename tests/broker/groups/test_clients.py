@@ -71,8 +71,8 @@ class TestConsumerTable:
         for limit in (16, 5, 16):
             table.note_retry_limit("G", "ch2", limit, 16)
         assert caplog.messages == [
-            "group G: client client ch2 allows 16 retries of a message, client client ch1 allows 3: the one "
-            "that fails decides"
+            "group G: client client ch2 sends maxReconsumeTimes 16, client client ch1 sends 3: "
+            "the value of the client that sends a message back applies"
         ]
 
     def test_a_member_that_changes_its_own_limit_is_compared_with_the_others(self, caplog):
@@ -82,7 +82,8 @@ class TestConsumerTable:
             table.note_retry_limit("G", channel, 3, 16)
         table.note_retry_limit("G", "ch1", 4, 16)
         assert [line.partition(": ")[2] for line in caplog.messages] == [
-            "client ch1 allows 4 retries of a message, client ch2 allows 3: the one that fails decides"
+            "client ch1 sends maxReconsumeTimes 4, client ch2 sends 3: "
+            "the value of the client that sends a message back applies"
         ]
 
     def test_a_limit_that_the_group_was_given_and_that_does_not_count_is_named_once(self, caplog):
@@ -93,7 +94,7 @@ class TestConsumerTable:
         assert caplog.messages == []
         for own in (1, 1, 0):
             table.note_retry_limit("G", "ch1", 3, own)
-        text = "group G: client c1 allows 3 retries of a message, which overrides the group's "
+        text = "group G: client c1 sends maxReconsumeTimes 3, which overrides the group's "
         assert caplog.messages == [f"{text}retryMaxTimes=1", f"{text}retryMaxTimes=0"]
 
     def test_what_the_log_has_no_room_for_is_said_at_a_later_message(self, caplog, monkeypatch):
@@ -109,7 +110,7 @@ class TestConsumerTable:
             room[0] = True
         assert [line.rpartition(", ")[2] for line in caplog.messages] == [
             "which overrides the group's retryMaxTimes=1",
-            "client ch1 allows 3: the one that fails decides",
+            "client ch1 sends 3: the value of the client that sends a message back applies",
         ]
 
     def test_a_retry_limit_is_known_until_its_member_leaves(self):

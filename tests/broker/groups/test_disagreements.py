@@ -21,7 +21,7 @@ PULLS = "CONSUME_ACTIVELY"
 @pytest.fixture
 def said(caplog):
     """The lines so far."""
-    return lambda: [line for line in caplog.messages if line.startswith("members of group G differ in ")]
+    return lambda: [line for line in caplog.messages if line.startswith("members of group G have different ")]
 
 
 async def test_a_difference_is_said_once_with_who_says_what(cluster, said):
@@ -34,7 +34,7 @@ async def test_a_difference_is_said_once_with_who_says_what(cluster, said):
         await third.heartbeat("c3", topics={"Orders": "b"}, sub_version=version)
         await first.heartbeat("c1", topics={"Orders": "a"}, sub_version=version)
     assert said() == [
-        "members of group G differ in what they subscribe of topic Orders, so messages can be missed: "
+        "members of group G have different subscriptions of topic Orders, so messages can be missed: "
         "a (c1 and 1 more), b (c3)"
     ]
     await third.heartbeat("c3", topics={"Orders": "c"})
@@ -46,7 +46,7 @@ async def test_a_topic_that_only_some_subscribe_is_a_difference(cluster, said):
     await cluster.peer().heartbeat("c1", topics={"Orders": "*"})
     await cluster.peer().heartbeat("c2", topics={"Orders": "*", "Bills": "*"})
     assert said() == [
-        "members of group G differ in what they subscribe of topic Bills, so messages can be missed: "
+        "members of group G have different subscriptions of topic Bills, so messages can be missed: "
         "* (c2), not subscribed (c1)"
     ]
 
@@ -59,9 +59,9 @@ async def test_members_that_consume_in_different_ways_differ(cluster, said):
         await third.heartbeat("c3", consume_from_where="CONSUME_FROM_FIRST_OFFSET")
         await cluster.peer().heartbeat("c4", consume_type=PULLS, message_model="BROADCASTING")
     assert said() == [
-        "members of group G differ in their messageModel: CLUSTERING (c1), BROADCASTING (c2)",
-        "members of group G differ in their consumeFromWhere: CONSUME_FROM_LAST_OFFSET (c1 and 1 more), "
-        "CONSUME_FROM_FIRST_OFFSET (c3)",
+        "members of group G have different values of messageModel: CLUSTERING (c1), BROADCASTING (c2)",
+        "members of group G have different values of consumeFromWhere: "
+        "CONSUME_FROM_LAST_OFFSET (c1 and 1 more), CONSUME_FROM_FIRST_OFFSET (c3)",
     ]
     header = GetConsumerConnectionListRequestHeader(consumer_group="G")
     answer = await first.call(RequestCode.GET_CONSUMER_CONNECTION_LIST, header)
@@ -159,7 +159,7 @@ def test_one_round_looks_at_few_groups_and_few_are_kept(said, monkeypatch):
     monkeypatch.setattr(client_requests, "MAX_KEPT", 3)
     monkeypatch.setattr(client_requests, "MAX_REPEATED_CHECKS", 2)
     table = client_requests.Disagreements()
-    groups = {f"G differ in {number}": group(c1="a", c2="b") for number in range(5)}
+    groups = {f"G have different {number}": group(c1="a", c2="b") for number in range(5)}
     with monkeypatch.context() as patch:
         patch.setattr(LogLimiter, "allows", lambda self: False)
         for name, members in groups.items():

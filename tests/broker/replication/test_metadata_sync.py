@@ -128,7 +128,7 @@ async def test_a_master_that_does_not_answer_is_asked_again(pair, caplog):
     await pair.stop("master")
     for _ in range(2):
         await sync(pair)
-    assert caplog.text.count("are not copied") == 1
+    assert caplog.text.count("could not be copied") == 1
     await pair.again("master")
     await create(pair.peers["master"], "New")
     await sync(pair)

@@ -82,23 +82,26 @@ HELLO = raft_wire.handshake(GROUP, "n0", "h:1", "h:2")
 @pytest.mark.parametrize(
     ("data", "problem"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n", "a frame of a raft member has 1195725856 bytes"),
+        (b"GET / HTTP/1.1\r\n\r\n", "the frame of a raft member has 1195725856 bytes"),
         (body(b"\xc1"), "not the handshake of a raft member"),
         (body(b"\x94\x01\x02\x03\x04"), "not the handshake of a raft member"),
         (
             raft_wire.handshake("other", "n0", "h:1", "h:2"),
-            "member 'n0' of group 'other' is not of 'broker-a'",
+            "member 'n0' of group 'other' does not belong to 'broker-a'",
         ),
-        (raft_wire.handshake(GROUP, "", "h:1", "h:2"), "member '' of group 'broker-a' is not of 'broker-a'"),
+        (
+            raft_wire.handshake(GROUP, "", "h:1", "h:2"),
+            "member '' of group 'broker-a' does not belong to 'broker-a'",
+        ),
         (
             HELLO.replace(b"\x01\xa8broker", b"\x02\xa8broker"),
-            "version 2 of 'CometMQ raft' is not known here: 1 is",
+            "unsupported version 2 of 'CometMQ raft': 1 is supported",
         ),
         (raft_wire.handshake(GROUP, "n0", "h:x", "h:2"), "member 'n0' cannot be reached at 'h:x'"),
         (HELLO + struct.pack(">I", raft_wire.MAX_FRAME_BYTES + 1), "bytes"),
         (HELLO + body(b"\x91\x80"), "not messages of a raft member"),
         (HELLO + body(b"\x91" * 3000), "not messages of a raft member"),
-        (HELLO + raft_wire.frame([beat("n2")]), "member 'n0' speaks for 'n2'"),
+        (HELLO + raft_wire.frame([beat("n2")]), "member 'n0' sent a message in the name of 'n2'"),
     ],
 )
 def test_what_no_member_sends_is_refused(data: bytes, problem: str) -> None:
@@ -160,7 +163,7 @@ async def test_strangers_are_sent_away_and_members_stay(caplog: pytest.LogCaptur
     with pytest.raises(CLOSED):
         await reader.readexactly(1)
     writer.close()
-    assert "a frame of a raft member has" in caplog.text
+    assert "the frame of a raft member has" in caplog.text
     assert await said(one, beat(), other) == beat()
     await one.peers.stop()
     await other.peers.stop()
@@ -294,11 +297,11 @@ async def test_who_bears_the_name_of_another_is_sent_away_before_it_is_heard(
     await one.start()
     said = raft_wire.frame([beat("n1", "n0")])
     await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n0", "h:1", "h:2") + said))
-    assert "another one calls itself n0, at h:1" in caplog.text
+    assert "another member has the name n0, at h:1" in caplog.text
     _, first = await greet(one, raft_wire.handshake(GROUP, "n1", "h:1", "h:2") + said)
     await one.heard.get()
     await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n1", "elsewhere:1", "h:2") + said))
-    assert "two members call themselves n1, at h:1 and at elsewhere:1" in caplog.text
+    assert "two members have the name n1, at h:1 and at elsewhere:1" in caplog.text
     assert one.heard.empty()
     first.write(said)
     await one.heard.get()
@@ -335,9 +338,9 @@ async def test_a_group_does_not_begin_with_members_that_differ(
     await one.start()
     await other.start()
     other.peers.use({"n0": one.addr})
-    await until(lambda: "closed the connection immediately: see its log" in caplog.text)
+    await until(lambda: "closed the connection immediately; its log shows the reason" in caplog.text)
     words = "dLegerPeers must be equal where a group begins: at n1 n0;n1;n2, here n0;n1"
-    assert f"the connection of raft member n1 is closed: {words}" in caplog.text
+    assert f"closing the connection of raft member n1: {words}" in caplog.text
     assert one.peers.problem == words
     assert (one.peers.learned, one.heard.empty()) == ({}, True)
     other.begins = ("n0", "n1")  # the file was mended
@@ -369,8 +372,8 @@ async def test_who_connects_and_is_no_member_is_named_with_the_cure(caplog: pyte
         _, writer = await greet(one, raft_wire.handshake(GROUP, name, "h:1", "h:2"))
         await until(lambda name=name: name in one.peers.learned)
         writer.close()
-    assert "raft member n9 at h:1 has connected, and is none of this group" in caplog.text
-    assert "raft member n1 at h:1 has connected" not in caplog.text
+    assert "raft member n9 connected from h:1, but is neither in this group" in caplog.text
+    assert "raft member n1 connected from h:1" not in caplog.text
     await one.peers.stop()
 
 
@@ -397,7 +400,7 @@ async def test_half_frames_have_a_limit_together(
     _, first = await greet(one, raft_wire.handshake(GROUP, "n1", "h:1", "h:2") + half)
     await until(lambda: sum(each.frames.unread for each in one.peers.incoming) > 70_000)
     await sent_away(*await greet(one, raft_wire.handshake(GROUP, "n2", "h:1", "h:2") + half))
-    assert "bytes of frames that are not whole" in caplog.text
+    assert "bytes of incomplete frames" in caplog.text
     assert [each.sender for each in one.peers.incoming] == ["n1"]
     first.close()
     await one.peers.stop()

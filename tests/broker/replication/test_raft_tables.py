@@ -175,7 +175,7 @@ async def test_who_was_just_elected_is_not_asked_what_is_deleted(group, monkeypa
     tables(group, leader).topics.delete("Kept")
     group.brokers[leader].parts.store.queues.move_to_trash("Kept")
     copies = group.brokers[follower].parts.replication.sync
-    with pytest.raises(NotTheMaster, match="does not take messages yet"):
+    with pytest.raises(NotTheMaster, match="does not accept messages yet"):
         await copies.settings()
     assert lengths(group.brokers[follower].parts, "Kept") == [1]
 
@@ -266,7 +266,9 @@ async def test_settings_are_changed_at_the_leader_alone(group):
         await peer.set_group(b'{"groupName":"G"}'),
     ):
         assert answer.code == ResponseCode.SYSTEM_ERROR
-        assert f"does not lead its raft group, {leader} does" in answer.remark
+        assert (
+            f"does not lead its raft group; change topics and groups at its leader, {leader}" in answer.remark
+        )
 
 
 async def test_a_change_of_a_former_leadership_is_not_kept_by_this_one(group):
@@ -284,7 +286,7 @@ async def test_a_table_that_is_too_long_keeps_nobody_from_leading(group, monkeyp
     await create(group.peers[first], "Wide", read=7, write=7)
     await group.stop(first)
     assert tables(group, await group.leader()).topics.table["Wide"].read_queue_nums == 7
-    assert "a table of 127.0.0.1" in caplog.text
+    assert "a table of member 127.0.0.1" in caplog.text
 
 
 async def test_only_the_leader_of_the_term_is_copied(group):
@@ -357,7 +359,7 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
 
     monkeypatch.setattr(RaftTables, "read", ask)
     await group.equal()
-    said = f"{lonely} accepts no messages yet: 0 of 2 other members have answered"
+    said = f"{lonely} does not accept messages yet: 0 of 2 other members have answered"
     await group.hand_over(lonely, lambda: said in caplog.text)
     await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
 

@@ -128,7 +128,7 @@ async def test_a_reply_that_is_too_large_is_neither_kept_nor_pushed(start_cluste
     await replier.heartbeat("asker", None, producers=("PG",))
     code = RequestCode.SEND_REPLY_MESSAGE_V2
     answer = await replier.send(TOPIC, b"x" * 1001, properties=REPLY, code=code)
-    refused(answer, 13, "1001 bytes, over the limit of 1000 (maxMessageSize)")
+    refused(answer, 13, "1001 bytes, at most 1000 are allowed (maxMessageSize)")
     assert await kept(replier) == []
     assert replier.notices.empty()
 

@@ -103,7 +103,13 @@ class TestSendBack:
         members = ConsumerConnection.decode(answer.body).connection_set
         limits = {member.client_id: member.max_reconsume_times for member in members}
         assert limits == {"allows-3": 3, "allows-20": 20}
-        assert sum("the one that fails decides" in line for line in caplog.messages) == 1
+        assert (
+            sum(
+                "the value of the client that sends a message back applies" in line
+                for line in caplog.messages
+            )
+            == 1
+        )
 
     @pytest.mark.parametrize(("limits", "topic"), [((3, 1), "%DLQ%G"), ((1, 3), "%RETRY%G")])
     async def test_the_limit_of_the_member_that_fails_last_decides(self, peer, limits, topic):

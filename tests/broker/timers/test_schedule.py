@@ -413,8 +413,8 @@ class TestUndeliverable:
             await peer.send(body=body, properties={"DELAY": "1"})
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
         lines = [record.message for record in caplog.records if record.name.endswith("schedule")]
-        assert sum("delivery at 1 failed" in line for line in lines) == 3
-        assert sum("message at 1 is not delivered: a bug" in line for line in lines) == 1
+        assert sum("delivery at offset 1 failed" in line for line in lines) == 3
+        assert sum("message at offset 1 is not delivered: a bug" in line for line in lines) == 1
         await asyncio.sleep(0.1)
         assert (await peer.pull()).ext["maxOffset"] == "2"
 
@@ -425,7 +425,7 @@ class TestUndeliverable:
         at = buffer.index(b"unreadable")
         buffer[at - 4 : at] = b"\x7f\0\0\0"  # its body's length
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
-        assert "message at 1 is not delivered" in caplog.text
+        assert "message at offset 1 is not delivered" in caplog.text
 
     @pytest.mark.parametrize("queue_offset", [0, 1 << 40])
     async def test_a_queue_offset_that_was_changed_moves_no_level(self, fast, peer, queue_offset):
@@ -457,7 +457,7 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path, mo
         await until(lambda: broker.parts.store.max_offset("Orders", 0) == 3)
         disk.heal()
         assert [m.body for m in records(await peer.pull(offset=1))] == [b"before", b"after"]
-    assert "message at 1 is not delivered" in caplog.text
+    assert "message at offset 1 is not delivered" in caplog.text
 
 
 async def test_a_damaged_body_is_not_delivered_under_a_fresh_crc(fast, peer, caplog):
@@ -494,5 +494,5 @@ async def test_what_went_with_its_segment_is_told_and_what_is_behind_it_comes(st
     await move_all(cluster.broker, peer)
     await peer.send(body=b"stays", properties={"DELAY": "1"})
     assert [m.body for m in await take(peer, "Orders", 1)] == [b"stays"]
-    line = "delay level 1: 2 messages deleted with their segments before delivery, from 0 on"
+    line = "delay level 1: 2 messages were deleted with their segments before delivery, from offset 0"
     assert caplog.messages.count(line) == 1

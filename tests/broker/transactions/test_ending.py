@@ -136,7 +136,7 @@ class TestEnd:
     async def test_of_who_does_not_know_nothing_is_noted(self, peer):
         place = await prepare(peer)
         assert (await end(peer, place, UNKNOWN)).code == 0
-        refused(await end(peer, place, 4), 1, "commitOrRollback is 4")
+        refused(await end(peer, place, 4), 1, "commitOrRollback 4 is invalid")
         header = EndTransactionRequestHeader(
             producer_group="PG", tran_state_table_offset=place.offset, commit_log_offset=place.position,
             commit_or_rollback=5,
@@ -341,7 +341,9 @@ class TestResume:
         assert len(await stored(peer, GIVEN_UP)) == 2
         assert (await self.resume(peer, key)).code == 0
         refused(
-            await self.resume(peer, "F" * 32), 1, f"no message of {GIVEN_UP} has the offset id or the unique"
+            await self.resume(peer, "F" * 32),
+            1,
+            "has no message with this offset id",
         )
 
     async def test_only_once(self, cluster, peer):

@@ -31,7 +31,7 @@ def test_a_damaged_message_is_left_out_and_named(caplog: pytest.LogCaptureFixtur
     assert found == [(7, b"first"), (9, b""), (10, b"last")]
     assert damaged == [8]
     assert "T/2 at offset 8 on broker-a" in caplog.text
-    assert "damaged and omitted" in caplog.text
+    assert "damaged and skipped" in caplog.text
 
 
 def test_whoever_asks_for_one_damaged_message_gets_an_error() -> None:

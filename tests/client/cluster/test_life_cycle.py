@@ -66,9 +66,9 @@ async def test_before_the_start_and_after_the_stop(
         await call(client)
     await client.start()
     await client.stop()
-    with pytest.raises(ClientStateError, match="of group g is stopped: that is final, make a new one"):
+    with pytest.raises(ClientStateError, match="of group g is stopped: this is final, create a new one"):
         await call(client)
-    with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
+    with pytest.raises(ClientStateError, match="is stopped and cannot be started again; create a new one"):
         await client.start()
     assert client.state == "stopped"
 
@@ -138,7 +138,7 @@ async def test_each_state_in_its_turn() -> None:
     starting = asyncio.create_task(slow.start())
     await asyncio.sleep(0)
     assert slow.state == "starting"
-    with pytest.raises(ClientStateError, match=r"slow thing is starting: it starts once$"):
+    with pytest.raises(ClientStateError, match=r"slow thing is starting and cannot be started again$"):
         await slow.start()
     stops = [asyncio.create_task(slow.stop()) for _ in range(2)]  # which wait for the start, and one another
     await asyncio.sleep(0)
@@ -175,7 +175,7 @@ async def test_an_instance_may_be_started_and_closed_again() -> None:
     assert instance.state == "running"
     await instance.close()
     await instance.close()
-    with pytest.raises(ClientStateError, match="is stopped: it starts once; make a new one"):
+    with pytest.raises(ClientStateError, match="is stopped and cannot be started again; create a new one"):
         await instance.start()
     unused = ClientInstance("127.0.0.1:1")
     await unused.close()
@@ -214,7 +214,7 @@ async def test_admin_is_used_between_its_start_and_its_stop(namesrv: FakeNamesrv
     assert (await admin.route("T")).queue_datas
     await admin.stop()
     await admin.stop()
-    with pytest.raises(ClientStateError, match="it starts once"):
+    with pytest.raises(ClientStateError, match="cannot be started"):
         await admin.start()
 
 
@@ -245,7 +245,7 @@ def use_face(face: Any, call: Callable[[Any], Any]) -> None:
         call(face)
     face.start()
     face.stop()
-    with pytest.raises(ClientStateError, match="is stopped: that is final, make a new one"):
+    with pytest.raises(ClientStateError, match="is stopped: this is final, create a new one"):
         call(face)
-    with pytest.raises(ClientStateError, match="make a new one"):
+    with pytest.raises(ClientStateError, match="create a new one"):
         face.start()

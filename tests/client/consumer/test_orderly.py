@@ -217,7 +217,7 @@ async def test_a_plain_call_that_takes_too_long_is_named_and_waited_for(
 
     member = push_consumer(namesrv, listener, orderly=True, consume_timeout_s=0.05, stall_after_s=0.05)
     async with asyncio.timeout(20), member:
-        await until(lambda: "T@broker-a:0 from offset 0 takes more than 0.05 s" in caplog.text)
+        await until(lambda: "T@broker-a:0 from offset 0 has run for more than 0.05 s" in caplog.text)
         await until(lambda: not member.health().ok)
         assert any("no progress with 2 held messages" in problem for problem in member.health().problems)
         assert offsets == [0]

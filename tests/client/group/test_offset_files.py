@@ -146,7 +146,7 @@ async def test_a_file_that_cannot_be_locked_is_used_all_the_same(
     file = FileOffsets(str(tmp_path / "offsets.json"))
     await file.write({A0: 3})
     assert await file.read(A0) == 3
-    assert "other consumers could use it too" in caplog.text
+    assert "other consumers may use the same file" in caplog.text
 
 
 async def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
@@ -173,7 +173,7 @@ async def test_a_disk_that_hangs_holds_one_thread(tmp_path: Path, monkeypatch: p
             async with asyncio.timeout(0.2):
                 await file.write({A0: 2})
         for offset in range(3, 9):
-            with pytest.raises(OffsetFileError, match="has not done yet"):
+            with pytest.raises(OffsetFileError, match="has not finished yet"):
                 await file.write({A0: offset})
     finally:
         goes_on.set()

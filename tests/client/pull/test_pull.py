@@ -126,7 +126,7 @@ async def test_seek_stays_within_queue_and_assignment(consumer: PullConsumer, br
     await consumer.assign([QUEUE])
     with pytest.raises(ValueError, match="outside 0 to 1"):
         await consumer.seek(QUEUE, 2)
-    with pytest.raises(ClientStateError, match="not assigned"):
+    with pytest.raises(ClientStateError, match="no longer assigned"):
         await consumer.seek(OTHER, 0)
 
 
@@ -138,7 +138,7 @@ async def test_a_queue_that_goes_during_a_seek_is_not_read_again(
     seeking = asyncio.create_task(consumer.seek(QUEUE, 0))
     await asyncio.sleep(0)
     await consumer.assign([])
-    with pytest.raises(ClientStateError, match="not assigned any more"):
+    with pytest.raises(ClientStateError, match="no longer assigned"):
         await seeking
     assert consumer.assignment == ()
 
@@ -311,9 +311,9 @@ async def test_what_is_no_offset_is_not_stored(
 ) -> None:
     await consumer.assign([QUEUE, OTHER])
     for _ in range(2):
-        with pytest.raises(ValueError, match="is no offset of"):
+        with pytest.raises(ValueError, match="is not a valid offset of"):
             await consumer.commit({OTHER: 3, QUEUE: offset})
-        with pytest.raises(ValueError, match="is no offset of"):
+        with pytest.raises(ValueError, match="is not a valid offset of"):
             consumer.update_offset(QUEUE, offset)
     await consumer.commit()
     assert broker.offsets == {}

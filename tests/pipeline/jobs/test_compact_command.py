@@ -44,7 +44,7 @@ def test_small_files_become_one_and_what_is_no_archive_is_named(run_job: RunJob,
     assert pq.read_table(path)["queue_offset"].to_pylist() == [0, 1, 2]
     failed = run_job("compact", str(tmp_path / "nothing"))
     assert failed.returncode == 1
-    assert failed.stderr.splitlines()[-1].endswith("/nothing: holds no archived messages yet")
+    assert failed.stderr.splitlines()[-1].endswith("/nothing: contains no archived messages yet")
 
 
 def test_the_command_and_the_function_agree_on_what_is_usual() -> None:

@@ -274,7 +274,7 @@ def test_what_is_no_archive_stays_alone(spark: SparkSession, tmp_path: Path) -> 
     with pytest.raises(ArchiveError, match="no archived messages"):
         compact(spark, str(tmp_path))
     assert not list(tmp_path.iterdir())
-    with pytest.raises(FileNotFoundError, match="is no archive"):
+    with pytest.raises(FileNotFoundError, match="is not an archive"):
         manifest(spark, str(tmp_path))
 
 

@@ -44,7 +44,7 @@ def test_of_two_first_runs_one_begins(where: str, tmp_path: Path, request: pytes
     late = two.begin(ASKED)
     late.queues["T2"] = [MessageQueue("T2", "broker-a", 1)]
     first = begun(one)
-    with pytest.raises(ReplayError, match="another run has begun here at the same time") as raised:
+    with pytest.raises(ReplayError, match="another run started here at the same time") as raised:
         two.start(late, "two", begun=False)
     assert KEY not in str(raised.value)
     assert (two.begin(ASKED), two.owned_by("one")) == (first, True)

@@ -86,7 +86,7 @@ def test_what_people_see_of_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
             9,
             [trace_job.SendLatency("T", "producers", 2, 2, 1, *spans)],
             [trace_job.ConsumeLatency("T", "rea\x1bders", 4, 1, 0, 0, 2, *spans, None, None, None, None)],
-            [trace_job.BadTrace(*place, "no kind", "ra\x1bw")],
+            [trace_job.BadTrace(*place, "unknown kind", "ra\x1bw")],
         )
     )
     rates = [throughput_job.TopicRate("T", 4, 10, 2000, 2.5, 500.0, 60_000)]
@@ -105,7 +105,7 @@ def test_what_people_see_of_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
     ):  # fmt: skip
         assert words in seen.out
     assert "not complete: broker b is away" in seen.err
-    assert "b/0@7: no kind" in seen.err
+    assert "b/0@7: unknown kind" in seen.err
     assert "\x1b" not in seen.out + seen.err
 
 

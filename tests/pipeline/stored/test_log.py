@@ -186,7 +186,7 @@ def test_a_tail_torn_anywhere_ends_the_log(
         caplog.clear()
         assert positions(root, slice_bytes=700) == files.places[:-1]
         torn = bool(whole[files.places[-1] : at].strip(b"\0"))
-        assert ("is no whole record" in caplog.text) == torn
+        assert ("no complete record begins at log position" in caplog.text) == torn
 
 
 def test_bodies_that_never_reached_the_disk_end_the_log(tmp_path: Path) -> None:

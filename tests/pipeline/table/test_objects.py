@@ -299,7 +299,7 @@ def test_a_file_that_is_gone_is_not_committed(s3: S3, at: str) -> None:
     commit = batch(table, 0, "a")
     assert table.vacuum(NOW) == 0, "a running job's"
     table.vacuum(NOW, NOW)
-    with pytest.raises(ArchiveError, match="gone before its batch was committed"):
+    with pytest.raises(ArchiveError, match="removed before its batch was committed"):
         table.commit(commit)
     assert SECRET not in repr(table.output)
 

@@ -45,7 +45,7 @@ async def sent(store: MessageStore, count: int, size: int = 100) -> None:
 
 
 def complaints(caplog: pytest.LogCaptureFixture) -> int:
-    return sum("could not be reserved" in record.message for record in caplog.records)
+    return sum("could not be allocated" in record.message for record in caplog.records)
 
 
 async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_once(

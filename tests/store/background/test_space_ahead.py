@@ -122,7 +122,7 @@ async def test_zeros_that_fail_are_said_once_and_cost_nothing(
     with caplog.at_level(logging.WARNING):
         sent = [body for _ in range(40) for body in await flushed_send(store, 1000)]
     assert everything(store) == sent
-    assert caplog.text.count("could not be prepared") == 1
+    assert caplog.text.count("could not be allocated") == 1
 
 
 async def test_without_sync_flush_there_are_none(tmp_path: Path) -> None:

@@ -220,7 +220,7 @@ def test_somebody_elses_files_stay(
     kept = tmp_path / "consumequeue" / ".deleted" / "gone-0"
     assert (kept / "notes.txt").read_text() == "mine"
     assert os.listdir(kept / "0") == ["more.txt"]
-    assert "is not empty and stays" in caplog.text
+    assert "is not empty and is not removed" in caplog.text
     send(store)
     store.queues.write_dirty()
     delete_topic(store, "T")

@@ -113,7 +113,7 @@ def test_parts_that_are_done_again_leave_the_same(root: Path, tmp_path: Path) ->
 
 
 def test_what_cannot_be_rebuilt_is_refused(root: Path, tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="another directory"):
+    with pytest.raises(StoreError, match="choose a directory outside"):
         plan_rebuild(str(root), str(root / "new"), 2, config=small(root))
     plan = plan_rebuild(str(root), str(tmp_path / "new"), 2, config=small(root))
     store = open_store(root)

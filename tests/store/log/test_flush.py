@@ -149,7 +149,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
     done = waiter(store)
     disk.open_gate()
     assert await asyncio.wait_for(done, 20)
-    assert "a waiter for the flush failed" in caplog.text
+    assert "a callback after a flush failed" in caplog.text
 
 
 async def test_a_slow_flush_times_out_but_the_message_is_stored(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
         send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)  # still taken
         assert not store.writer.make_durable()
         assert (tmp_path / "checkpoint").read_bytes() == kept
-    assert caplog.text.count("could not be synced, the checkpoint stays where it is") == 1
+    assert caplog.text.count("could not be synced, so the checkpoint is not advanced") == 1
     store.close()
     assert (tmp_path / "abort").exists()
     store = open_store(tmp_path)

@@ -201,7 +201,7 @@ def test_a_term_never_changes_within_a_range(tmp_path: Path) -> None:
     log = raft_log(store)
     assert log.fit(0, log.last + 1) == 4
     assert log.range(0, 5, 100).stop == 1
-    with pytest.raises(StoreError, match="entry 5 is not there"):
+    with pytest.raises(StoreError, match="entry 5 does not exist"):
         log.range(5, 6, 100)
 
 

@@ -43,7 +43,7 @@ def fill(root: Path, count: int, size: int = 600, **changes: Any) -> list[bytes]
 
 def refuses(root: Path, **changes: Any) -> str:
     before = snapshot(root)
-    with pytest.raises(StoreError, match="do not fit mappedFileSize") as refused:
+    with pytest.raises(StoreError, match="contradict mappedFileSize") as refused:
         quick(root, **changes)
     assert snapshot(root) == before
     return str(refused.value)
@@ -157,7 +157,7 @@ def test_a_lone_segment_cut_short_gets_its_length_back(tmp_path: Path) -> None:
 def test_where_its_length_is_not_known_an_operator_gives_it_back(tmp_path: Path) -> None:
     path, whole = lone_segment_cut_short(tmp_path)
     (tmp_path / "config" / "consumeQueueEnds.json").unlink()
-    assert f"20000 bytes in {path} do not fit mappedFileSizeCommitLog=65536" in refuses(tmp_path)
+    assert f"20000 bytes in {path} contradict mappedFileSizeCommitLog=65536" in refuses(tmp_path)
     os.truncate(path, 64 << 10)
     store = open_store(tmp_path)
     assert everything(store) == whole

@@ -211,7 +211,7 @@ def test_damage_in_the_middle_hides_only_what_it_hit(
     assert [(damage.path, damage.start, damage.stop) for damage in store.recovered.damage] == [
         (str(path), position, position + size)
     ]
-    assert f"no valid record in positions {position} to {position + size}" in caplog.text
+    assert f"skipped positions {position} to {position + size}, which contain no valid record" in caplog.text
     del sent[1][50]
     assert contents(store) == sent
     assert store.max_offset("T", 1) == len(sent[1]) + 1

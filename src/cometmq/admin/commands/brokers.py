@@ -106,7 +106,7 @@ async def get_broker_config(admin: Admin, broker_addr: str | None, cluster: str 
 @admin_command(
     "updateBrokerConfig",
     target_options,
-    flag("-a", "--updateAllBroker", "all_brokers", help="With -c: slaves, too (5.x)."),
+    flag("-a", "--updateAllBroker", "all_brokers", help="With -c: include the slaves (5.x)."),
     opt("-k", "--key", required=True, type=str.strip, metavar="KEY", help="Setting."),
     opt("-v", "--value", required=True, type=str.strip, metavar="TEXT", help="Its value."),
     changes,

@@ -128,10 +128,10 @@ async def producer(admin: Admin, broker_addr: str) -> None:
     "updateSubGroup",
     target_options,
     GROUP,
-    switch("-s", "--consumeEnable", default=True, help="Consume enabled."),
+    switch("-s", "--consumeEnable", default=True, help="Allow the group to consume."),
     switch("-m", "--consumeFromMinEnable", help="Consume from the first message."),
-    switch("-d", "--consumeBroadcastEnable", help="Broadcasting enabled."),
-    switch("-o", "--consumeMessageOrderly", default=None, help="In order (5.x)."),
+    switch("-d", "--consumeBroadcastEnable", help="Allow broadcasting."),
+    switch("-o", "--consumeMessageOrderly", default=None, help="Consume messages in order (5.x)."),
     number("-q", "--retryQueueNums", high=INT_MAX, default=1, help="Number of queues of the retry topic."),
     number(
         "-r",
@@ -156,7 +156,7 @@ async def producer(admin: Admin, broker_addr: str) -> None:
         default=True,
         help="Notify members when the group's members change.",
     ),
-    opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes (5.x)."),
+    opt("--attributes", metavar="+KEY=VALUE,-KEY", help="Attributes of the group (5.x)."),
     changes,
 )
 async def update_sub_group(
@@ -201,7 +201,7 @@ async def update_sub_group_list(
     "deleteSubGroup",
     target_options,
     GROUP,
-    switch("-r", "--removeOffset", help="Its offsets too."),
+    switch("-r", "--removeOffset", help="Delete the group's offsets, too."),
     changes,
 )
 async def delete_sub_group(
@@ -230,7 +230,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
     found = await admin.group_configs(group)
     if not found:
         await admin.brokers_of(group)  # raises UnknownNameError for a group that does not exist
-        raise click.ClickException(f"no broker has settings of the group {group}")
+        raise click.ClickException(f"no broker has group {group}")
     tell(found, formats.group_configs(found))
 
 

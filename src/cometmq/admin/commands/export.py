@@ -39,7 +39,7 @@ def write(directory: str, name: str, value: Any) -> None:
 
 @admin_command(
     "exportMetadata",
-    name_option("-c", "--clusterName", "cluster", help="This cluster, with the sums over its masters."),
+    name_option("-c", "--clusterName", "cluster", help="Cluster to export, with the sums over its masters."),
     BROKER,
     DIRECTORY,
     flag("-t", "--topic", "topics", help="Only topics."),

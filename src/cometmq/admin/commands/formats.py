@@ -54,7 +54,7 @@ def parse_time(text: str) -> int:
     text = text.strip()
     if text.isascii() and text.isdigit():
         if (given := int(text)) > INT64_MAX:
-            raise ValueError("a time has at most 64 bits")
+            raise ValueError("times have at most 64 bits")
         return given
     moment = datetime.strptime(text, "%Y-%m-%d#%H:%M:%S:%f")
     # Python's %f pads on the right: "5" means 500 ms to Python but 5 ms to Java.

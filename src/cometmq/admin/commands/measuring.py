@@ -65,7 +65,7 @@ def fail_if_none_was_sent(rows: list[SendTime]) -> None:
 
 @admin_command(
     "sendMsgStatus",
-    name_option("-b", "--brokerName", required=True, help="Broker, whose name is the topic."),
+    name_option("-b", "--brokerName", required=True, help="Broker to send to (the topic has its name)."),
     opt(
         "-s",
         "--messageSize",
@@ -101,7 +101,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         "room",
         default="noname",
         metavar="NAME",
-        help="With -p: name of this machine's room in the lines.",
+        help="With -p: name of this machine's data centre in the lines.",
     ),
     opt(
         "-i",
@@ -109,7 +109,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
         type=click.FloatRange(min=0.1),
         default=10,
         show_default=True,
-        help="Seconds between.",
+        help="Seconds between two rounds.",
     ),
     number("--rounds", low=1, help="Stop after N rounds (CometMQ only)."),
 )

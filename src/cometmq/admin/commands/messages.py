@@ -124,7 +124,7 @@ async def query_msg_by_id(
         high=MAX_KEY_HITS,
         default=MAX_KEY_HITS,
         show_default=True,
-        help="Messages at most.",
+        help="Maximum number of messages.",
     ),
     CLUSTER,
 )
@@ -267,7 +267,15 @@ def past_time(text: str) -> int:
 )
 @opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")
 @opt("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive).")
-@number("-c", "--MessageNumber", "count", low=1, default=128, show_default=True, help="Messages at most.")
+@number(
+    "-c",
+    "--MessageNumber",
+    "count",
+    low=1,
+    default=128,
+    show_default=True,
+    help="Maximum number of messages.",
+)
 async def consume_message(
     admin: Admin,
     topic: str,

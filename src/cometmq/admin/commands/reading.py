@@ -57,7 +57,7 @@ def text_of(body: bytes, charset: str) -> str:
     try:
         return body.decode(charset, "replace")
     except LookupError:
-        raise click.BadParameter(f"no charset is named {charset!r}", param_hint="-c/--charsetName") from None
+        raise click.BadParameter(f"unknown charset {charset!r}", param_hint="-c/--charsetName") from None
 
 
 @admin_command(
@@ -111,7 +111,7 @@ async def print_msg(
     EXPRESSION,
     *TIMES,
     switch("-p", "--printMsg", "print_message", help="Print the messages."),
-    switch("-d", "--printBody", help="With their bodies."),
+    switch("-d", "--printBody", help="Print the bodies, too."),
     switch("-f", "--calculate", help="Count messages by tag."),
 )
 async def print_msg_by_queue(

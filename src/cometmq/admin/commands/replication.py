@@ -27,7 +27,7 @@ container_option = opt(
     "container",
     required=True,
     metavar="HOST:PORT",
-    help="A broker container of RocketMQ 5.x.",
+    help="Address of a broker container of RocketMQ 5.x.",
 )
 
 

@@ -199,7 +199,7 @@ def charset(name: str) -> str:
     try:
         b"-".decode(name.strip())  # Decoding an empty text does not reveal an unknown charset.
     except LookupError:
-        raise click.BadParameter(f"no charset is named {name!r}") from None
+        raise click.BadParameter(f"unknown charset {name!r}") from None
     return name.strip()
 
 

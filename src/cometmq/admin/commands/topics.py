@@ -97,7 +97,7 @@ async def update_topic_list(
 
 @admin_command("deleteTopic")
 @TOPIC
-@opt("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster to delete it from.")
+@opt("-c", "--clusterName", "cluster", required=True, metavar="NAME", help="Cluster of the topic.")
 @changes
 async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     """Delete a topic and its messages at brokers and name servers."""
@@ -105,7 +105,7 @@ async def delete_topic(admin: Admin, topic: str, cluster: str) -> None:
     found = await admin.clusters_of(topic)
     if cluster not in found:
         elsewhere = f"; it is in {', '.join(found)}" if found else ""
-        raise click.ClickException(f"there is no topic {topic} in cluster {cluster}{elsewhere}")
+        raise click.ClickException(f"topic {topic} does not exist in cluster {cluster}{elsewhere}")
     await execute(operation)
     tell({"topic": topic, "cluster": cluster, "brokerAddrs": operation.steps[0].addrs}, [])
 
@@ -243,6 +243,6 @@ async def allocate_mq(admin: Admin, topic: str, clients: str) -> None:
     """Show how the members of a group would share a topic's queues."""
     members = [word.strip() for word in clients.split(",") if word.strip()]
     if not members:
-        raise click.UsageError("-i/--ipList names nobody")
+        raise click.UsageError("-i/--ipList contains no member")
     value = {"result": await admin.allocation(topic, members)}
     tell(value, [msgspec.json.encode(value, order="sorted").decode()])

@@ -138,7 +138,7 @@ class _Reader:
         for item in self._items(top.get("accounts")):
             account = self.account(item)
             if account.access_key in accounts:
-                raise YamlError(item.line, f"account {account.access_key!r} is here twice")
+                raise YamlError(item.line, f"account {account.access_key!r} occurs twice")
             accounts[account.access_key] = account
         return AclFile(white, list(accounts.values()), self._version(top.get("dataVersion")))
 
@@ -147,14 +147,14 @@ class _Reader:
         keys = {}
         for name in ("accessKey", "secretKey"):
             if name not in pairs:
-                raise YamlError(node.line, f"an account without {name}")
+                raise YamlError(node.line, f"an account has no {name}")
             keys[name] = self._text(pairs[name], name)
             if problem := check_key(name, keys[name]):
                 raise YamlError(pairs[name].line, problem)
         white = pairs.get("whiteRemoteAddress")
         admin = self._text(pairs["admin"], "admin").lower() if "admin" in pairs else "false"
         if admin not in ("true", "false", ""):
-            raise YamlError(pairs["admin"].line, f"admin is true or false, not {admin[:_SHOWN]!r}")
+            raise YamlError(pairs["admin"].line, f"admin must be true or false, not {admin[:_SHOWN]!r}")
         defaults = {
             name: self._default(name, pairs.get(name)) for name in ("defaultTopicPerm", "defaultGroupPerm")
         }
@@ -184,9 +184,11 @@ class _Reader:
             text = self._text(item, name)
             resource, found, perm = (word.strip() for word in text.partition("="))
             if not found or not resource:
-                raise YamlError(item.line, f"{name} has NAME=PERMISSION, not {shortened(text, _SHOWN)!r}")
+                raise YamlError(
+                    item.line, f"{name} must contain NAME=PERMISSION, not {shortened(text, _SHOWN)!r}"
+                )
             if resource in seen:
-                raise YamlError(item.line, f"{name}: {shortened(resource, _SHOWN)!r} is here twice")
+                raise YamlError(item.line, f"{name}: {shortened(resource, _SHOWN)!r} occurs twice")
             seen.add(resource)
             yield resource, Rule(self._perm(item, name, perm), f"{name}: {resource}={perm}")
 
@@ -212,7 +214,7 @@ class _Reader:
             for name in ("counter", "timestamp"):
                 text = self._text(pairs[name], name) if name in pairs else "0"
                 if not re.fullmatch(r"[0-9]{1,18}", text):
-                    raise YamlError(item.line, f"dataVersion: {name} is a number")
+                    raise YamlError(item.line, f"dataVersion: {name} must be a number")
                 numbers[name] = int(text)
             return DataVersion(timestamp=numbers["timestamp"], counter=numbers["counter"])
         return None
@@ -232,7 +234,7 @@ class _Reader:
         if node is None or node.value in ("", "null", "~"):
             return []
         if not isinstance(node.value, list):
-            raise YamlError(node.line, "a list is wanted here: lines that begin with -")
+            raise YamlError(node.line, "expected a list: lines that begin with -")
         return node.value
 
     def _text(self, node: Node, what: str) -> str:

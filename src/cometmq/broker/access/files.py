@@ -97,7 +97,7 @@ class AclFiles:
             policy = self.load()
         except (ConfigError, OSError) as error:
             self._refused = stamps
-            log.error("access control keeps its last state, its files cannot be used: %s", error)
+            log.error("access control keeps its previous accounts, because its files are invalid: %s", error)
             return None
         self._refused = {}
         log.info("access control: %d accounts read from %d files", len(policy), len(self._read))
@@ -186,7 +186,7 @@ class AclFiles:
             data = file.read(MAX_FILE_BYTES + 1)
         if mode & READABLE_BY_OTHERS:
             log.warning(
-                "%s contains secrets and other users can read it (mode %o): chmod 600",
+                "%s contains secrets and is readable by other users (mode %o): run chmod 600",
                 path,
                 mode & 0o777,
             )

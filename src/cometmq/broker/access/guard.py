@@ -97,7 +97,7 @@ class Guard:
             return
         self.refused += 1
         if self._log_limit.allows():
-            log.warning("request %d of %s is refused: %s", frame.code, connection.peer, verdict.reason)
+            log.warning("request %d from %s refused: %s", frame.code, connection.peer, verdict.reason)
         if compat.is_5x(frame.version):
             raise CommandError(ResponseCode.NO_PERMISSION, verdict.reason)
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
@@ -163,5 +163,5 @@ async def guard_of(config: BrokerConfig) -> Guard | None:
         expected = f"files of accounts that can be read ({error})"
         raise ConfigError("aclEnable", "true", expected) from None
     if policy.first_admin is None:
-        log.warning("no account below %s is an admin: nobody can administer this broker", files.conf)
+        log.warning("no account in %s is an admin, so nobody can administer this broker", files.conf)
     return Guard(files, policy)

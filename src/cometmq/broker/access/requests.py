@@ -130,7 +130,7 @@ class AclRequests:
             raise CommandError(code, "this broker has no access control (aclEnable=false)")
         size = sum(map(len, (frame.ext or {}).values()))
         if size > BODY_MAX:
-            raise CommandError(code, f"{size} characters of settings are more than {BODY_MAX}")
+            raise CommandError(code, f"the settings have {size} characters, at most {BODY_MAX} are allowed")
         return self.guard
 
     async def _change(
@@ -141,11 +141,11 @@ class AclRequests:
                 guard.policy = await asyncio.to_thread(change)
             except KeyError as error:
                 raise CommandError(
-                    code, f"there is no {error.args[0]!r} among the accounts and files"
+                    code, f"{error.args[0]!r} is neither an account nor an access file"
                 ) from None
             except (ConfigError, OSError) as error:
                 raise CommandError(code, str(error)) from None
-        log.info("access control: %s for %s", what, connection.peer)
+        log.info("access control: client %s: %s", what, connection.peer)
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:

@@ -76,7 +76,7 @@ class ConsumerAdmin:
             if header.queue_id >= len(queue_ids):
                 raise CommandError(
                     ResponseCode.SYSTEM_ERROR,
-                    f"queueId {header.queue_id} is not within 0 to {len(queue_ids) - 1}",
+                    f"queueId {header.queue_id} must be between 0 and {len(queue_ids) - 1}",
                 )
             queue_ids = range(header.queue_id, header.queue_id + 1)
         async for queue_id in Turns().each(queue_ids):

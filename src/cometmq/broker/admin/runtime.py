@@ -92,8 +92,8 @@ class RuntimeAdmin:
         lost = bool(known) and not self.config.broker_config_path
         if lost:
             log.warning(
-                "this broker was started without a file of settings (mqbroker -c FILE): the next start does "
-                "not know of %s", ", ".join(known),
+                "the change is lost at the next start, because this broker was started without a "
+                "settings file (mqbroker -c FILE): %s", ", ".join(known),
             )  # fmt: skip
         said = UpdateBrokerConfigResponseHeader(
             at_next_start=" ".join(sorted(AT_NEXT_START.intersection(known))),
@@ -123,7 +123,7 @@ class RuntimeAdmin:
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
         """Correct the minimum offsets, and start to delete queue and index files without records."""
         store = self.store
-        log.info("queues and index are cleaned up for %s", connection.peer)
+        log.info("cleaning up consume queues and index, as requested by %s", connection.peer)
         store.retention.recheck_everything()
         await store.retention.run_now(log_too=False)
         return frame.response()
@@ -132,7 +132,7 @@ class RuntimeAdmin:
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
         """Delete expired segments at any hour: ten now, and ten in each following cycle."""
         store = self.store
-        log.info("expired files are deleted for %s", connection.peer)
+        log.info("deleting expired files, as requested by %s", connection.peer)
         store.retention.delete_now()
         await store.retention.run_now(log_too=True)
         return frame.response()

@@ -83,7 +83,7 @@ class TopicAdmin:
         if not 0 <= number <= most:
             raise CommandError(
                 compat.invalid_parameter(version),
-                f"{field} {number} is not within 0 to {most}, the setting maxTopicQueueNums",
+                f"{field} {number} must be between 0 and {most} (maxTopicQueueNums)",
             )
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
@@ -125,7 +125,7 @@ class TopicAdmin:
         checked = [self._checked(each, text, frame.version) for each, text in wanted]
         async for config in Turns().each(checked):
             self.tables.topics.put(config)
-            log.info("topic %s set by %s: %s", config.topic_name, connection.peer, config)
+            log.info("topic %s changed by %s: %s", config.topic_name, connection.peer, config)
         await self.registered()
         first = checked[0].topic_name
         what = f"topic {first} is set" if len(checked) == 1 else f"topic {first} and others are set"
@@ -142,7 +142,9 @@ class TopicAdmin:
         self._check_queues("readQueueNums", wanted.read_queue_nums, version)
         self._check_queues("writeQueueNums", wanted.write_queue_nums, version)
         if not 0 <= wanted.perm <= 15:
-            raise CommandError(compat.invalid_parameter(version), f"perm {wanted.perm} is not within 0 to 15")
+            raise CommandError(
+                compat.invalid_parameter(version), f"perm {wanted.perm} must be between 0 and 15"
+            )
         known = self.tables.topics.get(name)
         try:
             reserved = self.config.store.file_reserved_time
@@ -216,7 +218,8 @@ class TopicAdmin:
                 await self.store.purge.raise_min_offsets(name, floors)
             except OSError as error:
                 raise CommandError(
-                    ResponseCode.SYSTEM_ERROR, f"nothing was purged, the table could not be written: {error}"
+                    ResponseCode.SYSTEM_ERROR,
+                    f"nothing was purged, because the table could not be written: {error}",
                 ) from error
             log.info("topic %s purged by %s, minimum offsets %s", name, connection.peer, floors)
         queues = [
@@ -278,7 +281,7 @@ class TopicAdmin:
             self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
         async for config in Turns().each(wanted):
             self.tables.groups.put(config)
-            log.info("group %s set by %s", config.group_name, connection.peer)
+            log.info("group %s changed by %s", config.group_name, connection.peer)
         names = ", ".join(config.group_name for config in wanted[:3])
         await _written(f"group {names} is set", lambda: self.tables.groups_kept(since))
         return frame.response()
@@ -324,6 +327,6 @@ async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
     except OSError as error:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR,
-            f"{what}, but the table could not be written and a restart would undo it (it is tried again): "
-            f"{error.strerror or error}",
+            f"{what}, but the table could not be written (the write is retried); a restart before "
+            f"that would undo the change: {error.strerror or error}",
         ) from error

@@ -182,7 +182,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         config.check()
         role = config.store.broker_role
         if config.broker_id and role != SLAVE and not config.store.enable_d_leger_commit_log:
-            log.warning("brokerId=%d counts as %d: brokerRole=%s", config.broker_id, MASTER_ID, role)
+            log.warning(
+                "brokerId=%d is replaced by %d, because brokerRole=%s", config.broker_id, MASTER_ID, role
+            )
             config.broker_id = MASTER_ID
         return config
 

@@ -83,7 +83,9 @@ class Protection:
             return
         self.override_handlers(found.keys(), self._answer)
         if found and self._log_limit.allows():
-            log.warning("the broker is busy and refuses requests: %s; %d so far", self.why, self.refused)
+            log.warning(
+                "the broker is overloaded and refuses requests: %s; %d refused so far", self.why, self.refused
+            )
 
     def _answer(self, _connection: Connection, frame: Frame) -> Frame:
         self.refused += 1

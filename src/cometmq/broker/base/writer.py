@@ -142,7 +142,7 @@ class Writer:
         try:
             await asyncio.wait_for(self._idle.wait(), timeout_s)
         except TimeoutError:
-            log.warning("%d ticks were not flushed or replicated within %g s", self._ticks, timeout_s)
+            log.warning("%d write batches were not flushed or replicated within %g s", self._ticks, timeout_s)
 
     def _answer(self, sends: list[TickMessage], outcomes: list[Outcome]) -> None:
         self.replies.answer(sends)

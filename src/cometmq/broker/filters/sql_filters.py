@@ -77,7 +77,7 @@ class SqlFilters:
                 f"The broker does not support consumer to filter message by {expression_type}",
             )
         if expression_type != SQL92:
-            raise SqlError(1, f"filters are of type TAG or {SQL92}, not {expression_type}")
+            raise SqlError(1, f"the expression type must be TAG or {SQL92}, not {expression_type}")
         if not expression or len(expression) > MAX_EXPRESSION_LENGTH:
             return compile_sql(expression or "")
         key = expression, compat.is_5x(version)

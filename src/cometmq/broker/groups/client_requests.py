@@ -79,10 +79,10 @@ class Disagreements:
     def log_differences(self, group: str, members: ConsumerGroup) -> None:
         """Log differences between the members that were not logged before, after a member has changed."""
         found = {
-            f"what they subscribe of topic {topic}, so messages can be missed": said
+            f"subscriptions of topic {topic}, so messages can be missed": said
             for topic, said in differences(members.wants()).items()
         }
-        found |= {f"their {name}": said for name, said in setting_differences(members.settings()).items()}
+        found |= {f"values of {name}": said for name, said in setting_differences(members.settings()).items()}
         for in_what, said in found.items():
             key = _digest(group, in_what, said)
             if key in self._logged:
@@ -94,7 +94,9 @@ class Disagreements:
             self._logged[key] = None
             if len(self._logged) > MAX_KEPT:
                 del self._logged[next(iter(self._logged))]
-            log.warning("members of group %s differ in %s: %s", group, in_what, describe_differences(said))
+            log.warning(
+                "members of group %s have different %s: %s", group, in_what, describe_differences(said)
+            )
 
     def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
         """Log the differences that the rate limit suppressed, if they still exist."""
@@ -129,7 +131,7 @@ class ClientProcessor:
         """Register the client's groups and subscriptions."""
         objects = bytes(frame.body).count(b"{")
         if objects > MAX_OBJECTS:
-            raise refused(f"a heartbeat with {objects} groups and subscriptions, at most {MAX_OBJECTS}")
+            raise refused(f"the heartbeat has {objects} groups and subscriptions, {MAX_OBJECTS} at most")
         data = HeartbeatData.decode(frame.body)
         _check_names(data, frame.version)
         weights = self._check(connection, data)
@@ -151,7 +153,7 @@ class ClientProcessor:
         for consumer in data.consumer_data_set:
             if len(consumer.subscription_data_set) > MAX_TOPICS_PER_GROUP:
                 count, limit = len(consumer.subscription_data_set), MAX_TOPICS_PER_GROUP
-                raise refused(f"group {consumer.group_name} subscribes {count} topics, at most {limit}")
+                raise refused(f"group {consumer.group_name} has {count} subscriptions, {limit} at most")
         weights = {each.group_name: weight_of(each) for each in data.consumer_data_set}
         producers = {each.group_name: 1 for each in data.producer_data_set}
         in_all = max(
@@ -162,8 +164,8 @@ class ClientProcessor:
         )
         if in_all > MAX_GROUPS_PER_CONNECTION:
             raise refused(
-                f"the connection would be in {in_all} consumer or producer groups (those with long "
-                f"subscriptions count for several), at most {MAX_GROUPS_PER_CONNECTION}"
+                f"the connection has {in_all} consumer and producer groups (groups with long "
+                f"subscriptions count several times), at most {MAX_GROUPS_PER_CONNECTION}"
             )
         return weights
 
@@ -282,7 +284,7 @@ def refused(why: str) -> CommandError:
 def check_client_id(client_id: str) -> None:
     """Raise CommandError for a client id that is too long to be stored."""
     if len(client_id) > MAX_CLIENT_ID_LENGTH:
-        raise refused(f"the client id has {len(client_id)} characters, at most {MAX_CLIENT_ID_LENGTH}")
+        raise refused(f"the client id has {len(client_id)} characters, {MAX_CLIENT_ID_LENGTH} at most")
 
 
 def weight_of(data: ConsumerData) -> int:

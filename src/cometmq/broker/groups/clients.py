@@ -286,7 +286,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         if own not in (limit, RETRY_MAX_TIMES, known.own_limit_told) and self._log_limit.allows():
             known.own_limit_told = own
             log.warning(
-                "group %s: client %s allows %d retries of a message, which overrides the group's "
+                "group %s: client %s sends maxReconsumeTimes %d, which overrides the group's "
                 "retryMaxTimes=%d",
                 group, client.client_id, limit, own,
             )  # fmt: skip
@@ -300,8 +300,8 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
                     return
                 known.limits_told = True
                 log.warning(
-                    "group %s: client %s allows %d retries of a message, client %s allows %d: the one that "
-                    "fails decides",
+                    "group %s: client %s sends maxReconsumeTimes %d, client %s sends %d: the value "
+                    "of the client that sends a message back applies",
                     group, client.client_id, limit, other.client_id, other.retry_limit,
                 )  # fmt: skip
         client.retry_limit = limit

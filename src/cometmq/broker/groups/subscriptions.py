@@ -38,7 +38,7 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
         return _known_codes(expression)
     if len(expression) > MAX_EXPRESSION_LENGTH:
         raise ExpressionError(
-            f"the subscription has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"
+            f"the subscription has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are allowed"
         )
     return long_codes(expression)
 

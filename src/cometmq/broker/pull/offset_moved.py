@@ -52,6 +52,6 @@ class OffsetMovedEvents:
                 tags_code=tags_code(group),
             )
         except StoreError as error:
-            log.warning("%s of group %s is not stored: %s", OFFSET_MOVED_EVENT, group, error)
+            log.warning("%s event of group %s could not be stored: %s", OFFSET_MOVED_EVENT, group, error)
             return
         self.writer.appended()

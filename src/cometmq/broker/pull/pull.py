@@ -255,7 +255,7 @@ class PullProcessor:
         else:
             header = request.header
             where = header.topic, header.queue_id, request.offset
-            log.error("pull of %s queue %d at %d failed", *where, exc_info=error)
+            log.error("pull from topic %s queue %d at offset %d failed", *where, exc_info=error)
             code, remark, ext = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}", None
         answered = Frame(code=0, opaque=request.opaque).response(code, remark, ext=ext)
         request.connection.write(encode_frame(answered))
@@ -327,7 +327,9 @@ class PullProcessor:
             settings = self.tables.groups.table.get(group)
             return RETRY, suggested if settings is None else settings.broker_id
         where = offset, topic, queue_id
-        log.info("offset %d of %s/%d, asked for by group %s, becomes %d", *where, group, begin)
+        log.info(
+            "offset %d of topic %s queue %d, requested by group %s, is corrected to %d", *where, group, begin
+        )
         self.moved.store_event(group, topic, queue_id, offset, begin)
         # At the end of a tick it is too late to add work to the tick, and too early to request the next one.
         self._loop.call_soon(self.tick.schedule)

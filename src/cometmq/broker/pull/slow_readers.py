@@ -43,7 +43,7 @@ class SlowReaders:
             most = self.config.consumer_fallbehind_threshold
             if size > most and not is_system_group(group) and self.groups.disable_consume(group):
                 log.warning(
-                    "group %s disabled: it is %d bytes behind in %s/%d, and "
-                    "consumerFallbehindThreshold is %d. consumeEnable enables it again",
+                    "group %s disabled: its lag in topic %s queue %d is %d bytes, above "
+                    "consumerFallbehindThreshold=%d. Set consumeEnable to enable it again",
                     group, size, topic, queue_id, most,
                 )  # fmt: skip

@@ -57,7 +57,7 @@ class CommitWaits:
     def give_up(self, why: str) -> None:
         """End all waits with a failure."""
         if self._waits:
-            log.warning("commit of %d ticks of sends unknown: %s", len(self._waits), why)
+            log.warning("the commit of %d write batches is uncertain: %s", len(self._waits), why)
         while self._waits:
             self._waits.popleft().waiter(SYSTEM_ERROR)
         if self._timer is not None:
@@ -72,7 +72,7 @@ class CommitWaits:
             self._waits.popleft().waiter(SYSTEM_ERROR)
             late += 1
         if late:
-            log.warning("%d ticks of sends were not committed within %g s", late, self._timeout_s)
+            log.warning("%d write batches were not committed within %g s", late, self._timeout_s)
         if self._waits:
             left = max(0.001, self._waits[0].deadline - now)
             self._timer = self._loop.call_later(left, self._expire)

@@ -209,14 +209,18 @@ class HaClient:
         self._logged_state = state
         if core.phase is Phase.STOPPED:
             log.error(
-                "replication is stopped: %s. The log may be cut with `cometmq store truncate`, or the "
-                "store's directory emptied, while this broker does not run",
+                "replication stopped: %s. Stop this broker, then cut its log with `cometmq store "
+                "truncate` or empty its store directory",
                 state,
             )
         elif core.phase is Phase.PAUSING:
-            log.warning("not replicating: %s", state)
+            log.warning("replication from the master failed, trying again: %s", state)
         elif core.master is not None:
-            log.info("following %s from %d on", core.master.ha_addr, self._store.replica.end)
+            log.info(
+                "replicating from master %s, from log position %d",
+                core.master.ha_addr,
+                self._store.replica.end,
+            )
 
     # -- asking and connecting
 
@@ -243,7 +247,7 @@ class HaClient:
         try:
             divergence = await self._find_divergence(addr)
         except (OSError, ValueError, KeyError) as error:
-            raise LogsDiverged(f"the logs cannot be compared: {error}") from error
+            raise LogsDiverged(f"the logs of master and slave cannot be compared: {error}") from error
         if divergence:
             if self.core.master is not None and self.core.master.addr == addr:
                 self.core.report_divergence(self._clock.monotonic(), divergence)

@@ -161,7 +161,7 @@ class HaServer:
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
             if self._refusals.allows():
-                log.warning("slave %s is refused: there are %d already", link.peer, len(self.links))
+                log.warning("slave %s refused: %d slaves are connected", link.peer, len(self.links))
             link.transport.abort()
             return
         self._made += 1
@@ -298,7 +298,7 @@ class HaServer:
 
     def _refuse(self, link: SlaveLink, close: Close) -> None:
         if self._refusals.allows():
-            log.warning("slave %s is disconnected: %s", link.peer, close.reason)
+            log.warning("closing the connection of slave %s: %s", link.peer, close.reason)
         self._close(link)
 
     def _close(self, link: SlaveLink) -> None:

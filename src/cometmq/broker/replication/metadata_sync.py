@@ -183,7 +183,7 @@ class MetadataSync:
             await self._offsets()
         except CometError as error:
             if str(error) != self.failure:
-                log.warning("tables of the master %s are not copied: %s", self.master_addr, error)
+                log.warning("tables of master %s could not be copied: %s", self.master_addr, error)
             self.failure = str(error)
         else:
             self.failure = ""
@@ -207,7 +207,7 @@ class MetadataSync:
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
         if asked != self.master_addr:  # In a raft group, this member itself may lead by now.
-            raise NotTheMaster(f"{asked} was the master when it was asked")
+            raise NotTheMaster(f"{asked} is no longer the master")
         return table
 
     async def _topics(self) -> None:
@@ -238,7 +238,7 @@ class MetadataSync:
         asked = self.master_addr
         await self._confirm(asked)
         if asked != self.master_addr:
-            raise NotTheMaster(f"{asked} was the master when it was asked")
+            raise NotTheMaster(f"{asked} is no longer the master")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
         """Return the topics that another broker has deleted from this log, with the log positions."""
@@ -358,7 +358,9 @@ class MetadataSync:
                 try:
                     await store.purge.raise_min_offsets(topic, higher)
                 except OSError as failure:
-                    log.error("%s, purged at the master, could not be purged: %s", topic, failure)
+                    log.error(
+                        "topic %s was purged at the master, but could not be purged here: %s", topic, failure
+                    )
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
         """Merge the master's consumer offsets with those stored here since its last answer."""

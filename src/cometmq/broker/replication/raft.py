@@ -378,5 +378,5 @@ class RaftReplication:
                 await change
         except RaftRefused as refusal:
             return frame.response(ResponseCode.SYSTEM_ERROR, str(refusal))
-        log.warning("raft: %s %s, as asked", header.action, header.member)
+        log.warning("raft: %s %s, as requested", header.action, header.member)
         return frame.response()

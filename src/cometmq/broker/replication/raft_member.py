@@ -200,7 +200,7 @@ class RaftMember:
         try:
             await asyncio.wait_for(self._succeeded.wait(), HANDOFF_TIMEOUT_S)
         except TimeoutError:
-            log.warning("raft: %s stops, and no member has taken over in time", self.me)
+            log.warning("raft: %s stops before another member has taken over the leadership", self.me)
 
     async def stop(self) -> None:
         """Stop taking part."""
@@ -344,7 +344,7 @@ class RaftMember:
         disk, directory = self._store.disk, self._raft_log.directory
         await asyncio.to_thread(raft_state.save, disk, directory, state, self._state)
         if self._state.suspect and not state.suspect:
-            log.warning("raft: the log of %s is complete: it votes again", self.me)
+            log.warning("raft: %s has restored its log and votes again", self.me)
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
@@ -408,10 +408,10 @@ class RaftMember:
                 self._raft_log.take_messages()
                 self.leading = True
                 self._prefer_at = self._clock.boottime() + PREFER_INTERVAL_S
-                log.warning("raft: %s leads its group from term %d on", self.me, term)
+                log.warning("raft: %s is the leader since term %d", self.me, term)
                 self._leader_role.lead()
         except RaftRefused as refusal:
-            log.error("raft: %s accepts no messages yet: %s", self.me, refusal)
+            log.error("raft: leader %s does not accept messages yet: %s", self.me, refusal)
             await self._hand_over()
         except (CometError, OSError) as error:
             self._failure = error
@@ -435,7 +435,11 @@ class RaftMember:
         if role.leader not in ("", self.me):
             self._succeeded.set()
         log.info(
-            "raft: %s is %s in term %d, leader %s", self.me, role.role.value, role.term, role.leader or "-"
+            "raft: %s is now %s in term %d; leader: %s",
+            self.me,
+            role.role.value,
+            role.term,
+            role.leader or "-",
         )
         if role.leader != self.me:
             self._leader_role.follow()
@@ -447,7 +451,7 @@ class RaftMember:
             self._succeeded.clear()
             self._raft_log.follow()
             self.waits.give_up(reason)
-            log.warning("raft: %s no longer leads: %s", self.me, reason)
+            log.warning("raft: %s is no longer the leader: %s", self.me, reason)
 
     # -- the disk
 
@@ -458,7 +462,7 @@ class RaftMember:
         left = self.node.effects()
         try:
             if any(map(_cuts, left.log)):
-                raise StoreError("the log was to be cut just then") from error
+                raise StoreError("the log was about to be cut") from error
             self.node.disk_failed(self._raft_log.last, str(error))
         except CometError as error:
             self._fail(error)
@@ -551,7 +555,7 @@ class RaftMember:
     def add_learner(self, member: str) -> None:
         """Add a learner, which receives the log. The learner must run and must have sent its address."""
         if member not in self._addresses and member not in self.peers.learned:
-            raise RaftRefused(f"{member} is not known: is it running, with this member in its dLegerPeers?")
+            raise RaftRefused(f"{member} is unknown: is it running, with this member in its dLegerPeers?")
         self._asked(self.node.add_learner, member)
 
     def promote(self, member: str) -> None:
@@ -564,7 +568,7 @@ class RaftMember:
 
     def _asked(self, change: Callable[[str], None], member: str) -> None:
         if self._slow is not None:
-            raise RaftRefused("the group changes just now", self.me)
+            raise RaftRefused("the members of the group are changing", self.me)
         change(member)
         self._schedule()
 
@@ -615,7 +619,7 @@ class RaftMember:
             self._reading.start(self._send_cold(message, question, miss))
         except (CometError, OSError) as error:
             # This failure must not stop the leader's messages to other members.
-            log.error("raft: entries for %s cannot be read: %s", message.to, error)
+            log.error("raft: could not read the entries for member %s: %s", message.to, error)
         return None
 
     async def _send_cold(
@@ -624,7 +628,7 @@ class RaftMember:
         try:
             data = await self._store.executor.query(question, miss)
         except (CometError, OSError) as error:
-            log.error("raft: entries for %s cannot be read: %s", message.to, error)
+            log.error("raft: could not read the entries for member %s: %s", message.to, error)
             return
         self.peers.send([with_entries(message, data)])
 

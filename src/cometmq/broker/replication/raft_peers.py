@@ -84,7 +84,7 @@ class _Incoming(asyncio.Protocol):
             known = self.frames.handshake
             name = known.sender if known is not None else self.transport.get_extra_info("peername")
             if self._peers.refused.allows():
-                log.warning("the connection of raft member %s is closed: %s", name, error)
+                log.warning("closing the connection of raft member %s: %s", name, error)
             self.transport.abort()
         self._peers.heard()
 
@@ -137,7 +137,10 @@ class _Link(asyncio.Protocol):
                 if loop.time() - begun >= UNREACHABLE_WARNING_INTERVAL_S:
                     self._log_limit.reset()
                 elif loop.time() - begun < RETRY_S and self._log_limit.allows():
-                    log.warning("raft member %s closed the connection immediately: see its log", self.addr)
+                    log.warning(
+                        "raft member %s closed the connection immediately; its log shows the reason",
+                        self.addr,
+                    )
             await asyncio.sleep(RETRY_S)
 
     def send(self, data: bytes) -> None:
@@ -239,7 +242,7 @@ class Peers:
             if other is not connection and other.sender == sender and other.transport is not None:
                 if before is not None and before.addr != handshake.addr:
                     raise ProtocolError(
-                        f"two members call themselves {sender}, at {before.addr} and at {handshake.addr}: "
+                        f"two members have the name {sender}, at {before.addr} and at {handshake.addr}: "
                         "each has a dLegerSelfId of its own"
                     )
                 other.transport.abort()
@@ -252,8 +255,8 @@ class Peers:
             self._met()
         if sender not in self._links and self.refused.allows():
             log.warning(
-                "raft member %s at %s has connected, and is none of this group, nor of dLegerPeers here: "
-                "`cometmq raft add %s` takes it in",
+                "raft member %s connected from %s, but is neither in this group nor in dLegerPeers; "
+                "add it with `cometmq raft add %s`",
                 sender, handshake.addr, sender,
             )  # fmt: skip
 
@@ -286,7 +289,7 @@ class Peers:
         if oldest is None or oldest.transport is None:
             return False
         if self.refused.allows():
-            log.warning("the oldest of %d connections makes room for another", len(self.incoming))
+            log.warning("closed the oldest of %d raft connections to accept a new one", len(self.incoming))
         del self.incoming[oldest]
         oldest.transport.abort()
         return True
@@ -296,7 +299,7 @@ class Peers:
         if connection.frames.unread > MAX_INCOMPLETE_BYTES // MAX_CONNECTIONS:
             unread = sum(each.frames.unread for each in self.incoming)
             if unread > MAX_INCOMPLETE_BYTES:
-                raise ProtocolError(f"{unread} bytes of frames that are not whole wait already")
+                raise ProtocolError(f"{unread} bytes of incomplete frames are already waiting")
 
     def use(self, addresses: Mapping[str, str]) -> None:
         """Set the other members: the address "host:port" by name."""

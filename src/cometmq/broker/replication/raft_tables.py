@@ -104,7 +104,7 @@ class GroupSync(MetadataSync):
         """Return whether the leader has deleted a topic. A new leader may lack commits of this member."""
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
-            raise NotTheMaster(f"{self.master_addr} does not take messages yet")
+            raise NotTheMaster(f"{self.master_addr} does not accept messages yet")
         return await super()._is_gone(topic)
 
     async def settings(self) -> None:
@@ -179,8 +179,8 @@ class RaftTables:
         if not self._group.leading:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR,
-                f"{self._group.me} does not lead its raft group, {self._group.leader or 'nobody'} does: "
-                "topics and groups are changed there",
+                f"{self._group.me} does not lead its raft group; change topics and groups at "
+                f"its leader, {self._group.leader or 'which is unknown now'}",
             )
         return self._tables.versions.term or 0
 
@@ -280,7 +280,7 @@ class RaftTables:
             except BrokerError as error:
                 # A table of offsets may be too long for a response. Messages are more important than these
                 # offsets.
-                log.error("the new leader cannot read a table of %s: %s", addr, error)
+                log.error("the new leader could not read a table of member %s: %s", addr, error)
                 return None
 
         return Copies(
@@ -323,7 +323,9 @@ class RaftTables:
         check()
         await self._sync.settings()
         if self._sync.deletions_wait:  # The next leader must not have the deleted queues.
-            raise CommandError(ResponseCode.SYSTEM_ERROR, f"the log of {group.me} is not as far yet")
+            raise CommandError(
+                ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"
+            )
         await self._tables.topics_file.saved()
         await self._tables.groups_file.saved()
         check()

@@ -112,7 +112,7 @@ class Frames:
             while len(rest) - at >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(rest, at)
                 if length > (_MAX_HANDSHAKE_BYTES if self.handshake is None else MAX_FRAME_BYTES):
-                    raise ProtocolError(f"a frame of a raft member has {length} bytes")
+                    raise ProtocolError(f"the frame of a raft member has {length} bytes")
                 end = at + _LENGTH.size + length
                 if len(rest) < end:
                     break
@@ -131,13 +131,17 @@ class Frames:
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ProtocolError(f"not the handshake of a raft member: {error}") from None
         if (found.magic, found.version) != (MAGIC, VERSION):
-            raise ProtocolError(f"version {found.version} of {found.magic!r} is not known here: {VERSION} is")
+            raise ProtocolError(
+                f"unsupported version {found.version} of {found.magic!r}: {VERSION} is supported"
+            )
         if found.group != self._group or not found.sender:
-            raise ProtocolError(f"member {found.sender!r} of group {found.group!r} is not of {self._group!r}")
+            raise ProtocolError(
+                f"member {found.sender!r} of group {found.group!r} does not belong to {self._group!r}"
+            )
         if found.sender == self._me:
             raise ProtocolError(
-                f"another one calls itself {self._me}, at {found.addr[:80]}: each member has a dLegerSelfId "
-                "of its own, and dLegerPeers must name their addresses rightly"
+                f"another member has the name {self._me}, at {found.addr[:80]}: give each member its "
+                "own dLegerSelfId, and its own address in dLegerPeers"
             )
         for addr in (found.addr, found.broker_addr):
             if parse_address(addr) is None:
@@ -151,5 +155,5 @@ class Frames:
             raise ProtocolError(f"not messages of a raft member: {error}") from None
         for message in messages:
             if message.sender != sender:
-                raise ProtocolError(f"member {sender!r} speaks for {message.sender!r}")
+                raise ProtocolError(f"member {sender!r} sent a message in the name of {message.sender!r}")
         return messages

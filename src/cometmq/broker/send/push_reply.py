@@ -76,11 +76,11 @@ class ReplyProcessor:
             queue_id = random.randrange(max(rules.write_queues, 1))
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
-            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties hold a stray separator")
+            raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties contain an unexpected separator")
         if len(properties) > MAX_PROPERTIES_BYTES:  # the characters were counted earlier
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the properties have {len(properties)} bytes, over the limit of {MAX_PROPERTIES_BYTES}",
+                f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
             )
         problem = await self._push(connection, header, properties, frame.body)
         if problem and self._log_limit.allows():
@@ -100,7 +100,7 @@ class ReplyProcessor:
         if len(body) > largest:
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"the reply has {len(body)} bytes, over the limit of {largest} (maxMessageSize)",
+                f"the reply has {len(body)} bytes, at most {largest} are allowed (maxMessageSize)",
             )
 
     async def _push(
@@ -180,7 +180,7 @@ class ReplyProcessor:
             problem = await done
         if problem is not None:
             if self._log_limit.allows():
-                log.warning("a reply for topic %s is not stored: %s", header.topic, problem)
+                log.warning("a reply for topic %s could not be stored: %s", header.topic, problem)
             return None
         ids = self.sends.writer.replies.message_id(message.physical_offset).decode()
         return SendMessageResponseHeader(msg_id=ids, queue_id=queue_id, queue_offset=message.queue_offset)

@@ -262,7 +262,8 @@ class SendProcessor:
             )
         if header.sys_flag & TRANSACTION_BITS:
             raise CommandError(
-                ResponseCode.MESSAGE_ILLEGAL, "a batch cannot be part of a transaction: sysFlag says it is"
+                ResponseCode.MESSAGE_ILLEGAL,
+                "a batch cannot be part of a transaction, but its sysFlag marks it as one",
             )
         properties = sent_properties(header.properties)
         _, waits = stored_form(properties, self._cluster_pair)

@@ -74,7 +74,7 @@ def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> Tem
         if has_stray_separator(stored):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "a name or value of the properties holds a separator (0x01 or 0x02)",
+                "a property name or value contains a separator (0x01 or 0x02)",
             )
         plain = all(stored.find(name) < 0 for name in (b"DELAY\x01", b"TRAN_MSG\x01", b"TIMER_DEL"))
         return StoredForm(*template_fields(stored, unique), waits, plain)
@@ -155,7 +155,7 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
         if value_of(properties, name) not in (b"", b"0"):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
-                f"a message of a transaction cannot be delayed: property {name.decode()}",
+                f"a message of a transaction cannot have a delivery time: property {name.decode()}",
             )
     if not value_of(properties, b"PGROUP"):
         why = "a message of a transaction names the producer group that ends it: property PGROUP is missing"

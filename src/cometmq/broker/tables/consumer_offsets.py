@@ -162,7 +162,7 @@ class ConsumerOffsets:
                     {int(queue_id): int(offset) for queue_id, offset in queues.items()}
                 )
         if illegal:
-            log.warning("offsets of illegal names are left out: %s", ", ".join(illegal))
+            log.warning("consumer offsets with invalid names are ignored: %s", ", ".join(illegal))
         self._count = sum(map(len, self._table.values()))
         self.dirty = False
 

@@ -137,7 +137,8 @@ class DurableTables:
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(
-                    "the last stop was not clean: offsets of %s were beyond the ends of their queues: %s",
+                    "the last stop was not clean: consumer offsets of %s were beyond the ends of "
+                    "their queues and were lowered: %s",
                     key, ", ".join(f"queue {q}: {was}, now {end}" for q, was, end in lowered),
                 )  # fmt: skip
         self.delays.load(self.delays_file.load())

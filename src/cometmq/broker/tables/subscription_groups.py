@@ -58,7 +58,9 @@ class SubscriptionGroups:
             log.info("subscription group %s created", group)
             self.put(known)
             if len(self.table) == MAX_AUTO_CREATED_GROUPS:
-                log.warning("%d groups exist: only administrators can create more", MAX_AUTO_CREATED_GROUPS)
+                log.warning(
+                    "%d groups exist: only administrators can create more groups", MAX_AUTO_CREATED_GROUPS
+                )
         return known
 
     def put(self, config: SubscriptionGroupConfig) -> None:
@@ -100,11 +102,12 @@ class SubscriptionGroups:
         most = self.config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, MAX_GROUP_LENGTH)}
         if len(legal) < len(groups):
-            log.warning("groups with illegal names are left out: %s", ", ".join(groups.keys() - legal.keys()))
+            log.warning("groups with invalid names are ignored: %s", ", ".join(groups.keys() - legal.keys()))
         for name, config in legal.items():
             if config.retry_queue_nums > most:
                 log.warning(
-                    "group %s had %d retry queues, more than maxTopicQueueNums=%d: reduced to this maximum",
+                    "group %s had %d retry queues, more than maxTopicQueueNums=%d, and now has this "
+                    "maximum",
                     name, config.retry_queue_nums, most,
                 )  # fmt: skip
                 config.retry_queue_nums = most

@@ -96,14 +96,14 @@ class TableFile:
             if error is None:
                 self._saved = asked
                 if retry.failures:
-                    log.warning("%s written again", self._file.path)
+                    log.warning("%s can be written again", self._file.path)
                 retry.reset()
                 continue
             if self._ending:
-                log.error("%s not written: %s", self._file.path, error)
+                log.error("%s could not be written: %s", self._file.path, error)
                 self._end_waits(self._asked, error)
                 return
-            log.error("%s not written, trying again: %s", self._file.path, error)
+            log.error("%s could not be written, trying again: %s", self._file.path, error)
             try:
                 await asyncio.wait_for(self._changed.wait(), retry.next_s())
             except TimeoutError:

@@ -149,12 +149,14 @@ class TopicTable:
         self._check_room(topic, BYTES_BY_SEND, ResponseCode.TOPIC_NOT_EXIST)
         template = self.table.get(default_topic) if default_topic else None
         if template is None:
-            log.warning("topic %s not created: the template %s does not exist", topic, default_topic)
+            log.warning("topic %s not created: the template topic %s does not exist", topic, default_topic)
             return None
         if default_topic == TBW102 and not self.config.auto_create_topic_enable:
             template.perm = int(READ_WRITE)
         if not template.perm & Perm.INHERIT:
-            log.warning("topic %s not created: the template %s may not be inherited", topic, default_topic)
+            log.warning(
+                "topic %s not created: the template topic %s has no inherit permission", topic, default_topic
+            )
             return None
         queues = max(0, min(queue_nums, template.write_queue_nums, self.config.max_topic_queue_nums))
         created = topic_of(topic, queues, template.perm & ~int(Perm.INHERIT), sys_flag)
@@ -245,7 +247,7 @@ class TopicTable:
             if is_legal_name(name, MAX_STORED_TOPIC_LENGTH) or name in self.table
         }
         if len(legal) < len(topics):
-            log.warning("topics with illegal names are left out: %s", ", ".join(topics.keys() - legal.keys()))
+            log.warning("topics with invalid names are ignored: %s", ", ".join(topics.keys() - legal.keys()))
         for name, config in legal.items():
             asked = max(config.read_queue_nums, config.write_queue_nums)
             built_in = self.table.get(name)
@@ -254,7 +256,7 @@ class TopicTable:
                 most = min(max(most, stored(name)), MAX_QUEUES_PER_TOPIC)
             if asked > most:
                 log.warning(
-                    "topic %s had %d queues, more than maxTopicQueueNums=%d: it is served with %d",
+                    "topic %s had %d queues, more than maxTopicQueueNums=%d, and now has %d",
                     name, asked, self.config.max_topic_queue_nums, most,
                 )  # fmt: skip
                 config.read_queue_nums = min(config.read_queue_nums, most)
@@ -269,10 +271,14 @@ class TopicTable:
         for topic, count in counts.items():
             known = self.table.get(topic)
             if known is None:
-                log.warning("topic %s has messages and no settings: created with %d queues", topic, count)
+                log.warning("topic %s has messages but no settings: created with %d queues", topic, count)
                 config = topic_of(topic, count, READ_WRITE)
             else:
-                log.warning("topic %s has messages in more queues than configured: set to %d", topic, count)
+                log.warning(
+                    "topic %s has messages in more queues than its settings allow: set to %d queues",
+                    topic,
+                    count,
+                )
                 config = msgspec.structs.replace(
                     known,
                     read_queue_nums=max(count, known.read_queue_nums),

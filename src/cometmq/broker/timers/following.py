@@ -146,7 +146,7 @@ class Follower:
         await self._take_in(queue, *self._loading, lambda _offset: ahead_ms)
         self._loading = None
         if len(self.pending):
-            log.info("%d timer messages wait", len(self.pending))
+            log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
         """Return the first offset to read, and the information about done messages. Raises OSError."""
@@ -227,8 +227,8 @@ class Follower:
         except OSError as failure:
             _raise_unless_unreadable(failure)
             log.error(
-                "%s: units from %d on are unreadable, their messages are looked for in the log; with the "
-                "broker stopped, `cometmq store rebuild` repairs that: %s",
+                "%s is unreadable from offset %d, so its messages are searched in the log. To repair "
+                "it, stop the broker and run `cometmq store rebuild`: %s",
                 queue.path, first, failure,
             )  # fmt: skip
         return await lost_units(
@@ -295,7 +295,9 @@ class Follower:
         except OSError as error:
             _raise_unless_unreadable(error)
             if self._log_limit.allows():
-                log.error("the timer message at log position %d is unreadable, skipped: %s", position, error)
+                log.error(
+                    "skipping the timer message at log position %d, which is unreadable: %s", position, error
+                )
             return None
 
 

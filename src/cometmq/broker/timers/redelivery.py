@@ -46,7 +46,7 @@ class Redelivery:
 def check_body(message: MessageExt) -> None:
     """Raise Undeliverable for a damaged body, which would get a valid CRC if it were stored again."""
     if message.body and body_crc(message.body) != message.body_crc:
-        raise Undeliverable(f"it is damaged at log position {message.physical_offset}")
+        raise Undeliverable(f"the message is damaged at log position {message.physical_offset}")
 
 
 def append_again(

@@ -90,7 +90,7 @@ class TimerProcessor:
         try:
             found = await self._waits(handle)
         except OSError as error:
-            log.warning("a recall is not counted, because the index cannot be read: %s", error)
+            log.warning("a recall is missing in the statistics, because the index cannot be read: %s", error)
             found = False  # the message is being delivered, so it is too late
         properties = encode_properties(
             {

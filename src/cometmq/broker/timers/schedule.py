@@ -171,9 +171,16 @@ class ScheduleService:
                 break
             except Exception as error:
                 if not isinstance(error, OSError) or error.errno == errno.EIO:  # an error may be permanent
-                    log.exception("last deliveries of the delay levels may be repeated: %s", error)
+                    log.exception(
+                        "could not determine the last delivered message of each delay "
+                        "level, deliveries may be repeated: %s",
+                        error,
+                    )
                     break
-                log.error("last deliveries of the delay levels unknown, trying again: %s", error)
+                log.error(
+                    "could not determine the last delivered message of each delay level, trying again: %s",
+                    error,
+                )
                 await asyncio.sleep(ERROR_S)
         self.offsets.reached = self._reached
         for level, cursor in self.cursors.items():
@@ -289,7 +296,7 @@ class ScheduleService:
         return False
 
     def _failed(self, cursor: LevelCursor) -> None:
-        log.exception("delay level %d: delivery at %d failed", cursor.level, cursor.offset)  # noqa: LOG004
+        log.exception("delay level %d: delivery at offset %d failed", cursor.level, cursor.offset)  # noqa: LOG004
         cursor.busy = False
         self._wake(cursor, ERROR_S)
 
@@ -301,7 +308,8 @@ class ScheduleService:
                 # The records before this offset were deleted, or the queue begins after the cursor.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
-                        "delay level %d: %d messages deleted with their segments before delivery, from %d on",
+                        "delay level %d: %d messages were deleted with their segments before "
+                        "delivery, from offset %d",
                         cursor.level, got.next_begin_offset - cursor.offset, cursor.offset,
                     )  # fmt: skip
                 self._move(cursor, got.next_begin_offset)
@@ -320,7 +328,7 @@ class ScheduleService:
             cursor.began = -1
             if reached != cursor.offset:
                 if cursor.refusals.failures:
-                    log.info("delay level %d: messages are delivered again", cursor.level)
+                    log.info("delay level %d: delivery works again", cursor.level)
                 cursor.refusals.reset()
                 cursor.errors = 0
                 self._move(cursor, reached)
@@ -381,7 +389,7 @@ class ScheduleService:
             if isinstance(error, StoreError):
                 return reached, False, self._refused(cursor, str(error))
             cursor.errors += 1
-            log.exception("delay level %d: delivery at %d failed", cursor.level, reached)
+            log.exception("delay level %d: delivery at offset %d failed", cursor.level, reached)
             if cursor.errors < MAX_ERRORS:
                 return reached, False, ERROR_S
             self._step_over(cursor, reached, None, error)
@@ -392,14 +400,18 @@ class ScheduleService:
         if self._log_limit.allows():
             where = "" if position is None else f", log position {position}"
             log.error(
-                "delay level %d: message at %d%s is not delivered: %s", cursor.level, offset, where, why
+                "delay level %d: the message at offset %d%s is not delivered: %s",
+                cursor.level,
+                offset,
+                where,
+                why,
             )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
         """Return the delay in seconds after a refusal of the message at the cursor. Log the first refusal."""
         if not cursor.refusals.failures:
             log.warning(
-                "delay level %d: message at %d not delivered, trying again: %s",
+                "delay level %d: could not deliver the message at offset %d, trying again: %s",
                 cursor.level, cursor.offset, why,
             )  # fmt: skip
         return cursor.refusals.next_s()

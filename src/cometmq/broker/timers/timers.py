@@ -141,7 +141,7 @@ class TimerService:
             await self.tables.log_flushed()  # the copies must be durable before the file
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
-            log.error("timercheck not written: %s", error)
+            log.error("timercheck could not be written: %s", error)
 
     async def _run(self) -> None:
         while not self._stopping.is_set():
@@ -166,7 +166,7 @@ class TimerService:
             except Refused as refusal:
                 await self._failed("timer messages are not delivered, trying again: %s", refusal)
             except Exception as error:
-                log.exception("timer messages: %s", error)
+                log.exception("delivery of timer messages failed: %s", error)
                 await self._failed("", error)
 
     def _note_success(self) -> None:
@@ -306,7 +306,7 @@ class TimerService:
     def _step_over(self, position: int, why: object) -> None:
         """Log that a message is not delivered, within the rate limit of the log."""
         if self._log_limit.allows():
-            log.error("timer message at log position %d is not delivered: %s", position, why)
+            log.error("the timer message at log position %d is not delivered: %s", position, why)
 
     async def _committed(self) -> None:
         """Wait until the appended messages are in the log. Raises Refused."""
@@ -347,7 +347,11 @@ class TimerService:
             self.state.changes += 1
             await self.tables.log_flushed()
         except Exception as error:
-            log.error("timer messages before log position %d are not moved on: %s", move.before, error)
+            log.error(
+                "timer messages before log position %d could not be moved to the end of the log: %s",
+                move.before,
+                error,
+            )
             worked = False
         self._move = None
         move.answer(worked)

@@ -147,7 +147,7 @@ class TransactionChecks:
             try:
                 found.append(half_of(data, start))
             except RecordError as error:
-                log.error("a half message after offset %d cannot be read: %s", offset, error)
+                log.error("could not read a half message after offset %d: %s", offset, error)
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
@@ -220,7 +220,7 @@ class TransactionChecks:
             try:
                 then.append(self._store(half, verdict))
             except (StoreError, CommandError) as error:
-                log.warning("half message %d is not checked, trying again later: %s", half.offset, error)
+                log.warning("could not check half message %d, trying again later: %s", half.offset, error)
                 going_on = False
                 break
             self.ledger.take(half.offset)
@@ -237,7 +237,7 @@ class TransactionChecks:
                 for follow in then:
                     follow()
             else:
-                log.warning("half messages are not checked, trying again later: %s", remark)
+                log.warning("could not check half messages, trying again later: %s", remark)
             if not done.done():
                 done.set_result(going_on and code == SUCCESS)
 
@@ -270,11 +270,11 @@ class TransactionChecks:
 
     def _say_unread(self, offset: int, error: OSError) -> None:
         if self._log_limit.allows():
-            log.error("half message %d cannot be checked, trying again in the next cycle: %s", offset, error)
+            log.error("could not check half message %d, trying again in the next cycle: %s", offset, error)
 
     def _log_given_up(self, half: Half, why: str) -> None:
         if self._log_limit.allows():
-            log.error("transaction %s of group %s is not checked any more: %s", half.key, half.group, why)
+            log.error("transaction %s of group %s will not be checked again: %s", half.key, half.group, why)
 
     def _copy(self, half: Half, *, checked: bool) -> Callable[[], None]:
         properties = copy_properties(half, checked=checked)
@@ -306,7 +306,9 @@ class TransactionChecks:
         )
         if client is None:
             if self._log_limit.allows():
-                log.warning("no producer of group %s connected to check transaction %s", half.group, half.key)
+                log.warning(
+                    "no producer of group %s is connected to check transaction %s", half.group, half.key
+                )
             return
         header = CheckTransactionStateRequestHeader(
             tran_state_table_offset=offset,

@@ -83,7 +83,10 @@ class TransactionEnds:
         if state == UNKNOWN:
             return frame.response(ResponseCode.SUCCESS)
         if state not in (COMMITTED, ROLLBACK):
-            raise refused(f"commitOrRollback is {state}: {COMMITTED} commits, {ROLLBACK} rolls back, 0 waits")
+            raise refused(
+                f"commitOrRollback {state} is invalid: {COMMITTED} commits, {ROLLBACK} "
+                "rolls back, 0 leaves the transaction open"
+            )
         try:
             half = self._named(self._half_at(header.commit_log_offset, CACHED), header, connection, frame)
             if half.offset >= self.inherited.end:
@@ -156,7 +159,7 @@ class TransactionEnds:
         """Log a refused end, and return its error. Most producers ignore the response."""
         if self._log_limit.allows():
             log.warning(
-                "end of transaction %s of group %s is refused: %s",
+                "end of transaction %s of group %s refused: %s",
                 header.transaction_id, header.producer_group, error.remark,
             )  # fmt: skip
         return error
@@ -251,4 +254,4 @@ class TransactionEnds:
             if half.message.topic == topic and half.key == msg_id:
                 return half
         name = printable(msg_id, 64)
-        raise refused(f"msgId: no message of {topic} has the offset id or the unique key {name}")
+        raise refused(f"msgId: topic {topic} has no message with this offset id or unique key: {name}")

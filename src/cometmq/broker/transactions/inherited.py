@@ -72,14 +72,18 @@ class Inherited:
                 break
             offset = got.next_begin_offset
         if offset > begun:
-            log.info("%d ops of transactions read, half messages from %d on", offset - begun, ledger.head)
+            log.info(
+                "read %d transaction ops; half messages are open from offset %d", offset - begun, ledger.head
+            )
 
     def _closed_by(self, op: MessageExt) -> list[int]:
         if op.properties.get("TAGS") != REMOVED.decode():
             return []
         twin, store = op.prepared_transaction_offset, self._store
         if twin and twin >= store.log.min_position and store.lookups.record_at(twin) is None:
-            log.warning("the op at log position %d has no twin at %d", op.physical_offset, twin)
+            log.warning(
+                "the op at log position %d differs from the op at queue offset %d", op.physical_offset, twin
+            )
             return []
         return closed_by(op.body)
 
@@ -92,7 +96,7 @@ class Inherited:
             try:
                 records.filler(offset)
             except (StoreError, CommandError) as error:
-                log.error("offsets from %d on of lost half messages are not filled: %s", offset, error)
+                log.error("could not replace lost half messages from offset %d: %s", offset, error)
                 return
         self.end = self._behind
 
@@ -136,5 +140,5 @@ def _readable(data: bytes) -> list[MessageExt]:
         try:
             found.append(decode_record(data, start))
         except RecordError as error:
-            log.error("an op of transactions cannot be read: %s", error)
+            log.error("could not read a transaction op: %s", error)
     return found

@@ -76,7 +76,7 @@ class TransactionRecords:
         try:
             self.op(offset, twin.physical_offset)
         except (StoreError, CommandError) as error:
-            log.warning("op of half message %d is not stored, trying again later: %s", offset, error)
+            log.warning("could not store the op of half message %d, trying again later: %s", offset, error)
             self._owed.append((offset, twin.physical_offset))
 
     def pay(self) -> None:

@@ -23,9 +23,10 @@ MAX_PRINTED_QUEUES = 50  # maximum source queues in the output
               help="An archive (directory or URI), store:DIR[,DIR...] or live:HOST:PORT.")  # fmt: skip
 @namesrv_option
 @click.option("--from", "begin_ms", type=moment, metavar="TIME",
-              help="Stored since: 10m (s, m, h, d ago), ms since 1970 or yyyy-MM-dd#HH:mm:ss:SSS.",
+              help="Only messages stored at or after this time: 10m (s, m, h, d ago), ms since 1970 "
+                   "or yyyy-MM-dd#HH:mm:ss:SSS.",
               )  # fmt: skip
-@click.option("--to", "end_ms", type=moment, metavar="TIME", help="Stored before then.")
+@click.option("--to", "end_ms", type=moment, metavar="TIME", help="Only messages stored before this time.")
 @click.option("--map", "mapping", multiple=True, metavar="TOPIC=TARGET", help="The target of one topic.")
 @options_of(ReplayOptions)
 @job_options

@@ -70,7 +70,7 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
     fitting = _inflate(messages, MAX_BODY)[1]
     if fitting < len(messages):
         log.warning(
-            "bodies from message %s on stay compressed: those before have %d MiB",
+            "bodies stay compressed from message %s on: the bodies before it have %d MiB",
             messages[fitting].msg_id, PLAIN_BUDGET >> 20,
         )  # fmt: skip
     return messages
@@ -117,8 +117,8 @@ def _sound(body: Buffer, broker_name: str, damaged: list[int]) -> list[MessageEx
             continue
         damaged.append(message.queue_offset)
         log.error(
-            "message %s of %s/%d at offset %d on %s (log position %d) is damaged and omitted: its body "
-            "has CRC %08x instead of %08x",
+            "message %s of %s/%d at offset %d on %s (log position %d) is damaged and skipped: its "
+            "body has CRC %08x instead of %08x",
             message.msg_id, message.topic, message.queue_id, message.queue_offset, broker_name,
             message.physical_offset, found, message.body_crc & 0xFFFFFFFF,
         )  # fmt: skip
@@ -142,7 +142,7 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
         except BodyTooLarge as error:
             if left < max_body:
                 return oversized, index  # in the next answer this message comes first, and its body may fit
-            log.warning("body of message %s is not decompressed: %s", message.msg_id, error)
+            log.warning("could not decompress the body of message %s: %s", message.msg_id, error)
             oversized.append(index)
             left -= max_body
         except BodyError as error:
@@ -150,7 +150,7 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
                 raise
             # The producer made a mistake. Refusing the message would block the queue. The compression bit
             # stays set.
-            log.warning("body of message %s stays as it was stored: %s", message.msg_id, error)
+            log.warning("the body of message %s is passed on as stored: %s", message.msg_id, error)
             left -= max_body
         else:
             message.sys_flag &= ~_COMPRESSED

@@ -156,7 +156,7 @@ def _accepts(hook: FilterHook, message: MessageExt) -> bool:
 
 def _failed(hook: object, error: Exception) -> None:
     if _log_limit.allows():
-        log.error("the hook %r failed", hook, exc_info=error)
+        log.error("hook %r failed", hook, exc_info=error)
 
 
 def called_between(

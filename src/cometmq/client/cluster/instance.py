@@ -456,7 +456,7 @@ class ClientInstance(LifeCycle):
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
         """Register a consumer for heartbeats and requests. Raises ClientStateError if its group has one."""
         if group in self.consumers:
-            raise ClientStateError(f"client {self.client_id} has a consumer of group {group} already")
+            raise ClientStateError(f"client {self.client_id} already has a consumer of group {group}")
         self.consumers[group] = peer
 
     async def unregister_producer(self, group: str) -> None:
@@ -480,7 +480,7 @@ class ClientInstance(LifeCycle):
             try:
                 await self.brokers.unregister_client(addr, self.client_id, producer_group, consumer_group)
             except CometError as error:
-                log.info("broker %s was not notified that %s leaves: %s", addr, self.client_id, error)
+                log.info("broker %s could not be notified that %s leaves: %s", addr, self.client_id, error)
 
         await asyncio.gather(*(unregister(addr) for addr in sorted(self._announced)))
 

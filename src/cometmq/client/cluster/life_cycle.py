@@ -37,8 +37,8 @@ class LifeCycle(Running):
             ClientStateError: The client was started before.
         """
         if self._state != "new":
-            way = "" if self._state in ("starting", "running") else "; make a new one"
-            raise ClientStateError(f"{self._name} is {self._state}: it starts once{way}")
+            way = "" if self._state in ("starting", "running") else "; create a new one"
+            raise ClientStateError(f"{self._name} is {self._state} and cannot be started again{way}")
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
         self._state = "starting"
@@ -117,7 +117,7 @@ class LifeCycle(Running):
     def _check_loop(self) -> None:
         if self._pid != os.getpid():
             raise ClientStateError(
-                f"{self._name} was started before a fork; make a new one in the child process"
+                f"{self._name} was started before a fork; create a new one in the child process"
             )
         loop = self._loop
         try:
@@ -137,5 +137,5 @@ def not_running(name: str, state: str) -> ClientStateError:
     way = {
         "new": "start() it, or use it in `async with` (the blocking classes in `with`)",
         "starting": "wait for its start()",
-    }.get(state, "that is final, make a new one")
+    }.get(state, "this is final, create a new one")
     return ClientStateError(f"{name} is {state}: {way}")

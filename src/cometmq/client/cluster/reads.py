@@ -108,7 +108,7 @@ class Reads:
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:
-            log.info("%s unreachable: %s is read from another broker", addr, queue.broker_name)
+            log.info("broker %s is unreachable: %s is read from another broker", addr, queue.broker_name)
             self._unreachable.add(addr)
             self._probes[addr] = self._instance.in_background(self._probe(queue, addr), "cometmq-probe")
 
@@ -122,7 +122,7 @@ class Reads:
                     await self._instance.brokers.ask(addr, min_offset_request(queue))
                 except CometError:
                     continue
-                log.info("%s answers again", addr)
+                log.info("broker %s is reachable again", addr)
                 return
         finally:
             self._unreachable.discard(addr)

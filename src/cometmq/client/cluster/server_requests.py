@@ -68,7 +68,7 @@ class Replies:
         correlation_id = message.properties.get(names.CORRELATION_ID, "")
         reply = self._waiting.get(correlation_id)
         if reply is None or reply.done():
-            log.info("reply %s is late or has no request", printable(correlation_id, 100))
+            log.info("reply %s arrived late or belongs to no request", printable(correlation_id, 100))
         else:
             reply.set_result(message)
 

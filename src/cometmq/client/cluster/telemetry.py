@@ -243,7 +243,7 @@ def _tried(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
         return work(*args, **kwargs)
     except Exception as error:
         if _log_limit.allows():
-            log.error("telemetry failed", exc_info=error)
+            log.error("telemetry could not be recorded", exc_info=error)
         return None
 
 

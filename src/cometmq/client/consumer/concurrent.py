@@ -113,7 +113,11 @@ class Concurrent:
             delay_level, ack_index = context.delay_level, context.ack_index
             if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
                 wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
-                log.warning("listener context with %s, not whole numbers: all is consumed again", wrong)
+                log.warning(
+                    "the listener context contains %s instead of whole numbers: all messages of the "
+                    "call are consumed again",
+                    wrong,
+                )
                 delay_level, ack_index = 0, -1
             failed = _failed_messages(batch.messages, status, ack_index)
             if not failed or await self._went_back(batch, failed, delay_level):
@@ -151,7 +155,8 @@ class Concurrent:
                 if batch is None or queue.dropped:
                     break
                 log.warning(
-                    "listener call for %s from offset %d takes more than %g s; its messages are sent back",
+                    "listener call for %s from offset %d has run for more than %g s; its messages "
+                    "are sent back",
                     queue.message_queue, batch.first_offset, timeout_s,
                 )  # fmt: skip
                 await self._send_back_overdue(batch)
@@ -174,12 +179,18 @@ class Concurrent:
         kept: list[MessageExt] = []
         for message in messages:
             if not self._group.clustering:
-                log.warning("broadcasting: message %s of %s failed, dropped", message.msg_id, message.topic)
+                log.warning(
+                    "broadcasting: consumption of message %s of %s failed; the message is dropped",
+                    message.msg_id,
+                    message.topic,
+                )
                 continue
             try:
                 await self.retry_topic.send_back(message, delay_level)
             except CometError as error:
-                log.warning("message %s was not sent back, it is retried here: %s", message.msg_id, error)
+                log.warning(
+                    "could not send message %s back; this consumer retries it: %s", message.msg_id, error
+                )
                 message.reconsume_times += 1
                 kept.append(message)
         return kept

@@ -94,7 +94,9 @@ class Delivery(Generic[C, S]):
         """Do nothing: delivery needs no task."""
 
     def set_concurrency(self, concurrency: int) -> None:
-        raise ClientStateError(f"a stream has no listener for {concurrency} concurrent calls")
+        raise ClientStateError(
+            f"a stream has no listener, so its messages cannot be handled in {concurrency} concurrent calls"
+        )
 
     def submit(self, batches: Iterable[Batch]) -> None:
         if not self._stopping:
@@ -135,7 +137,7 @@ class Delivery(Generic[C, S]):
         self.last_error = refusal
         self.failed += 1
         log.warning(
-            "offset %d of %s not delivered: %s", batch.first_offset, batch.queue.message_queue, refusal
+            "offset %d of %s cannot be delivered: %s", batch.first_offset, batch.queue.message_queue, refusal
         )
         try:
             await self._mode.acknowledge(batch, self._mode.later, context)
@@ -247,7 +249,7 @@ class Delivery(Generic[C, S]):
         self._delivered.clear()
         if left:
             log.info(
-                "group %s: %s not acknowledged at the stop; they are delivered again",
+                "group %s: %s were not acknowledged before the stop and will be delivered again",
                 self._group,
                 counted(len(left), "message"),
             )

@@ -67,8 +67,8 @@ class Handoff:
         overdue = [queue for queue in sorted(refused) if self._waiting.setdefault(queue, now) <= long_ago]
         if overdue:
             log.warning(
-                "group %s: %d queues are assigned, first %s, although another member has not released them, "
-                "or their broker has not confirmed it: some messages may be consumed twice",
+                "group %s: %d queues (the first is %s) were assigned before another member released "
+                "them or their broker confirmed the assignment: some messages may be consumed twice",
                 self._group.name, len(overdue), overdue[0],
             )  # fmt: skip
         refused.difference_update(overdue)
@@ -110,7 +110,8 @@ class Handoff:
     def _give_up(self, queue: ProcessQueue) -> None:
         del self._timers[queue.message_queue]
         log.warning(
-            "%s moves to another member while %d calls are running: their messages are consumed again",
+            "%s was reassigned to another member during %d listener calls: their messages are "
+            "consumed again",
             queue.message_queue, queue.calls,
         )  # fmt: skip
         self._tasks.start(self._release_queues([queue]))

@@ -210,7 +210,7 @@ class _Statuses(Generic[S]):
             return result
         allowed = f"one of {self._statuses.__name__}"
         allowed = allowed if self._none_means == "error" else f"None or {allowed}"
-        raise TypeError(f"this listener returns {allowed}, not {result!r}")
+        raise TypeError(f"this listener must return {allowed}, not {result!r}")
 
     @property
     def _later(self) -> S:

@@ -87,7 +87,7 @@ class Membership:
         """Return whether a queue's pull has been in progress for so long that it must be lost."""
         lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
         if lost:
-            log.warning("a pull of %s has not returned; the queue is revoked and assigned again", queue)
+            log.warning("a pull from %s did not return; the queue is revoked and assigned again", queue)
         return lost
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
@@ -126,7 +126,7 @@ class Membership:
         """Assign the queue again if a bug has ended its pull loop, which must end only with the queue."""
         if task.cancelled() or task.exception() is None:
             return
-        log.error("pulling %s failed", queue.message_queue, exc_info=task.exception())
+        log.error("pulling from %s failed", queue.message_queue, exc_info=task.exception())
         self._reassign(queue)
 
     def _pull_cancelled(self, queue: ProcessQueue) -> None:
@@ -203,7 +203,7 @@ class Membership:
         try:
             await self._group.offsets.persist(table)
         except CometError as error:
-            log.warning("corrected offsets of group %s were not stored: %s", self._group.name, error)
+            log.warning("corrected offsets of group %s could not be stored: %s", self._group.name, error)
 
     def _share_limits(self) -> None:
         """Divide the limits over all queues evenly among the assigned queues."""

@@ -94,7 +94,9 @@ class Orderly:
 
     def _locks_lost(self, queues: Collection[MessageQueue]) -> None:
         first = next(iter(queues))
-        log.warning("group %s lost the locks of %d queues, first %s", self._group.name, len(queues), first)
+        log.warning(
+            "group %s lost the locks of %d queues; the first is %s", self._group.name, len(queues), first
+        )
         for queue in queues:
             self._group.offsets.forget(queue)  # by now the queue may belong to another member
             if queue in self._leaving:
@@ -107,7 +109,10 @@ class Orderly:
         await self.locks.close()
         await self._tasks.finish()
         if self._called:
-            log.warning("%d queues stay locked for up to 60 s: their listeners still run", len(self._called))
+            log.warning(
+                "%d queues stay locked for up to 60 s, because their listener calls are still running",
+                len(self._called),
+            )
         await self.locks.give_back(set(self.locks.table.queues) - self._called)
         await self.retry_topic.close()
 
@@ -179,7 +184,9 @@ class Orderly:
         """Apply a status and return whether the queue must pause."""
         rest = False
         if status is OrderlyStatus.ROLLBACK and auto_commit:
-            log.warning("%s: ROLLBACK is invalid with auto_commit; suspended", queue.message_queue)
+            log.warning(
+                "%s: ROLLBACK is invalid with auto_commit and is treated as SUSPEND", queue.message_queue
+            )
             status = self.later
         if status is self.later:
             hopeless = queue.count_failure(self._group.options.most_reconsume_times)
@@ -215,7 +222,8 @@ class Orderly:
             batch = queue.oldest_started_before(before)
             if batch is not None:
                 log.warning(
-                    "group %s: listener call for %s from offset %d takes more than %g s; the queue waits",
+                    "group %s: listener call for %s from offset %d has run for more than %g s; the "
+                    "queue waits for it",
                     self._group.name, queue.message_queue, batch.first_offset, timeout_s,
                 )  # fmt: skip
 
@@ -231,7 +239,7 @@ class Orderly:
             message.reconsume_times += 1
             return False
         log.warning(
-            "message %s failed %d times, sent to the dead-letter queue",
+            "message %s failed %d times and was sent to the dead-letter queue",
             message.msg_id,
             message.reconsume_times,
         )

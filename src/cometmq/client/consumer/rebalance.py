@@ -114,7 +114,7 @@ class Rebalance:
                 for topic in table.keys() - set(topics):
                     del table[topic]
             if before != set(holder.queues):
-                log.info("group %s holds %d queues", group.name, len(holder.queues))
+                log.info("group %s now holds %d queues", group.name, len(holder.queues))
             self._balanced = all(results)
 
     async def _rebalance_topic(self, topic: str) -> bool:
@@ -177,7 +177,7 @@ class Rebalance:
             self._retry_topic_misses += 1
             return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
         if self.problems.get(topic) != text:
-            log.warning("group %s cannot rebalance %s: %s", self._group.name, topic, text)
+            log.warning("group %s could not rebalance topic %s: %s", self._group.name, topic, text)
         self.problems[topic] = text
         return False
 

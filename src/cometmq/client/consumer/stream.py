@@ -25,7 +25,9 @@ from cometmq.message import MessageExt
 
 async def _no_listener(messages: list[MessageExt]) -> None:
     """Refuse an administrator's request to consume a message directly: there is no listener."""
-    raise ClientStateError(f"a stream has no listener for message {messages[0].msg_id}")
+    raise ClientStateError(
+        f"a stream has no listener, so message {messages[0].msg_id} cannot be consumed directly"
+    )
 
 
 class MessageStream(PushConsumer):

@@ -154,4 +154,4 @@ class QueueWatch:
             try:
                 await call_user_function(None, function, topic, queues)
             except Exception:
-                log.exception("the watch_queues function of topic %s failed", topic)
+                log.exception("the function passed to watch_queues failed for topic %s", topic)

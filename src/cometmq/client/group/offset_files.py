@@ -99,7 +99,7 @@ class FileOffsets:
         """
         async with self._turn:
             if self._disk.locked():
-                raise OffsetFileError(self.path, "the disk has not done yet what it was asked before")
+                raise OffsetFileError(self.path, "the previous disk operation has not finished yet")
             return await asyncio.to_thread(self._alone, work)
 
     def _alone(self, work: Callable[[], T]) -> T:
@@ -145,7 +145,7 @@ class FileOffsets:
             expected = "give each on a machine a ClientOptions.instance_name, or a file, of its own"
             raise OffsetFileError(self.path, f"another consumer uses it; {expected}") from None
         except OSError as error:
-            log.warning("%s cannot be locked, so other consumers could use it too: %s", self.path, error)
+            log.warning("%s cannot be locked, so other consumers may use the same file: %s", self.path, error)
         self._unlock = weakref.finalize(self, unlock)
 
     def _save(self, text: str) -> None:
@@ -170,7 +170,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
     """
     value = read_lenient(data)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable", {}), dict):
-        raise ValueError("it holds no offsetTable")
+        raise ValueError("it contains no offsetTable")
     table: dict[MessageQueue, int] = {}
     for key, offset in (value.get("offsetTable") or {}).items():
         fields = key.as_dict() if isinstance(key, ObjectKey) else read_lenient(key)

@@ -77,7 +77,7 @@ class OffsetStore:
                 if queue not in failures and self._offsets.get(queue, offset) == offset:
                     self._dirty.discard(queue)
             for queue, failure in failures.items():
-                log.warning("offset %d of %s was not stored: %s", table[queue], queue, failure)
+                log.warning("offset %d of %s could not be stored: %s", table[queue], queue, failure)
             if failures:
                 raise next(iter(failures.values()))
 
@@ -148,7 +148,9 @@ class OwnOffsets:
         except CometError:
             raise
         except Exception as error:
-            raise OffsetStorageError(f"no offset of {queue} from {self._name}: {error!r}") from error
+            raise OffsetStorageError(
+                f"could not read an offset of {queue} from {self._name}: {error!r}"
+            ) from error
         return offset
 
     async def write(self, table: dict[MessageQueue, int]) -> dict[MessageQueue, Exception]:

@@ -125,11 +125,11 @@ class DatabaseMarks:
                 # If a handler has suppressed an error, PostgreSQL confirms the commit although it rolls
                 # everything back.
                 if not self._is_there(cursor, mark):
-                    raise ClientStateError(f"the handler of key {shown(key)} has rolled its transaction back")
+                    raise ClientStateError(f"the handler of key {shown(key)} rolled its transaction back")
                 if ended:
                     raise ClientStateError(
-                        f"the handler of key {shown(key)} has ended its transaction, by commit() or "
-                        "executescript(), which it must not do"
+                        f"the handler of key {shown(key)} ended its transaction, by commit() or "
+                        "executescript(), which is not allowed"
                     )
                 marked = False  # from here on, the outcome of the commit decides
             return first
@@ -247,7 +247,7 @@ class DatabaseMarks:
             )
         except Exception as error:
             # The current message is processed nevertheless, and the next purge follows soon.
-            log.warning("old keys of table %s were not deleted: %s", self._table, error)
+            log.warning("old keys of table %s could not be deleted: %s", self._table, error)
 
 
 class SqliteMarks(DatabaseMarks):

@@ -168,8 +168,8 @@ def _check_result(result: object) -> None:
         if inspect.iscoroutine(result):
             result.close()
         raise TypeError(
-            f"the handler returned {type(result).__name__}, not awaited: an async handler must be an "
-            "`async def` function, not a wrapper of one"
+            f"the handler returned {type(result).__name__}, which was not awaited: an async handler "
+            "must be an `async def` function, not a wrapper of one"
         )
     if isinstance(result, ConsumeStatus | OrderlyStatus) and result not in _HANDLED:
         raise TypeError(f"an idempotent handler must raise an exception for a retry; it returned {result}")
@@ -179,7 +179,7 @@ def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
     """Return the key, or its hash if it is too long for a database index or contains illegal characters."""
     found = key(message)
     if not isinstance(found, str) or not found:
-        raise TypeError(f"the key of message {message.msg_id} is {shown(found)}, not a non-empty text")
+        raise TypeError(f"the key of message {message.msg_id} must be a non-empty text, not {shown(found)}")
     if len(found) <= _MAX_KEY_LENGTH and found.isprintable():
         return found
     return f"sha256:{hashlib.sha256(found.encode('utf-8', 'surrogatepass')).hexdigest()}"

@@ -181,8 +181,9 @@ def _check(message: Message, options: ProducerOptions) -> None:
         raise MessageIllegal(f"clients may not send to the system topic {topic}", topic, "topic")
     if message.delay_level > options.max_delay_level:
         raise MessageIllegal(
-            f"delay_level {message.delay_level} is over {options.max_delay_level}: brokers would take their "
-            "highest level; ProducerOptions.max_delay_level is for brokers with more levels",
+            f"delay_level {message.delay_level} is above {options.max_delay_level}, and brokers would "
+            "use their highest level instead; set ProducerOptions.max_delay_level for brokers with "
+            "more levels",
             topic,
             "delay_level",
         )
@@ -201,11 +202,12 @@ def _check_properties(message: Message) -> None:
     for name, value in message.properties.items():
         if not name or not value:
             raise MessageIllegal(
-                f"property {name!r} is {value!r}: names and values are not empty", message.topic, name
+                f"property {name!r} is {value!r}: names and values must not be empty", message.topic, name
             )
         if is_reserved(name) and name not in USER_MAY_SET:
             raise MessageIllegal(
-                f"the property name {name} is RocketMQ's own; of a received message pass on user_properties",
+                f"property name {name} is reserved by RocketMQ; to pass on the properties of a "
+                "received message, use its user_properties",
                 message.topic,
                 name,
             )
@@ -233,15 +235,19 @@ def _too_long(topic: str) -> MessageIllegal:
 def _check_fits_batch(message: Message, first: Message) -> None:
     if message.topic != first.topic:
         raise MessageIllegal(
-            f"a batch has one topic, not {first.topic} and {message.topic}", message.topic, "topic"
+            f"all messages of a batch must have one topic, not {first.topic} and {message.topic}",
+            message.topic,
+            "topic",
         )
     if message.topic.startswith(RETRY_PREFIX):
-        raise MessageIllegal("retry topics take no batches", message.topic, "topic")
+        raise MessageIllegal("batches cannot be sent to retry topics", message.topic, "topic")
     timed = not _TIMES.isdisjoint(message.properties) if message.properties else False
     if message.is_delayed or timed:
         raise MessageIllegal("messages of a batch cannot be delayed", message.topic, "delay_level")
     if message.wait_store != first.wait_store:
-        raise MessageIllegal("messages of a batch need the same wait_store", message.topic, "wait_store")
+        raise MessageIllegal(
+            "all messages of a batch must have the same wait_store", message.topic, "wait_store"
+        )
 
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56

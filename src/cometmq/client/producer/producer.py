@@ -76,7 +76,7 @@ def check_kind(message: object) -> None:
 def _check_queue(queue: object, topic: str) -> None:
     """Raise MessageIllegal unless the object is a queue of the topic. The broker receives only its number."""
     if not isinstance(queue, MessageQueue) or queue.topic != topic:
-        raise MessageIllegal(f"{queue!r} is no queue of topic {topic}", topic, "queue")
+        raise MessageIllegal(f"{queue!r} is not a queue of topic {topic}", topic, "queue")
 
 
 class Producer(LookingClient):

@@ -307,7 +307,8 @@ class TransactionProducer(Producer):
             self._waiting.put_nowait(Check(connection, asked, message))
         except asyncio.QueueFull:
             log.warning(
-                "group %s: %d transaction checks are waiting, that of %s is dropped: %s sends it again",
+                "group %s: %d transaction checks are waiting; the check of %s is dropped, and %s "
+                "will send it again",
                 self.group, self._waiting.qsize(), message.msg_id, connection.addr,
             )  # fmt: skip
 
@@ -327,7 +328,10 @@ class TransactionProducer(Producer):
                 self._trace_end(message, connection.addr, state, from_check=True)
             except CometError as failure:
                 log.warning(
-                    "state of transaction %s not sent to %s: %s", message.msg_id, connection.addr, failure
+                    "could not send the state of transaction %s to %s: %s",
+                    message.msg_id,
+                    connection.addr,
+                    failure,
                 )
 
 

@@ -252,7 +252,9 @@ class PullConsumer(SinglePulls):
         """
         polling = self._polling
         if self._session is not None:
-            raise ClientStateError(f"{self._name} has subscribed: the rebalance assigns its queues")
+            raise ClientStateError(
+                f"{self._name} has a subscription, so its queues are assigned by the rebalance"
+            )
         wanted = set(queues)
         for queue in sorted(wanted):
             await self._group.check_expression_at(queue, as_subscription(queue.topic, expression))
@@ -292,7 +294,7 @@ class PullConsumer(SinglePulls):
         """
         group = self._group
         if self._expressions:
-            raise ClientStateError(f"{self._name} has queues assigned by hand: it cannot subscribe too")
+            raise ClientStateError(f"{self._name} has manually assigned queues and cannot subscribe")
         subscription = as_subscription(topic, expression)
         failure = (await group.instance.refresh_routes([topic])).get(topic)
         if isinstance(failure, NameServersUnreachable):
@@ -324,7 +326,7 @@ class PullConsumer(SinglePulls):
             raise ConfigError("function", shown(function), "an async function of (queue, turn)")
         functions = self._polling.schedule.functions
         if topic in self._group.subscriptions and topic not in functions:
-            raise ClientStateError(f"{self._name} has subscribed {topic}, which it prefetches")
+            raise ClientStateError(f"{self._name} has subscribed to {topic} and prefetches its messages")
         before = functions.get(topic)
         functions[topic] = function
         try:
@@ -424,7 +426,7 @@ class PullConsumer(SinglePulls):
         if not low <= offset <= high:
             raise ValueError(f"offset {offset} of {queue} is outside {low} to {high}")
         if queue not in self._polling.queues:
-            raise ClientStateError(f"{queue} is not assigned any more")
+            raise ClientStateError(f"{queue} is no longer assigned")
         await self._polling.move(queue, offset)
 
     async def seek_to_begin(self, queue: MessageQueue) -> None:
@@ -519,7 +521,7 @@ class PullConsumer(SinglePulls):
         options = self.options
         subscription = self._expressions.get(queue) or self._group.subscriptions.get(queue.topic)
         if subscription is None:
-            raise ClientStateError(f"{queue} is not subscribed any more")
+            raise ClientStateError(f"{queue} is no longer subscribed")
         return await self._pull(
             queue, offset, None, subscription, options.broker_suspend_s, options.suspend_timeout_s
         )
@@ -590,4 +592,6 @@ class PullConsumer(SinglePulls):
 def _check_offsets(offsets: Mapping[MessageQueue, int]) -> None:
     for queue, offset in offsets.items():
         if not isinstance(offset, int) or not 0 <= offset < 2**63:
-            raise ValueError(f"{offset!r} is no offset of {queue}: a whole number, 0 or more")
+            raise ValueError(
+                f"{offset!r} is not a valid offset of {queue}: it must be a whole number, 0 or more"
+            )

@@ -144,7 +144,7 @@ class Accounts:
         if seen == self._seen:
             return
         if status.st_mode & 0o077:
-            log.warning("%s can be read by other users than its owner: run chmod 600", self._path)
+            log.warning("%s is readable by other users than its owner: run chmod 600", self._path)
         try:
             self._known = msgspec.json.decode(self._path.read_bytes(), type=dict[str, Account])
         except (OSError, msgspec.MsgspecError) as error:
@@ -232,13 +232,13 @@ class Accounts:
 
     def _existing(self, name: str) -> Account:
         if name not in self._known:
-            raise AccountError(f"there is no account {name!r}: {', '.join(sorted(self._known)) or 'none'}")
+            raise AccountError(f"unknown account {name!r}; known: {', '.join(sorted(self._known)) or 'none'}")
         return self._known[name]
 
     def _change(self, accounts: dict[str, Account]) -> None:
         """Write the accounts. Raises AccountError if no admin would remain, or there would be too many."""
         if len(accounts) > max(MAX_ACCOUNTS, len(self._known)):
-            raise AccountError(f"there are {MAX_ACCOUNTS} accounts already")
+            raise AccountError(f"the limit of {MAX_ACCOUNTS} accounts is reached")
         admins = [name for name, account in self._known.items() if account.role is Role.ADMIN]
         if admins and not any(account.role is Role.ADMIN for account in accounts.values()):
             raise AccountError(f"{admins[0]!r} is the last admin: create another one first")

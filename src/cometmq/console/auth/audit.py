@@ -98,7 +98,9 @@ class Audit:
         try:
             self._write(line)
         except OSError as error:
-            log.error("audit: %s: %s; lost: %s", self._path, error.strerror, line.decode().strip())
+            log.error(
+                "audit log: %s: %s; entries lost: %s", self._path, error.strerror, line.decode().strip()
+            )
             raise AuditError(f"{self._path}: {error.strerror}") from None
 
     def _write(self, line: bytes) -> None:

@@ -125,7 +125,7 @@ class Clusters:
                 self._check_room()
             except ClusterError as error:
                 self._refused[name] = namesrv
-                self._reasons[name] = f"the entry {name!r} of clusters is left out: {error}"
+                self._reasons[name] = f"entry {name!r} of clusters is ignored: {error}"
             else:
                 self.connections[name] = ClusterConnection(name, addrs, signed=name in read.signed)
         if read.standard in self.connections:
@@ -151,7 +151,7 @@ class Clusters:
             return _File()
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError, ClusterError) as error:
             self._unreadable = f"{self._path} cannot be read: {error}"
-            log.warning("%s; only the cluster %s is shown", self._unreadable, STARTED)
+            log.warning("%s; the console shows only cluster %s", self._unreadable, STARTED)
             return _File()
 
     async def stop(self) -> None:
@@ -180,7 +180,7 @@ class Clusters:
             if shown is not None:
                 self._check_shown(shown)
             elif name in self.connections:
-                raise ClusterError(f"there is a cluster {name} already")
+                raise ClusterError(f"cluster {name} already exists")
             else:
                 self._check_room()
             made = ClusterConnection(name, addrs, signed=signed)
@@ -226,7 +226,7 @@ class Clusters:
         """Check that a cluster has not changed since a page showed it. Each change makes a new connection."""
         now = self.connections.get(shown.name)
         if now is None:
-            raise ClusterError(f"there is no cluster {shown.name}")
+            raise ClusterError(f"cluster {shown.name} does not exist")
         if now is not shown:
             signed = "signed" if now.signed else "not signed"
             changed = f"its name servers are {now.namesrv}, requests are {signed}"
@@ -238,7 +238,7 @@ class Clusters:
 
     def _write(self, standard: str, connections: Mapping[str, ClusterConnection]) -> None:
         if self._unreadable:
-            raise ClusterError(f"{self._unreadable}. Mend or remove it, and restart the console")
+            raise ClusterError(f"{self._unreadable}. Repair or remove it, and restart the console")
         added = [each for each in connections.values() if each.name != STARTED]
         used = {each.name for each in added}
         refused = {name: each for name, each in self._refused.items() if name not in used}

@@ -132,7 +132,7 @@ class Feed(Generic[T]):
             self.latest = Reading(await self._ask(), time.time())
         except Exception as error:
             if not isinstance(error, CometError):
-                log.exception("the question of a page failed")
+                log.exception("reading data for a page failed")
             self.latest = Reading(self.latest.value, self.latest.at_s, error)
         for on_reading in list(self._watchers.values()):
             try:

@@ -239,7 +239,7 @@ class Job:
                 if interval_s is None or not isinstance(error, Transient):
                     raise
                 summary.put_off = str(error)
-                log.warning("batch %d is put off: %s", self.batch, error)
+                log.warning("batch %d is postponed: %s", self.batch, error)
             if interval_s is None or stop.wait(interval_s):
                 summary.queues += [self.queues[queue] for queue in sorted(self.queues)]
                 summary.checkpoint_problem = self.table.checkpoints.problem
@@ -253,7 +253,7 @@ class Job:
         certain = [queue for queue, bounds in held.items() if not bounds.replica]
         away = self.cluster.away(self.topics, self.known, certain)
         if away != self.summary.away:
-            log.warning("brokers whose masters cannot be read now: %s", ", ".join(away) or "none")
+            log.warning("brokers whose masters cannot be read: %s", ", ".join(away) or "none")
         self.summary.away = away
         self._look_for_unreadable()
         self._begin_anew(held)
@@ -295,7 +295,7 @@ class Job:
             problem = f"positions of groups cannot be kept: {error.strerror or error}"
             raise ArchiveError(self.table.output, problem) from None
         if out and out != self.summary.groups_left_out:
-            log.warning("%s: positions of %d consumer groups are not kept", self.table.output, out)
+            log.warning("%s: positions of %d consumer groups could not be stored", self.table.output, out)
         self.summary.groups_left_out = out
 
     def _begin_anew(self, held: dict[MessageQueue, Bounds]) -> None:
@@ -400,7 +400,7 @@ class Job:
         self._count(start, end, counted, results)
         if (group := self.given.consumer_group) is not None:
             for refusal in self.cluster.commit(group, end)[:1]:
-                log.warning("offsets of group %s are not stored: %s", group, refusal)
+                log.warning("offsets of group %s could not be stored: %s", group, refusal)
         self._report(batch, 0)
         return True
 

@@ -36,7 +36,7 @@ _PARTITION = [("topic", pa.string()), ("dt", pa.date32()), ("hour", pa.int32())]
 def _log(output: str) -> Log:
     table = ArchiveTable(output)
     if not table.exists():
-        raise FileNotFoundError(f"{table.output} is no archive")
+        raise FileNotFoundError(f"{table.output} is not an archive")
     return table.log()
 
 
@@ -137,7 +137,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
         return _snapshot(spark, lake, read_as)
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
-        raise FileNotFoundError(f"{table.output} holds no archived messages yet")
+        raise FileNotFoundError(f"{table.output} contains no archived messages yet")
     # The schema is explicit because Spark would infer a number from a topic named 007, and would use one
     # file's columns for all files.
     columns = columns_in(table.last_commit())
@@ -160,7 +160,7 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     with closing(lake):
         live, columns = lake.files()
     if not live:
-        raise FileNotFoundError(f"{lake.output} holds no archived messages yet")
+        raise FileNotFoundError(f"{lake.output} contains no archived messages yet")
     base = (read_as or lake.root).rstrip("/")
     paths = [f"{base}/{file['path']}" for file in live]
     reader = _plain(spark).schema(from_arrow_schema(columns))

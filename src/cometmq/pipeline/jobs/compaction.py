@@ -91,7 +91,7 @@ def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
     try:
         last = table.prepare() if table.exists() else None
         if last is None:
-            raise ArchiveError(table.output, "holds no archived messages yet")
+            raise ArchiveError(table.output, "contains no archived messages yet")
         summary.deleted = table.vacuum(timedelta(seconds=retention_s))
         closed = datetime.now(UTC) - timedelta(seconds=given.older_than_s)
         chosen = list(plan(table, table.log(), closed, target_bytes))
@@ -113,7 +113,7 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
     began = time.monotonic()
     with closing(lake):
         if lake.prepare() is None:
-            raise ArchiveError(lake.output, "holds no archived messages yet")
+            raise ArchiveError(lake.output, "contains no archived messages yet")
         deleted = lake.vacuum(age)
     return CompactSummary(lake.output, lake.kind, deleted=deleted, seconds=time.monotonic() - began)
 
@@ -188,7 +188,9 @@ def _one_commit(
     for files, merged in zip(chosen, results, strict=True):
         if not merged:
             where = files[0]["path"].rpartition("/")[0]
-            log.warning("%s: files of %s have different columns and stay as they are", table.output, where)
+            log.warning(
+                "%s: the files of %s have different columns and are not compacted", table.output, where
+            )
             continue
         before, after = sum(file["rows"] for file in files), sum(file["rows"] for file in merged)
         if before != after:

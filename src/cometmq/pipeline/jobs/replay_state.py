@@ -121,7 +121,7 @@ class ReplayState:
         found = self._read("replay.json")
         if found is None:
             if any(not info.base_name.startswith(("_", ".")) for info in self._list()):
-                raise self._error("holds files, and is not the state directory of a replay")
+                raise self._error("contains files, but is not the state directory of a replay")
             return None
         replay = self._decoded("replay.json", found, Replay)
         if replay.format != FORMAT:
@@ -153,7 +153,7 @@ class ReplayState:
             if names == ["source_hash"]:
                 raise self._error(f"the replay in it has source {asked.source} with other options")
             was = ", ".join(f"{name} {kept.get(name)}" for name in names if name != "source_hash")
-            raise self._error(f"the replay in it has {was}; go on with that, or take another directory")
+            raise self._error(f"the replay in it has {was}; continue it, or choose another directory")
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
@@ -167,9 +167,7 @@ class ReplayState:
                 raise self._error("another run has taken over")
             self._write("replay.json", content)
         elif not (self._create("replay.json", content) and self._create("owner", run.encode())):
-            raise self._error(
-                "another run has begun here at the same time; run again to go on with its replay"
-            )
+            raise self._error("another run started here at the same time; run again to continue its replay")
 
     def positions_set(self) -> int | None:
         """Return the number of groups' offsets that an earlier run set; None if no run has set any."""

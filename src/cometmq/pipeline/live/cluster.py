@@ -324,11 +324,16 @@ class Cluster:
         except CometError as error:
             pause = _AWAY_S[0] if away is None else min(2 * away.pause, _AWAY_S[1])
             if away is None:
-                log.warning("broker %s is away, %d queues wait for it: %s", name, len(queues), error)
+                log.warning(
+                    "broker %s is unreachable, reading of %d queues waits for it: %s",
+                    name,
+                    len(queues),
+                    error,
+                )
             self._away[name] = _Away(error, address, pause, time.monotonic() + pause)
             raise
         if self._away.pop(name, None) is not None:
-            log.warning("broker %s is back", name)
+            log.warning("broker %s is reachable again", name)
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:

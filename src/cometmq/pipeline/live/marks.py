@@ -125,7 +125,7 @@ def resume(
         if queue in kept:
             positions[queue] = offset_at(queue, bounds[queue], kept[queue].stored_ms - CLOCKS_MS)
         log.warning(
-            "%s: %s; the broker holds %d to %d, reading goes on at offset %d",
+            "%s: %s; the broker has offsets %d to %d, reading continues at offset %d",
             queue, error.problem, error.minimum, error.maximum, positions[queue],
         )  # fmt: skip
     return positions

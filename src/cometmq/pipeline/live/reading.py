@@ -93,9 +93,14 @@ def read_batches(
         for source, bad in part.bad:
             if options.fail_on_bad_record:
                 raise BadRecordError(source.queue, bad.queue_offset, bad.stage, bad.problem)
-            log.warning("bad record left out: %s offset %s: %s", source.queue, bad.queue_offset, bad.problem)
+            log.warning(
+                "skipping a damaged record of %s at offset %s: %s",
+                source.queue,
+                bad.queue_offset,
+                bad.problem,
+            )
         for queue, count in part.lost.items():
-            log.warning("%d records of %s are gone from the broker and left out", count, queue)
+            log.warning("%d records of %s no longer exist at the broker and are skipped", count, queue)
         if part.batch.num_rows:
             yield part.batch
 

@@ -112,7 +112,7 @@ class _Planner:
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
         lost = sum(item.lost for item in ranges)
         if lost:
-            log.warning("%d records of the planned range are gone from the brokers", lost)
+            log.warning("%d records of the planned range no longer exist at the brokers", lost)
         slots = len(os.sched_getaffinity(0))  # a planning process has no information about the Spark cluster
         tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), slots)
         groups = pack(ranges, tasks, options.max_records_per_partition)
@@ -155,7 +155,7 @@ class CometReader(DataSourceReader):
                     # With words and times only: a queue may have been replaced, or a clock set back.
                     end[queue] = start[queue]
                 elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
-                    log.warning("%s: offsets %d to %d are no range to read", queue, start[queue], offset)
+                    log.warning("%s: offsets %d to %d are not a valid range", queue, start[queue], offset)
             return planner.tasks(start, end)
 
     def _is_given(self, queue: MessageQueue) -> bool:
@@ -277,7 +277,11 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if queue not in held and topics.includes(queue) and not is_unreadable(cluster, queue)
         ]
         if away:
-            log.warning("%d queues have no broker now, %s first: left for the next run", len(away), min(away))
+            log.warning(
+                "%d queues have no reachable broker, the first is %s; they are read in the next run",
+                len(away),
+                min(away),
+            )
 
     def _ends(self, read: Offsets, latest: Offsets, limit: ReadLimit) -> Offsets:
         """Return the end of the next batch, or `read` if the batch must wait for more records."""
@@ -358,7 +362,9 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if self._options.commit_group is not None:
             for refusal in self._planner.cluster.commit(self._options.commit_group, from_tree(end))[:1]:
-                log.warning("offsets of group %s are not stored: %s", self._options.commit_group, refusal)
+                log.warning(
+                    "offsets of group %s could not be stored: %s", self._options.commit_group, refusal
+                )
 
     def stop(self) -> None:
         if self._planner_made is not None:

@@ -97,6 +97,6 @@ class BadRows:
         table = pa.Table.from_pylist(self._rows, SCHEMA)
         pq.write_table(table, hidden, filesystem=filesystem, compression="zstd")
         filesystem.move(hidden, path)
-        log.warning("%d rows could not be sent and are in %s", len(self._rows), path)
+        log.warning("%d rows could not be sent and were written to %s", len(self._rows), path)
         self._part += 1
         self._rows, self._bytes = [], 0

@@ -204,7 +204,7 @@ def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
             ends = ends[:-1]  # the last properties may be missing, too: no client ends them with NUL
         end = last.position + int(ends[-1] if len(ends) else 0)
     if reader.read(end, _LOOK).strip(b"\0"):
-        log.warning("%s: what begins at log position %d is no whole record, and none follows", file.path, end)
+        log.warning("%s: no complete record begins at log position %d or after it", file.path, end)
     return end
 
 

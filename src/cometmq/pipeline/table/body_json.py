@@ -191,7 +191,7 @@ def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspe
 
 def _once(pairs: list[tuple[str, Any]]) -> None:
     if len({name for name, _ in pairs}) != len(pairs):
-        raise ValueError("a name is there twice in one object")
+        raise ValueError("a name occurs twice in one object")
 
 
 def _widest(kind: pa.DataType, *, many: bool = False) -> int:

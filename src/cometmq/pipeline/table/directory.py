@@ -150,7 +150,7 @@ class ArchiveTable:
             names = [info.base_name for info in listing(self.filesystem, self.root)]
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
-                raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
+                raise ArchiveError(self.output, f"contains files that no archive job wrote ({others[0]} …)")
             # Of two jobs that create an archive at the same time, only one succeeds in creating the file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
@@ -208,7 +208,7 @@ class ArchiveTable:
         for file in _files(commit):
             where = file.get("staged", file["path"])
             if not self._exists(self._at(where)):
-                raise ArchiveError(self.output, f"{where} is gone before its batch was committed")
+                raise ArchiveError(self.output, f"{where} was removed before its batch was committed")
         self._committing = True
         while not self._create(self._at(commit_path(commit["batch"])), json.dumps(commit).encode() + b"\n"):
             self._let_pass(commit)

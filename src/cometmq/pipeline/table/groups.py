@@ -72,7 +72,7 @@ def _picture(kept: dict[str, Any]) -> pa.Table:
     facts = {"batch": kept["batch"], "time": kept["time"]}
     picture = pa.Table.from_pylist([facts | row for row in kept["positions"]], POSITIONS)
     if any(column.null_count for column in picture.columns):
-        raise ValueError("a position lacks a field")
+        raise ValueError("a position has a missing field")
     return picture
 
 
@@ -132,7 +132,7 @@ class GroupLog:
                 kept = read_json(self._filesystem, info.path)
                 picture = None if kept is None else _picture(kept)  # None: another job has deleted the file
             except (ArchiveError, *WRONG_TYPES) as error:
-                log.warning("%s is damaged and passed over: %s", info.path, error)
+                log.warning("skipping %s, which is damaged: %s", info.path, error)
             else:
                 if picture is not None:
                     yield picture

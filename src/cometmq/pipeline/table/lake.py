@@ -105,9 +105,9 @@ class LakeTable(ABC):
             stands = "none" if last is None else f"only {last['batch']}"
             raise ArchiveError(
                 self.output,
-                f"_cometmq/commits knows batch {known}, the table {stands}: what is lost of the table must "
-                "come back from a copy. To go on from where it stands, remove the later files of "
-                "_cometmq/commits and _cometmq/checkpoints",
+                f"_cometmq/commits contains batch {known}, but the table {stands}: restore the table from a "
+                "backup, or remove the later files of _cometmq/commits and _cometmq/checkpoints to continue "
+                "from its present state",
             )
         if last is not None:
             self._keep(last)
@@ -122,7 +122,7 @@ class LakeTable(ABC):
         """Make a batch part of the table. Raises ArchiveError if another job has committed its number."""
         for file in (*commit["files"], *commit["quarantine"]):
             if self.filesystem.get_file_info(self._at(file["path"])).type == fs.FileType.NotFound:
-                raise ArchiveError(self.output, f"{file['path']} is gone before its batch was committed")
+                raise ArchiveError(self.output, f"{file['path']} was removed before its batch was committed")
         problem = "not committed"
         for _ in range(_ATTEMPTS):
             last = self.last_commit()
@@ -206,7 +206,7 @@ class LakeTable(ABC):
             names = [info.base_name for info in listing(self.filesystem, self.root)]
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
-                raise ArchiveError(self.output, f"holds files that no archive job wrote ({others[0]} …)")
+                raise ArchiveError(self.output, f"contains files that no archive job wrote ({others[0]} …)")
             replace_json(self.filesystem, path, {"format": self.kind} | self.facts)
         elif found != self.kind:
             its = found if found in ("delta", "iceberg") else "parquet"

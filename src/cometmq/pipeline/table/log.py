@@ -138,7 +138,7 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
     gaps = (number for number, found in enumerate(numbers, checkpoint + 1) if number != found)
     if checkpoint < newest and (missing or last < newest):
         problem = f"{checkpoint_path(newest)} cannot be read, and commits before it are gone"
-        raise ArchiveError(root, f"{problem}. If it is damaged, it must come back from a copy")
+        raise ArchiveError(root, f"{problem}. If it is damaged, restore it from a backup")
 
     def read(number: int) -> dict[str, Any]:
         return read_commit(filesystem, root, number)
@@ -332,7 +332,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):
-        raise ValueError("its checksum does not fit")
+        raise ValueError("its checksum does not match")
     row = file.read()
 
     def rows(name: str, schema: pa.Schema) -> pa.Table:

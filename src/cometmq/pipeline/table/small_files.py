@@ -24,7 +24,7 @@ def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ArchiveError(path, "is damaged: it must come back from a copy")
+        raise ArchiveError(path, "is damaged: restore it from a backup")
     return found
 
 

@@ -121,7 +121,7 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
         for name, value in properties.items():
             for part in (name, value):
                 if "\x01" in part or "\x02" in part:
-                    raise MessageIllegal(f"property {name!r} holds a separator (0x01 or 0x02)", field=name)
+                    raise MessageIllegal(f"property {name!r} contains a separator (0x01 or 0x02)", field=name)
     encoded = text.encode("utf-8", "replace")
     return encoded + VALUE_END if last_separator and encoded else encoded
 

@@ -212,7 +212,7 @@ def decode_record(
     ) = head  # fmt: skip
     body = bytes(data[body_at:body_end])
     if check_crc and crc != body_crc(body):
-        raise RecordError(pos, "body CRC", f"is {body_crc(body):08x}, the record says {crc & 0xFFFFFFFF:08x}")
+        raise RecordError(pos, "body CRC", f"is {body_crc(body):08x}, the record has {crc & 0xFFFFFFFF:08x}")
     return MessageExt(
         _topic_text(bytes(data[topic_at:topic_end])),
         body,

@@ -80,7 +80,7 @@ def _within(at: int, *parts: Part) -> int:
     """Return the depth of a part that contains `parts`. Raises SqlError if it is too deep."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEEPEST:
-        raise SqlError(at + 1, f"more than {DEEPEST} parts are within each other")
+        raise SqlError(at + 1, f"more than {DEEPEST} nested parts")
     return depth
 
 
@@ -109,7 +109,7 @@ def floating_number(at: int, text: str) -> Part:
     """Create the part for a literal with a point or an exponent, which is a positive double."""
     number = float(text)
     if math.isinf(number) or not number:
-        raise SqlError(at + 1, f"{shown(text)} is no positive double: write 0 for zero")
+        raise SqlError(at + 1, f"{shown(text)} is not a positive double: write 0 for zero")
     return constant(at, number)
 
 
@@ -147,7 +147,7 @@ def as_condition(part: Part) -> Part:
     if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
         return part
     if part.kind is not Kind.PROPERTY:
-        raise SqlError(part.at + 1, "a condition is wanted here, and this is a number or a text")
+        raise SqlError(part.at + 1, "expected a condition, not a number or a text")
     name = part.name
     return _condition(lambda get: None if get(name) is None else False, part)
 
@@ -218,7 +218,7 @@ def equal(left: Part, right: Part) -> Part:
         and isinstance(left.constant, bool)
         and not isinstance(right.constant, bool)
     ):
-        raise SqlError(right.at + 1, "TRUE and FALSE are compared with TRUE and FALSE only")
+        raise SqlError(right.at + 1, "TRUE and FALSE can only be compared with TRUE and FALSE")
     return _condition(_equality(left, right), left, right)
 
 
@@ -291,7 +291,7 @@ def between(part: Part, low: Part, high: Part) -> Part:
     found = all_of((compared(part, ">=", low), compared(part, "<=", high)))
     if low.kind is high.kind is Kind.CONSTANT and order(high.constant, low.constant) < 0:
         raise SqlError(
-            low.at + 1, f"BETWEEN {low.constant} AND {high.constant}: the first is above the second"
+            low.at + 1, f"BETWEEN {low.constant} AND {high.constant}: the first number is above the second"
         )
     return found
 

@@ -149,7 +149,7 @@ class DerivedWriter:
 
     def _healed(self) -> None:
         if self.flags.reasons.keys() & {Flag.WRITE_LOGICS_ERROR, Flag.WRITE_INDEX_ERROR}:
-            log.warning("queues and index can be written again")
+            log.warning("consume queues and index can be written again")
             self.flags.clear(Flag.WRITE_LOGICS_ERROR)
             self.flags.clear(Flag.WRITE_INDEX_ERROR)
 
@@ -256,5 +256,7 @@ class DerivedWriter:
         The next start recovers from the present checkpoint.
         """
         if self._lost is None:
-            log.error("queues or index could not be synced, the checkpoint stays where it is: %s", failure)
+            log.error(
+                "consume queues or index could not be synced, so the checkpoint is not advanced: %s", failure
+            )
         self._lost = failure

@@ -91,13 +91,13 @@ class Fullness:
         was_full = Flag.DISK_FULL in self.flags.reasons
         if fullest > limit:
             if not was_full:
-                log.error("disk is %d %% full, the store accepts no messages", round(fullest * 100))
+                log.error("the disk is %d %% full: the store accepts no messages", round(fullest * 100))
             self.flags.raise_flag(
                 Flag.DISK_FULL, f"the disk is full, CL: {self.log_ratio:5.2f} CQ: {self.queue_ratio:5.2f} "
                 f"INDEX: {self.index_ratio:5.2f}, limit {limit:.2f} (diskSpaceWarningLevelRatio)",
             )  # fmt: skip
         elif was_full:
-            log.warning("disk is %d %% full, the store accepts messages again", round(fullest * 100))
+            log.warning("the disk is %d %% full: the store accepts messages again", round(fullest * 100))
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
@@ -105,7 +105,7 @@ class Fullness:
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(
-                "disk is %d %% full: %s", round(fullest * 100),
+                "the disk is %d %% full: %s", round(fullest * 100),
                 "segments are deleted whatever their age" if stage == 2
                 else "expired segments are deleted at any hour",
             )  # fmt: skip

@@ -171,10 +171,10 @@ class Retention:
             if deleted:
                 await self.executor.pause(self.config.delete_commit_log_files_interval)
             if not await self._prepare_delete(behind):
-                log.error("%s is kept: its waiting messages cannot be moved", path)
+                log.error("%s is not deleted, because its waiting messages could not be moved", path)
                 break
             if not await self.make_durable_before(behind):
-                log.error("%s is kept: queues or index cannot be synced", path)
+                log.error("%s is not deleted, because consume queues or index could not be synced", path)
                 break
             if self.executor.ending or not await self._delete(path, log_segment=True):
                 break
@@ -191,7 +191,11 @@ class Retention:
             text = "%s is deleted because the disk is full: a slave with the log up to %d must copy it again"
             log.error(text, path, wanted)
         elif self._logged_needed != behind:
-            log.warning("%s is kept while the disk has space: a slave has the log up to %d", path, wanted)
+            log.warning(
+                "%s is not deleted while the disk has space, because a slave has the log only up to %d",
+                path,
+                wanted,
+            )
         self._logged_needed = behind
         return not forced
 
@@ -218,7 +222,9 @@ class Retention:
             self._sweep_end, self._swept = commit_log.end, 0
             return False
         if not self._logged_full:
-            log.error("almost all messages in the log are still needed: deleting segments frees no space")
+            log.error(
+                "deleting segments frees no space, because almost all messages in the log are still needed"
+            )
         self._logged_full = True
         return True
 

@@ -49,7 +49,7 @@ class ZeroAhead:
             failure = self._task.exception()
             self._task = None
             if failure is not None:  # no reason to stop: syncs take longer, and report the problem
-                log.warning("the space ahead of the log could not be prepared: %s", failure)
+                log.warning("the next part of the log could not be allocated: %s", failure)
                 self._stop = commit_log.limit  # prepare no more of this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
@@ -99,7 +99,7 @@ class SpaceAhead:
         if failure is not None:
             if self._short_of != self.commit_log.segment_base:
                 self._short_of = self.commit_log.segment_base
-                log.warning("next segment could not be reserved, trying again: %s", failure)
+                log.warning("the next segment could not be allocated, trying again: %s", failure)
             self._again_at = self.clock.monotonic() + _RESERVE_RETRY_INTERVAL_S
         if self._pool is None:
             return

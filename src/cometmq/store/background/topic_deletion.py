@@ -110,9 +110,11 @@ class TopicDeletion:
             self.queues.move_to_trash(topic, {queue.queue_id for queue in kept})
         except OSError as failure:
             self._restore([topic], before, floors)
-            log.error("topic %s, deleted at the master, could not be deleted: %s", topic, failure)
+            log.error("topic %s was deleted at the master, but could not be deleted here: %s", topic, failure)
             return
-        log.info("topic %s was deleted at the master: %d queues deleted", topic, count - len(kept))
+        log.info(
+            "topic %s was deleted at the master: %d of its queues were deleted here", topic, count - len(kept)
+        )
         self.tasks.begin("removal of deleted topics", self._empty_trash)
 
     def record_before(self, topics: Sequence[str], end: int) -> None:
@@ -178,12 +180,12 @@ class TopicDeletion:
             self.deleted.lower(self.commit_log.end)  # the log may have been cut during the recording
             self.min_offsets.save()
         except OSError as failure:
-            log.error("the next start will finish the deletion of %s: %s", ", ".join(topics), failure)
+            log.error("the deletion of %s will be finished at the next start: %s", ", ".join(topics), failure)
 
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
             await self.executor.run(self.ext.remove, topics)  # a new topic of that name has no ext files yet
         except OSError as failure:
-            log.error("files of deleted topics stay until the next start: %s", failure)
+            log.error("files of deleted topics remain until the next start: %s", failure)
         self.queues.drop_trash()

@@ -308,7 +308,7 @@ def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
             raise OSError(errno.EIO, "write went backwards")
         step = disk.pwrite(fd, memoryview(data)[written:], offset + written)
         if step <= 0:
-            raise OSError(errno.EIO, "write made no progress")
+            raise OSError(errno.EIO, "the write made no progress")
         written += step
 
 

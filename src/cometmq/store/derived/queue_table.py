@@ -287,4 +287,4 @@ def _remove_if_empty(disk: Disk, path: str) -> None:
     except FileNotFoundError:
         pass
     except OSError:
-        log.warning("%s is not empty and stays", path)
+        log.warning("directory %s is not empty and is not removed", path)

@@ -95,7 +95,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     }
     for path in (*scratch.values(), *places.values()):
         if disk.is_link(path):
-            raise StoreError("a link; a rebuild replaces the directory itself, and follows no link", path)
+            raise StoreError("a symbolic link; a rebuild replaces only real directories", path)
     for path in {*scratch.values()}:
         remove_tree(disk, path)  # left by an interrupted run
         disk.makedirs(path)
@@ -122,7 +122,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
 def check_queues(layout: StoreLayout) -> None:
     """Raise StoreError for a store with queues that the log does not determine."""
     if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
-        raise StoreError(f"{LIGHT} queues do not follow from the log and would be lost", layout.root)
+        raise StoreError(f"{LIGHT} queues cannot be rebuilt from the log and would be lost", layout.root)
 
 
 def _make(

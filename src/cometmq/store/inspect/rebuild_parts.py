@@ -305,7 +305,7 @@ def plan_rebuild(
         raise StoreError(IN_USE, layout.root)
     check_queues(layout)
     if f"{output}/".startswith(f"{layout.root}/"):
-        raise StoreError("the new queues and index go to another directory, outside of the store", output)
+        raise StoreError("choose a directory outside of the store for the new queues and index", output)
     return RebuildParts(
         layout.root, output, layout.config, ",".join(layout.config.commit_log_dirs), layout.clean,
         tuple(file.base for file in layout.segments), parts,

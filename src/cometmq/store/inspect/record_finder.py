@@ -137,7 +137,7 @@ class RecordFinder:
             if (topic is None or facts.topic == topic) and key.encode() in index_keys(facts.properties)
         )
         if not found and topic is not None and topic not in self._topics():
-            raise StoreError(f"there is no topic {topic}", self.layout.root)
+            raise StoreError(f"topic {topic} does not exist", self.layout.root)
         return list(self._messages(found))
 
     def _topics(self) -> set[str]:
@@ -204,7 +204,7 @@ class RecordFinder:
         if queue is None:
             known = ", ".join(map(str, sorted(queues)))
             has = f"topic {topic} has {known}" if queues else f"topic {topic} has none"
-            raise StoreError(f"there is no queue {topic}/{queue_id}: {has}", self.layout.root)
+            raise StoreError(f"queue {topic}/{queue_id} does not exist: {has}", self.layout.root)
         units = UnitFiles(self._files, queue, self.layout.config.consume_queue_file_size)
         if start >= units.end:
             raise StoreError(f"queue {topic}/{queue_id} ends at offset {units.end}", self.layout.root)

@@ -259,7 +259,7 @@ class CommitLog:
             try:
                 self._heal()
             except OSError as failure:
-                log.error("the rest of a failed write cannot be cleared yet: %s", failure)
+                log.error("the partial records of a failed write could not be cleared yet: %s", failure)
             raise
         for extent in extents:
             self.unsynced[extent.base] = extent.fd

@@ -237,4 +237,4 @@ def _answer(waiter: Waiter, ok: bool) -> None:
     try:
         waiter(ok)
     except Exception:
-        log.exception("a waiter for the flush failed")  # a failing waiter must not delay the others
+        log.exception("a callback after a flush failed")  # a failing waiter must not delay the others

@@ -96,7 +96,11 @@ class ChildSyncer:
         try:
             ours = self._start_process()
         except OSError as problem:
-            log.warning("no sync process, a thread syncs for %g s: %s", self._wait(), problem)
+            log.warning(
+                "the sync process could not be started; a thread syncs for the next %g s: %s",
+                self._wait(),
+                problem,
+            )
             return
         ours.setblocking(False)
         self._held = []  # a new process holds no descriptors
@@ -136,7 +140,7 @@ class ChildSyncer:
         self._again = None
         self._start()
         if self._process is not None:
-            log.info("the sync process has started: %d", self._process.pid)
+            log.info("the sync process started (process id %d)", self._process.pid)
 
     @property
     def pid(self) -> int | None:
@@ -191,7 +195,7 @@ class ChildSyncer:
         """Use the thread, beginning with the sync in progress, until another process has started."""
         flying, self._flying = self._flying, None
         self._end()
-        log.warning("the sync process has ended, a thread syncs for %g s: %s", self._wait(), problem)
+        log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)
         if flying is not None:
             self.thread.sync(*flying)
 
@@ -214,4 +218,6 @@ class ChildSyncer:
             try:
                 process.wait(_EXIT_WAIT_S)
             except subprocess.TimeoutExpired:
-                log.warning("the sync process (%d) waits for the device and ends afterwards", process.pid)
+                log.warning(
+                    "the sync process (%d) is still waiting for the disk and will end afterwards", process.pid
+                )

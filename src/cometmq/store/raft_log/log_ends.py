@@ -88,7 +88,9 @@ class LogEnds:
         if not self.suspect:
             self._judge()
         if self._torn:
-            log.warning("%s: torn tail cut from position %d on", ", ".join(self.directories.all), self.end)
+            log.warning(
+                "%s: cut off an incomplete entry at position %d", ", ".join(self.directories.all), self.end
+            )
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
@@ -99,7 +101,7 @@ class LogEnds:
         if location is not None:
             self.visible = location.end
         elif self.committed >= 0:
-            raise StoreError(f"the index does not know entry {self.committed}", self.config.raft_log_dir)
+            raise StoreError(f"the index lacks entry {self.committed}", self.config.raft_log_dir)
         self.waiting = [group for group in map(self._behind_visible, self.waiting) if group is not None]
 
     def _behind_visible(self, group: RecordGroup) -> RecordGroup | None:
@@ -192,12 +194,12 @@ class LogEnds:
         if following <= known:
             path = self.directories.path_of(self.end - self.end % self._size)
             raise EntriesLost(
-                f"entry {following} at position {self.end} is lost, although {known} has been on the device",
+                f"entry {following} at position {self.end} is missing, although {known} was durable",
                 path,
             )
         if checkpoint.committed > self.last:
             log.warning(
-                "the log ends with entry %d, although %d was committed", self.last, checkpoint.committed
+                "the log ends at entry %d, although entry %d was committed", self.last, checkpoint.committed
             )
 
 

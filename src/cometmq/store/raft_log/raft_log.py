@@ -155,7 +155,7 @@ class RaftLog:
         """Return the location of an entry. Raises StoreError for an entry that does not exist, OSError."""
         found = self._locations(index, 1)
         if not found:
-            raise StoreError(f"entry {index} is not there, the log has {self.first} to {self.last}")
+            raise StoreError(f"entry {index} does not exist, the log has {self.first} to {self.last}")
         return found[0]
 
     def _locations(self, index: int, count: int) -> list[EntryLocation]:
@@ -199,7 +199,7 @@ class RaftLog:
         """
         data = self._log.read(entries.position, entries.length, reads)
         if data is None:
-            raise StoreError(f"the log has nothing at {entries.position} any more")
+            raise StoreError(f"the log no longer has data at {entries.position}")
         return data
 
     # -- appending --------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class RaftLog:
         """
         tail, expected = self._tail, self._tail.next
         if self._appender.waiting():
-            raise StoreError("entries of this member's own wait for the commit of the tick")
+            raise StoreError("the member's own entries have not been written yet")
         head = EntryHead.read(data) if len(data) >= ENTRY_SIZE else None
         if head is None:
             raise RaftLogMismatch(expected, -1, "no entry begins there")
@@ -262,7 +262,7 @@ class RaftLog:
         terms: list[int] = [number for each in heads if each is not None for number in each["term"].tolist()]
         before = tail.terms[-1] if tail.terms else self._term_before(expected)
         if index != list(range(expected, expected + len(index))) or terms != sorted(terms):
-            raise RaftLogMismatch(expected, index[0], "indexes and terms do not follow each other")
+            raise RaftLogMismatch(expected, index[0], "indexes or terms are not consecutive")
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk raises its own error

@@ -107,6 +107,6 @@ def _readable(disk: Disk, fd: int, length: int, at: int) -> bytes | None:
             if failure.errno != errno.EIO:
                 raise
         if length <= BLANK_SIZE:
-            log.error("the device cannot read the log at byte %d of a segment", at)
+            log.error("the disk cannot read the log at byte %d of a segment", at)
             return None
         length = max(length // 2, BLANK_SIZE)

@@ -105,7 +105,10 @@ class Lookup:
         try:
             self.index.index_waiting_keys()
         except OSError as failure:
-            log.warning("the newest messages are not found by key, the index cannot be written: %s", failure)
+            log.warning(
+                "queries by key do not find the newest messages, because the index cannot be written: %s",
+                failure,
+            )
         limit = min(max_count, self.config.max_msgs_num_batch)
         found = _Found(topic, begin_ms, end_ms, limit, max_bytes)
         behind, left = NO_POSITION, max(_MAX_RECORDS_READ, limit)

@@ -493,5 +493,8 @@ def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) ->
 
 def _log_refused(position: int, place: str) -> None:
     log.error(
-        "no record of %s is at position %d of the log: one of them is damaged, not served", place, position
+        "the record of %s at log position %d is missing: the queue or the log is damaged, and the "
+        "message is skipped",
+        place,
+        position,
     )

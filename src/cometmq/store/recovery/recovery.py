@@ -227,7 +227,7 @@ class Recovery:
             if shorter and (result.clean or start > self._first):
                 raise StartEarlier("consume queue {}/{} does not reach its former end {}".format(*shorter[0]))
         except StartEarlier as reason:
-            log.warning("%s: all queues are rebuilt from the log", reason)
+            log.warning("%s: rebuilding all queues from the log", reason)
             result.notes.append(f"{reason}: all queues were rebuilt from the log")
             self.checkpoint.distrust()
             result.clean, result.rebuilt = False, True
@@ -294,7 +294,7 @@ class Recovery:
         self.deleted.lower(result.end)
         self.commit_log.resume(keep, result.end)
         for damage in result.damage:
-            log.error("damage in %s: no valid record in positions %d to %d, skipped", *damage)
+            log.error("damage in %s: skipped positions %d to %d, which contain no valid record", *damage)
         if result.not_served > MAX_REPORTED_REJECTIONS:
             result.notes.append(f"{result.not_served} records in all are not served")
         for note in result.notes:

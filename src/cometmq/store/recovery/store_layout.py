@@ -497,17 +497,18 @@ def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str,
     """
     for file in files:
         if file.length > size or file.base % size:
-            raise StoreError(f"{file.length} bytes in {file.path} do not fit {key}", where)
+            raise StoreError(f"{file.length} bytes in {file.path} contradict {key}", where)
     lengths = Counter(file.length for file in files if file.length)
     if size in lengths or size == last:
         return
     for length, count in lengths.most_common():
         if count > 1 or length == last:
-            raise StoreError(f"files of {length} bytes do not fit {key}", where)
+            raise StoreError(f"files of {length} bytes contradict {key}", where)
     with ReadOnlyFiles(disk) as contents:
         for file in files:
             if first_byte(contents, file.path, 0, file.length) is not None:
-                misfit = f"{file.length} bytes in {file.path} do not fit {key}"
+                misfit = f"{file.length} bytes in {file.path} contradict {key}"
                 raise StoreError(
-                    f"{misfit}, and it is unknown which is wrong; if the file was cut short, {cure}", where
+                    f"{misfit}, and which of them is wrong is unknown; if the file was cut short, {cure}",
+                    where,
                 )

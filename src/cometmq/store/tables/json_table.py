@@ -74,7 +74,7 @@ class JsonTable:
         try:
             return self.load(backup=backup)
         except StoreCorrupt as problem:
-            log.error("continuing without %s: %s", self.path, problem)
+            log.error("%s is ignored: %s", self.path, problem)
             return {}
 
     def save(self, table: Table) -> None:

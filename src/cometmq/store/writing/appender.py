@@ -305,7 +305,7 @@ class Appender:
         if items.stray_separator:
             raise StoreRefused(
                 ResponseCode.MESSAGE_ILLEGAL,
-                "a name or value in the properties of a message holds a separator (0x01 or 0x02)",
+                "a property name or value contains a separator (0x01 or 0x02)",
             )
         queue = self._queues.get_or_make(topic, queue_id)
         topic_bytes = queue.record_topic or self._record_topic(queue)
@@ -410,7 +410,7 @@ class Appender:
         if isinstance(error, StoreRefused):
             refusal = error
         else:  # memory is exhausted, or there is a bug: only these messages are lost
-            log.error("messages could not be encoded", exc_info=error)
+            log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._unput :]
         self.roll_back([lost])

@@ -78,7 +78,7 @@ def finish_cut(
     cut = note.read()
     if cut is None:
         return
-    log.warning("the log is cut at %d, as requested", cut.log_end)
+    log.warning("cutting the log at position %d, as requested", cut.log_end)
     abort.set()
     checkpoint.lower(cut.stored_ms)
     ends.forget()

@@ -195,7 +195,7 @@ class ReplicaLog:
                     self._log.put(piece)
             self._log.write_tick()
         except OSError as failure:
-            log.error("the master's data could not be written: %s", failure)
+            log.error("data of the master could not be written: %s", failure)
             why = f"the commit log could not be written: {failure.strerror}"
             done.error = StoreRefused(ResponseCode.SYSTEM_ERROR, why)
             return 0
