@@ -219,7 +219,7 @@ async def test_what_cannot_be_used_is_written_back_unchanged_and_shown(tmp_path:
     assert clusters.standard == STARTED
     problems = clusters.problems
     assert [each.split(": ")[1] for each in problems] == [
-        "the entry 'typo' of clusters is left out", "there is no cluster 'typo' to be the default",
+        "entry 'typo' of clusters is ignored", "there is no cluster 'typo' to be the default",
     ]  # fmt: skip
     await clusters.put("c", "127.0.0.1:3")
     await clusters.remove(clusters.connections["c"])
