@@ -93,6 +93,19 @@ async def test_a_stall_longer_than_the_connect_timeout_fails_no_call() -> None:
     assert [answer.code for answer in answers] == [0, 0, 0]
 
 
+async def test_a_request_whose_time_was_over_when_it_was_connected_was_not_sent() -> None:
+    """A RequestTimeout would mean that the server may have executed it: reads try no other broker then."""
+    async with serving({ECHO: echo}) as (_, port):
+        client = RemotingClient(limits=Limits(connect_timeout_s=20))
+        call = asyncio.ensure_future(client.call(f"127.0.0.1:{port}", Frame.request(ECHO), 0.1))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        time.sleep(0.3)  # noqa: ASYNC251 # the loop stands still
+        with pytest.raises(ConnectError, match=r"no connection within 0\.1 s"):
+            await call
+        await client.close(1)
+
+
 async def test_answers_out_of_order_find_their_callers(client: RemotingClient) -> None:
     async def backwards(raw: RawPeer) -> None:
         requests = [await raw.read() for _ in range(100)]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from cometmq.errors import ConnectError, RequestTimeout
+from cometmq.errors import ConnectError
 from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.frame import Frame
 from cometmq.remoting.connection import Connection, Handler
@@ -155,7 +155,7 @@ class RemotingClient:
             connection = await self.connect(addr, timeout_s)
             left_s = timeout_s - (self._loop.time() - begun)
             if left_s <= 0:
-                raise RequestTimeout(addr, frame.code, timeout_s)
+                raise ConnectError(addr, f"no connection within {seconds(timeout_s)}")
             timeout_s = left_s
         return await connection.request(frame, timeout_s)
 
