@@ -289,12 +289,14 @@ async def test_a_replicas_refusal_is_raised_while_its_master_cannot_be_asked(pai
 async def test_bounds_and_times_of_queues_are_asked_of_a_replica_too(pair: Pair) -> None:
     await pair.stop_master()
     pair.replica.store_numbers(3)
+    pair.replica.on(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, lambda it: it.response(0, ext={"offset": "7"}))
     asked: list[Callable[[PullConsumer], Awaitable[int]]] = [
         lambda consumer: consumer.min_offset(QUEUE),
         lambda consumer: consumer.max_offset(QUEUE),
+        lambda consumer: consumer.offset_by_time(QUEUE, 1),
     ]
     async with PullConsumer("g", namesrv=pair.namesrv.addr) as consumer:
-        assert [await ask(consumer) for ask in asked] == [0, 3]
+        assert [await ask(consumer) for ask in asked] == [0, 3, 7]
 
 
 async def test_without_any_broker_the_first_failure_is_raised(pair: Pair) -> None:
