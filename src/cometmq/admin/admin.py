@@ -190,11 +190,11 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
         )
         found: dict[MessageQueue, int] = {}
         for name, addr in broker_addrs(await self.client.namesrv.route(topic)).items():
-            answer = await self.client.brokers.call(
-                addr, RequestCode.QUERY_CORRECTION_OFFSET, header, topic=topic
+            answer = await self.client.brokers.fetch(
+                addr, RequestCode.QUERY_CORRECTION_OFFSET, QueryCorrectionOffsetBody, header, topic=topic
             )
-            offsets = QueryCorrectionOffsetBody.decode(answer.body).correction_offsets
-            found.update({MessageQueue(topic, name, queue_id): each for queue_id, each in offsets.items()})
+            for queue_id, offset in answer.correction_offsets.items():
+                found[MessageQueue(topic, name, queue_id)] = offset
         return found
 
     async def groups(self) -> list[GroupSummary]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from cometmq.admin.groups import STATS_TIMEOUT_S, GroupStates
 from cometmq.admin.values import GroupConfig, GroupQueueProgress, QueueProgress
 from cometmq.client.cluster.lookups import broker_addrs
-from cometmq.errors import BrokerError, NoRouteError
+from cometmq.errors import BrokerError
 from cometmq.protocol.bodies import (
     BrokerConsumeStats,
     ClientConnection,
@@ -19,13 +19,11 @@ from cometmq.protocol.bodies import (
     ProducerTableInfo,
     SubscriptionGroupConfig,
     SubscriptionGroupList,
-    SubscriptionGroupTable,
 )
-from cometmq.protocol.codes import RETRY_PREFIX, RequestCode
+from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import (
     DeleteSubscriptionGroupRequestHeader,
     GetBrokerConsumeStatsRequestHeader,
-    GetConsumerRunningInfoRequestHeader,
     GetProducerConnectionListRequestHeader,
 )
 
@@ -65,25 +63,9 @@ class GroupAdmin(GroupStates):
             BrokerError: No broker reaches the member.
             UnknownNameError: No broker has the group.
         """
-        if broker_addr is None and not jstack:
-            brokers = await self.brokers_of(group)
-            return await self._running_info(brokers, group, client_id)
-        header = GetConsumerRunningInfoRequestHeader(
-            consumer_group=group, client_id=client_id, jstack_enable=jstack
-        )
-        addrs = [broker_addr] if broker_addr else []
-        if not addrs:
-            addrs = [*(await self.brokers_of(group)).values()]
-        failure: BrokerError | NoRouteError = NoRouteError(RETRY_PREFIX + group)
-        for addr in addrs:
-            try:
-                answer = await self.client.brokers.call(
-                    addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header, timeout_s=STATS_TIMEOUT_S
-                )
-                return ConsumerRunningInfo.decode(answer.body)
-            except BrokerError as error:
-                failure = error
-        raise failure
+        brokers = {"": broker_addr} if broker_addr else await self.brokers_of(group)
+        timeout_s = STATS_TIMEOUT_S if broker_addr or jstack else None
+        return await self._running_info(brokers, group, client_id, jstack=jstack, timeout_s=timeout_s)
 
     async def producer_connection(self, group: str, topic: str) -> list[ClientConnection]:
         """Return the clients of a producer group that are connected to the brokers of a topic.
@@ -101,13 +83,13 @@ class GroupAdmin(GroupStates):
         failure: BrokerError | None = None
         for addr in broker_addrs(await self.client.namesrv.route(topic)).values():
             try:
-                answer = await self.client.brokers.call(
-                    addr, RequestCode.GET_PRODUCER_CONNECTION_LIST, header
+                answer = await self.client.brokers.fetch(
+                    addr, RequestCode.GET_PRODUCER_CONNECTION_LIST, ProducerConnection, header
                 )
             except BrokerError as error:
                 failure = error
                 continue
-            for each in ProducerConnection.decode(answer.body).connection_set:
+            for each in answer.connection_set:
                 found.setdefault(each.client_id, each)
         if not found and failure is not None:
             raise failure
@@ -115,13 +97,10 @@ class GroupAdmin(GroupStates):
 
     async def producers(self, broker_addr: str) -> dict[str, list[ProducerInfo]]:
         """Return the clients of every producer group that are connected to a broker."""
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_PRODUCER_INFO)
-        return dict(sorted(ProducerTableInfo.decode(answer.body).data.items()))
-
-    async def group_table(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
-        """Return the settings of every consumer group of a broker."""
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        return dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
+        code = RequestCode.GET_ALL_PRODUCER_INFO
+        return dict(
+            sorted((await self.client.brokers.fetch(broker_addr, code, ProducerTableInfo)).data.items())
+        )
 
     async def group_configs(self, group: str) -> list[GroupConfig]:
         """Return the settings of a consumer group at each broker that has them."""

@@ -57,8 +57,25 @@ MAX_CONCURRENT_MEMBERS = 16  # maximum members of a group with a request in flig
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
     """Return the groups with offsets on a topic at one broker."""
     header = TopicRequestHeader(topic=topic)
-    answer = await client.brokers.call(addr, RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, header, topic=topic)
-    return GroupList.decode(answer.body).group_list
+    code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+    return (await client.brokers.fetch(addr, code, GroupList, header, topic=topic)).group_list
+
+
+async def member_info(
+    client: ClientInstance,
+    addr: str,
+    group: str,
+    client_id: str,
+    *,
+    jstack: bool = False,
+    timeout_s: float | None = None,
+) -> ConsumerRunningInfo:
+    """Return the running info of a member, which one broker requests from it."""
+    header = GetConsumerRunningInfoRequestHeader(
+        consumer_group=group, client_id=client_id, jstack_enable=jstack
+    )
+    code = RequestCode.GET_CONSUMER_RUNNING_INFO
+    return await client.brokers.fetch(addr, code, ConsumerRunningInfo, header, timeout_s=timeout_s)
 
 
 def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
@@ -147,13 +164,10 @@ class GroupStates(KnownGroups):
     async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
         """Return a group's offsets at one broker as the response contains them."""
         header = GetConsumeStatsRequestHeader(consumer_group=group)
-        answer = await self.client.brokers.call(
-            addr,
-            RequestCode.GET_CONSUME_STATS,
-            header,
-            timeout_s=max(self.client.brokers.timeout_s, STATS_TIMEOUT_S),
+        timeout_s = max(self.client.brokers.timeout_s, STATS_TIMEOUT_S)
+        return await self.client.brokers.fetch(
+            addr, RequestCode.GET_CONSUME_STATS, ConsumeStats, header, timeout_s=timeout_s
         )
-        return ConsumeStats.decode(answer.body)
 
     async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
         """Return the members of a group from the first of these brokers that has members.
@@ -214,20 +228,24 @@ class GroupStates(KnownGroups):
         return owners
 
     async def _running_info(
-        self, brokers: Mapping[str, str], group: str, client_id: str
+        self,
+        brokers: Mapping[str, str],
+        group: str,
+        client_id: str,
+        *,
+        jstack: bool = False,
+        timeout_s: float | None = None,
     ) -> ConsumerRunningInfo:
         """Return a member's running info from the first broker that reaches the member.
 
         Raises CometError if no broker does: the member is too old, or unresponsive.
         """
-        header = GetConsumerRunningInfoRequestHeader(
-            consumer_group=group, client_id=client_id, jstack_enable=False
-        )
         failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
         for addr in brokers.values():
             try:
-                answer = await self.client.brokers.call(addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header)
-                return ConsumerRunningInfo.decode(answer.body)
+                return await member_info(
+                    self.client, addr, group, client_id, jstack=jstack, timeout_s=timeout_s
+                )
             except CometError as error:
                 failure = error  # The member may be connected only to another broker.
         raise failure
@@ -421,7 +439,5 @@ class GroupStates(KnownGroups):
         header = ConsumeMessageDirectlyRequestHeader(
             consumer_group=group, client_id=client_id, msg_id=offset_msg_id
         )
-        answer = await self.client.brokers.call(
-            place.host, RequestCode.CONSUME_MESSAGE_DIRECTLY, header, timeout_s=STATS_TIMEOUT_S
-        )
-        return ConsumeMessageDirectlyResult.decode(answer.body)
+        code, body = RequestCode.CONSUME_MESSAGE_DIRECTLY, ConsumeMessageDirectlyResult
+        return await self.client.brokers.fetch(place.host, code, body, header, timeout_s=STATS_TIMEOUT_S)

@@ -40,10 +40,15 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
 class KnownGroups(ServerAdmin):
     """Operations that find consumer groups."""
 
+    async def group_table(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
+        """Return the settings of every consumer group of a broker."""
+        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
+        table = await self.client.brokers.fetch(broker_addr, code, SubscriptionGroupTable)
+        return dict(table.subscription_group_table)
+
     async def groups_at(self, broker_addr: str) -> AtBroker:
         """Return the groups with settings or stored offsets at a broker; None for groups without settings."""
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-        found: AtBroker = dict(SubscriptionGroupTable.decode(answer.body).subscription_group_table)
+        found: AtBroker = {**await self.group_table(broker_addr)}
         offsets = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         # A large broker's response has megabytes: decode it outside the event loop.
         table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable
 import msgspec
 
 from cometmq.admin.errors import AllQueuesOnly, UnknownNameError
-from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PULL_TYPE, GroupStates
+from cometmq.admin.groups import MAX_CONCURRENT_MEMBERS, PULL_TYPE, GroupStates, member_info
 from cometmq.admin.values import OffsetWay, QueueProgress, QueueReset
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
@@ -20,13 +20,11 @@ from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     ClientConnection,
     ConsumerConnection,
-    ConsumerRunningInfo,
     GetConsumerStatusBody,
     TopicRouteData,
 )
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.headers import (
-    GetConsumerRunningInfoRequestHeader,
     GetConsumerStatusRequestHeader,
     ResetOffsetRequestHeader,
 )
@@ -373,14 +371,9 @@ class BrokerReset:
         found: ConsumeTimes = {}
 
         async def of(member: ClientConnection) -> None:
-            header = GetConsumerRunningInfoRequestHeader(
-                consumer_group=self._wanted.group, client_id=member.client_id, jstack_enable=False
-            )
             with contextlib.suppress(CometError):
-                answer = await self._client.brokers.call(
-                    self._addr, RequestCode.GET_CONSUMER_RUNNING_INFO, header
-                )
-                for queue, held in ConsumerRunningInfo.decode(answer.body).mq_table.items():
+                info = await member_info(self._client, self._addr, self._wanted.group, member.client_id)
+                for queue, held in info.mq_table.items():
                     found[member.client_id, queue] = held.last_consume_timestamp
 
         members = self._online.connection_set if self._online is not None else []
@@ -391,16 +384,14 @@ class BrokerReset:
         """Return the lowest offset that any member reports for each queue."""
         header = GetConsumerStatusRequestHeader(topic=self._wanted.topic, group=self._wanted.group)
         try:
-            answer = await self._client.brokers.call(
-                self._addr,
-                RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS,
-                header,
-                timeout_s=RESET_TIMEOUT_S,
+            code = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+            answer = await self._client.brokers.fetch(
+                self._addr, code, GetConsumerStatusBody, header, timeout_s=RESET_TIMEOUT_S
             )
         except CometError:
             return {}  # This failure is not final, because the request is repeated until the timeout.
         found: dict[MessageQueue, int] = {}
-        for offsets in GetConsumerStatusBody.decode(answer.body).consumer_table.values():
+        for offsets in answer.consumer_table.values():
             for queue, offset in offsets.items():
                 found[queue] = min(offset, found.get(queue, offset))
         return found

@@ -134,8 +134,9 @@ class StatsAdmin(GroupAdmin):
         header = QueryConsumeQueueRequestHeader(
             topic=topic, queue_id=queue_id, index=index, count=count, consumer_group=group
         )
-        answer = await self.client.brokers.call(addr, RequestCode.QUERY_CONSUME_QUEUE, header, topic=topic)
-        return QueryConsumeQueueBody.decode(answer.body)
+        return await self.client.brokers.fetch(
+            addr, RequestCode.QUERY_CONSUME_QUEUE, QueryConsumeQueueBody, header, topic=topic
+        )
 
     async def undone(self) -> AsyncIterator[Undone]:
         """Yield the backlog and the failures of each group that is online, by topic.
@@ -189,8 +190,8 @@ class StatsAdmin(GroupAdmin):
             special: Include retry and dead-letter topics.
         """
         table = await self.topic_configs(broker_addr)
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
-        system = set(TopicList.decode(answer.body).topic_list)
+        code = RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER
+        system = set((await self.client.brokers.fetch(broker_addr, code, TopicList)).topic_list)
         table.topic_config_table = {
             name: config
             for name, config in sorted(table.topic_config_table.items())
@@ -200,8 +201,9 @@ class StatsAdmin(GroupAdmin):
 
     async def topic_configs(self, broker_addr: str) -> TopicConfigTable:
         """Return all topics of a broker, including system topics."""
-        answer = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG)
-        return TopicConfigTable.decode(answer.body)
+        return await self.client.brokers.fetch(
+            broker_addr, RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable
+        )
 
     async def user_groups(self, broker_addr: str) -> dict[str, SubscriptionGroupConfig]:
         """Return the consumer groups of a broker without RocketMQ's own groups."""

@@ -105,10 +105,17 @@ class Calls:
         return succeeded(answer, addr, topic, key)
 
     async def fetch(
-        self, addr: str, code: RequestCode, body: type[B], header: Any = None, *, topic: str = ""
+        self,
+        addr: str,
+        code: RequestCode,
+        body: type[B],
+        header: Any = None,
+        *,
+        timeout_s: float | None = None,
+        topic: str = "",
     ) -> B:
         """Return the body of the answer to a request. Raises as `call` does, or BodyError."""
-        return body.decode((await self.call(addr, code, header, topic=topic)).body)
+        return body.decode((await self.call(addr, code, header, timeout_s=timeout_s, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
         """Return the answer to a request, whatever its response code."""
