@@ -93,11 +93,7 @@ Examples:
     help="Deliver later: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
 @click.option(
-    "--delay",
-    "delay_ms",
-    type=time_span,
-    metavar="SPAN",
-    help="Deliver after 1500ms, 90s, 10m, 2h, 1d.",
+    "--delay", "delay_ms", type=time_span, metavar="SPAN", help="Deliver after 1500ms, 90s, 10m, 2h, 1d."
 )
 @click.option(
     "--at",

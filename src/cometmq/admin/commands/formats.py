@@ -77,7 +77,7 @@ def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
     for name, queue in queues:
         yield form % (
             *(name[:32], queue.queue_id, queue.min_offset, queue.purged_to, queue.max_offset),
-            queue.purged_to - queue.min_offset,
+            queue.count,
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import click
 
@@ -35,7 +36,11 @@ from cometmq.message import Message, MessageExt
 from cometmq.protocol.codes import TRACE_TOPIC
 
 MAX_KEY_HITS = 64
-MILLISECONDS = click.IntRange(*ALWAYS)
+MILLISECONDS = partial(opt, type=click.IntRange(*ALWAYS))
+TIMES = (
+    MILLISECONDS("-b", "--beginTimestamp", "begin", default=0, help="Start of the time range, in ms."),
+    MILLISECONDS("-e", "--endTimestamp", "end", default=ALWAYS[1], help="End of the time range, in ms."),
+)
 
 
 def consume_directly_options(command: F) -> F:
@@ -100,22 +105,7 @@ async def query_msg_by_id(
     "queryMsgByKey",
     TOPIC,
     opt("-k", "--msgKey", "key", required=True, type=str.strip, metavar="KEY", help="Message key."),
-    opt(
-        "-b",
-        "--beginTimestamp",
-        "begin",
-        type=MILLISECONDS,
-        default=0,
-        help="Start of the time range, in ms.",
-    ),
-    opt(
-        "-e",
-        "--endTimestamp",
-        "end",
-        type=MILLISECONDS,
-        default=ALWAYS[1],
-        help="End of the time range, in ms.",
-    ),
+    *TIMES,
     number(
         "-m",
         "--maxNum",
@@ -187,10 +177,8 @@ async def resume_check_half_message(admin: Admin, msg_ids: str) -> None:
 @admin_command("queryMsgTraceById")
 @opt("-i", "--msgId", required=True, metavar="ID", help="Message id.")
 @name_option("-t", "--traceTopic", "topic", default=TRACE_TOPIC, show_default=True, help="Trace topic.")
-@opt("-b", "--beginTimestamp", "begin", type=MILLISECONDS, default=0, help="Start of the time range, in ms.")
-@opt(
-    "-e", "--endTimestamp", "end", type=MILLISECONDS, default=ALWAYS[1], help="End of the time range, in ms."
-)
+@TIMES[0]
+@TIMES[1]
 @number(
     "-c",
     "--maxNum",

@@ -39,6 +39,8 @@ from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
 
 QUEUES = partial(number, low=1, high=65_535, default=8, show_default=True)
+PERMS = click.Choice(["2", "4", "6"])
+PERM = partial(opt, "-p", "--perm", type=PERMS, help="Permission: 2 write, 4 read, 6 both.")
 
 
 @admin_command("updateTopic")
@@ -46,14 +48,7 @@ QUEUES = partial(number, low=1, high=65_535, default=8, show_default=True)
 @TOPIC
 @QUEUES("-r", "--readQueueNums", help="Number of read queues.")
 @QUEUES("-w", "--writeQueueNums", help="Number of write queues.")
-@opt(
-    "-p",
-    "--perm",
-    type=click.Choice(["2", "4", "6"]),
-    default="6",
-    show_default=True,
-    help="Permission: 2 write, 4 read, 6 both.",
-)
+@PERM(default="6", show_default=True)
 @switch("-o", "--order", help="Ordered topic.")
 @switch("-u", "--unit", help="Unit topic.")
 @switch("-s", "--hasUnitSub", help="Has unit sub.")
@@ -125,7 +120,7 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
         show_json([{"brokerName": name, **msgspec.to_builtins(queue)} for name, queue in purged])
         return
     show(formats.purged(purged))
-    count = sum(queue.purged_to - queue.min_offset for _, queue in purged)
+    count = sum(queue.count for _, queue in purged)
     outcome = "purged." if yes else "would be deleted. Nothing was done; --yes deletes."
     show([f"{counted(count, 'message')} {outcome}"])
 
@@ -165,13 +160,7 @@ async def topic_status(admin: Admin, topic: str, cluster: str | None) -> None:
     "updateTopicPerm",
     target_options,
     TOPIC,
-    opt(
-        "-p",
-        "--perm",
-        type=click.Choice(["2", "4", "6"]),
-        required=True,
-        help="Permission: 2 write, 4 read, 6 both.",
-    ),
+    PERM(required=True),
     changes,
 )
 async def update_topic_perm(

@@ -246,11 +246,11 @@ async def purge(view: View, topic: str) -> None:
         return
     before_ms = millis(before.value)
     planned = await view.admin.purge_topic(topic, before_ms=before_ms)
-    count = sum(queue.purged_to - queue.min_offset for _, queue in planned)
+    count = sum(queue.count for _, queue in planned)
 
     async def work(progress: ActionProgress) -> str:
         done = await view.admin.purge_topic(topic, before_ms=before_ms, execute=True)
-        purged = sum(queue.purged_to - queue.min_offset for _, queue in done)
+        purged = sum(queue.count for _, queue in done)
         progress.outcome["purged"] = str(purged)
         return view.t("topic.purged", n=f"{purged:,}")
 

@@ -38,6 +38,11 @@ class PurgedQueue(Body):
     purged_to: int = always(0)
     max_offset: int = always(0)
 
+    @property
+    def count(self) -> int:
+        """Number of the purged messages."""
+        return self.purged_to - self.min_offset
+
 
 class PurgeResult(Body):
     """The result of a purge or of its dry run (code 21001), by queue id."""
