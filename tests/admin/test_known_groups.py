@@ -11,7 +11,10 @@ from tests.admin.conftest import Shell
 from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
 from cometmq.admin import Admin
 from cometmq.admin.commands import mqadmin
+from cometmq.errors import ConnectError
+from cometmq.protocol.bodies import ConsumerRunningInfo
 from cometmq.protocol.codes import RETRY_PREFIX
+from cometmq.protocol.frame import Frame
 
 READS = ("consumerProgress -g", "consumerStatus -g", "consumerConnection -g", "getConsumerConfig -g")
 CHANGES = (
@@ -132,3 +135,26 @@ def test_every_command_has_the_same_answer(known: Shell, make: Callable[[Shell, 
             return await admin.group_names()
 
     assert group in asyncio.run(ask())
+
+
+@pytest.mark.parametrize("jstack", [False, True])
+async def test_the_running_info_of_a_member_comes_from_the_first_broker_that_reaches_it(
+    monkeypatch: pytest.MonkeyPatch, jstack: bool
+) -> None:
+    asked: list[str] = []
+
+    async def call(addr: str, *_request: object, **_more: object) -> Frame:
+        asked.append(addr)
+        if addr == "a:1":
+            raise ConnectError(addr)
+        return Frame(code=0, body=ConsumerRunningInfo(jstack="stacks").encode())
+
+    async def brokers_of(_group: str) -> dict[str, str]:
+        return {"a": "a:1", "b": "b:1"}
+
+    async with Admin("127.0.0.1:1") as admin:
+        monkeypatch.setattr(admin, "brokers_of", brokers_of)
+        monkeypatch.setattr(admin.client.brokers, "call", call)
+        info = await admin.running_info("G", "client", jstack=jstack)
+
+    assert (asked, info.jstack) == (["a:1", "b:1"], "stacks")
