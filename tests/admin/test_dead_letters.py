@@ -337,7 +337,7 @@ class TestTrouble:
             state=Resend.RESENT, msg_id=letter.msg_id, offset_msg_id="", original_topic=dying.topic,
             keys=[], target="", copy_offset_msg_id=letter.offset_msg_id,
         )  # fmt: skip
-        with pytest.raises(ResendStopped, match="consumes in order"):
+        with pytest.raises(ResendStopped, match="consume in order"):
             await check_copy(dying.admin.client, result)
 
 

@@ -221,7 +221,7 @@ async def test_admin_is_used_between_its_start_and_its_stop(namesrv: FakeNamesrv
 async def test_a_second_consumer_of_a_group_leaves_the_first_one_alone(namesrv: FakeNamesrv) -> None:
     async with ClientInstance(namesrv.addr) as shared, push(client=shared):
         before = dict(shared.consumers)
-        with pytest.raises(ClientStateError, match="has a consumer of group g already"):
+        with pytest.raises(ClientStateError, match="already has a consumer of group g"):
             await push(client=shared).start()
         assert shared.consumers == before
 

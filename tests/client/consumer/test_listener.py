@@ -105,7 +105,7 @@ async def test_what_none_means_can_be_chosen(statuses: Any, later: Enum) -> None
 
     assert await returned(lambda messages: None, "success") is statuses.SUCCESS
     assert await returned(lambda messages: None, "retry") is later
-    with pytest.raises(TypeError, match=f"returns one of {statuses.__name__}, not None"):
+    with pytest.raises(TypeError, match=f"must return one of {statuses.__name__}, not None"):
         await returned(lambda messages: None, "error")
     for means in get_args(NoneMeans):
         assert await returned(lambda messages: statuses.SUCCESS, means) is statuses.SUCCESS

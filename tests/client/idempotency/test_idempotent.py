@@ -144,7 +144,7 @@ def test_a_key_that_no_database_takes_is_marked_by_its_hash(key: str, marked: st
 @pytest.mark.parametrize("key", ["", None, b"bytes", 7])
 def test_what_is_no_key_fails_the_message(key: Any) -> None:
     listener = idempotent("billing", lambda message: None, InThreads(), key=lambda message: key)
-    with pytest.raises(TypeError, match="the key of message A1 is"):
+    with pytest.raises(TypeError, match="the key of message A1 must be"):
         listener([MESSAGE])
 
 

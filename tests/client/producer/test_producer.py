@@ -115,7 +115,7 @@ async def test_a_queue_of_another_topic_is_refused(sender: Producer, broker: Fak
         sender.send_batch([message], queue=queue),
         sender.request(message, queue=queue, timeout_s=1.0),
     ):
-        with pytest.raises(MessageIllegal, match="is no queue of topic T") as caught:
+        with pytest.raises(MessageIllegal, match="is not a queue of topic T") as caught:
             await sending
         assert caught.value.field == "queue"
     assert broker.sent == []

@@ -214,7 +214,9 @@ async def test_a_message_of_a_transaction_has_no_delivery_time(
     make: Make, broker: FakeBroker, field: str
 ) -> None:
     async with make(Listener()) as producer:
-        with pytest.raises(MessageIllegal, match=f"cannot have a delivery time: {field}") as caught:
+        with pytest.raises(
+            MessageIllegal, match=f"a transaction message cannot be delayed: {field}"
+        ) as caught:
             await producer.send_in_transaction(Message("T", b"x", **{field: 60_000}))
     assert caught.value.field == field
     assert broker.sent == []

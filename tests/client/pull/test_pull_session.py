@@ -149,7 +149,7 @@ async def test_a_group_has_one_consumer_on_a_client(namesrv: FakeNamesrv, broker
         PullConsumer("g", client=client) as two,
     ):
         await one.subscribe("T")
-        with pytest.raises(ClientStateError, match="has a consumer of group g already"):
+        with pytest.raises(ClientStateError, match="already has a consumer of group g"):
             await two.subscribe("T")
         assert two.assignment == ()
 

@@ -184,7 +184,7 @@ async def test_a_topic_is_scheduled_or_read_ahead(consumer: PullConsumer, broker
     broker.store("U", 0, b"ahead")
     await consumer.schedule("T", reader)
     await consumer.subscribe("U")
-    with pytest.raises(ClientStateError, match="has subscribed U"):
+    with pytest.raises(ClientStateError, match="has subscribed to U"):
         await consumer.schedule("U", reader)
     assert [message.body for message in await consumer.poll()] == [b"ahead"]
     await consumer.unsubscribe("T")

@@ -54,7 +54,7 @@ class TestFinding:
             assert [m.physical_offset for m in find.by_key("all", None, scan=scan)] == [
                 place.position for place in places(sound)
             ]
-            with pytest.raises(StoreError, match="no topic Other"):
+            with pytest.raises(StoreError, match="topic Other does not exist"):
                 find.by_key("k1", "Other", scan=scan)
             assert find.by_key("k4000", None, scan=scan) == []
 
@@ -85,7 +85,7 @@ class TestFinding:
             found = list(islice(find.of_queue("T", 1, 95), 10))
             assert [message.queue_offset for message in found] == list(range(95, 105))
             assert {message.queue_id for message in found} == {1}
-            with pytest.raises(StoreError, match="no queue T/9"):
+            with pytest.raises(StoreError, match="queue T/9 does not exist"):
                 next(find.of_queue("T", 9))
 
     def test_the_log_from_a_position_on_leaves_damage_out(self, root: Path) -> None:

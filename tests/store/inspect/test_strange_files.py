@@ -171,7 +171,7 @@ def test_verify_calls_it_by_name(root: Path, outside: Path) -> None:
 @pytest.mark.parametrize("place", ["rebuild.tmp", "consumequeue", "index"])
 def test_a_rebuild_replaces_no_link(root: Path, outside: Path, place: str) -> None:
     put_instead(root / place, "link", outside)
-    with pytest.raises(StoreError, match="a link") as refused:
+    with pytest.raises(StoreError, match="a symbolic link") as refused:
         rebuild(str(root), config=small(root))
     assert str(root / place) in str(refused.value)
 

@@ -78,7 +78,7 @@ def test_what_was_synced_is_never_cut_off(tmp_path: Path, index: int, zeros: boo
     if noted:
         raft_log(store).save()
     spoil(store, index, zeros=zeros)
-    with pytest.raises(StoreCorrupt, match=f"entry {index} .* is lost"):
+    with pytest.raises(StoreCorrupt, match=f"entry {index} .* is missing"):
         again(store, clean=False)
 
 

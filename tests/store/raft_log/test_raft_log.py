@@ -165,7 +165,7 @@ def damaged(data: bytes) -> bytes:
         (lambda data: data[:-1], "damaged"),
         (lambda data: data[:20], "no entry"),
         (damaged, "damaged"),
-        (lambda data: data[:8] + bytes(7) + b"\x07" + data[16:], "damaged|follow"),
+        (lambda data: data[:8] + bytes(7) + b"\x07" + data[16:], "damaged|consecutive"),
     ],
 )
 def test_entries_that_are_damaged_are_refused(tmp_path: Path, change, problem: str) -> None:  # type: ignore[no-untyped-def]
