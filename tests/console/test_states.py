@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cometmq.admin import (
+    Admin,
     BrokerStatus,
     GroupProgress,
     GroupSubscriptions,
@@ -23,7 +24,6 @@ from cometmq.console.base.feeds import Reading
 from cometmq.console.pages import group, topic
 from cometmq.console.pages.groups import lines
 from cometmq.console.pages.overview import got_today, put_today
-from cometmq.console.pages.targets import masters
 from cometmq.console.widgets.charts import utc_offset_s
 from cometmq.errors import ConnectError
 from cometmq.message import MessageQueue
@@ -97,9 +97,9 @@ async def test_a_group_is_shown_without_a_broker_that_is_down() -> None:
 async def test_changes_go_to_masters_alone() -> None:
     admin: Any = FakeAdmin()
 
-    assert await masters(admin, ["a"]) == {"a": "a:1"}
+    assert await Admin.masters(admin, ["a"]) == {"a": "a:1"}
     with pytest.raises(UnknownNameError, match="master of broker named b"):
-        await masters(admin, ["a", "b"])
+        await Admin.masters(admin, ["a", "b"])
 
 
 def member(name: str, *queues: MessageQueue, known: bool = True) -> MemberSubscriptions:

@@ -17,10 +17,9 @@ import msgspec
 
 from cometmq.admin.acl import AccessAdmin
 from cometmq.admin.errors import NoLeaderError, UnknownNameError
-from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.admin.message_admin import MessageAdmin
 from cometmq.admin.offsets import OffsetAdmin
-from cometmq.admin.servers import check_cluster
+from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, check_cluster
 from cometmq.admin.stats import StatsAdmin
 from cometmq.admin.topic_admin import TopicSettings
 from cometmq.admin.values import (

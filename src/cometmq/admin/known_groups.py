@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
-from cometmq.admin.servers import ServerAdmin
+from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, ServerAdmin
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.workers import for_each
@@ -19,7 +19,6 @@ from cometmq.protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupTa
 from cometmq.protocol.bodies.admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
-MAX_CONCURRENT_BROKERS = 16
 AtBroker = dict[str, SubscriptionGroupConfig | None]
 """The groups at a broker with their settings; None for a group with stored offsets only."""
 

@@ -11,9 +11,9 @@ import msgspec
 from cometmq.admin import dead_letters
 from cometmq.admin.dead_letters import Resending, Selection
 from cometmq.admin.errors import DeadLettersHidden
-from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
 from cometmq.admin.messages import ReadRange, StoredMessages
 from cometmq.admin.newest import NewestMessages
+from cometmq.admin.servers import ask_each
 from cometmq.admin.topic_admin import TopicAdmin
 from cometmq.admin.values import (
     DeadLetterCount,
@@ -28,7 +28,7 @@ from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import Message, MessageExt, MessageQueue, SendResult, WaitingMessage
-from cometmq.protocol.codes import DLQ_PREFIX, MASTER_ID, Perm
+from cometmq.protocol.codes import DLQ_PREFIX, Perm
 from cometmq.protocol.headers import ListTimersRequestHeader
 from cometmq.protocol.sql import compile_sql
 
@@ -296,7 +296,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         Yields:
             The messages, broker by broker, in the order of their delivery times.
         """
-        for addr, name in (await self._waiting_at(broker_addr)).items():
+        for name, addr in (await self._waiting_at(broker_addr)).items():
             wanted = ListTimersRequestHeader(topic=topic)
             more, left = True, limit
             while more and left != 0:
@@ -335,36 +335,24 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         Raises:
             CometError: A broker fails and `missing` is None, or all brokers fail.
         """
-        found, more = [], False
         wanted = ListTimersRequestHeader(topic=topic, key=key)
-        failed: dict[str, CometError] = {}
-        addrs = await self._waiting_at(broker_addr)
-
-        async def ask(addr: str) -> None:
-            nonlocal more
-            try:
-                some, page = await self.client.brokers.timers(addr, addrs[addr], wanted)
-            except CometError as error:
-                failed[addrs[addr]] = error
-                return
-            found.extend(some)
-            more |= page.more
-
-        await for_each(addrs, ask, MAX_CONCURRENT_BROKERS)
+        answers, failed = await ask_each(
+            await self._waiting_at(broker_addr),
+            lambda name, addr: self.client.brokers.timers(addr, name, wanted),
+        )
         if missing is not None:
             missing |= failed
-        if failed and (missing is None or len(failed) == len(addrs)):
+        elif failed:
             raise next(iter(failed.values()))
-        return found, more
+        found = [waiting for some, _ in answers.values() for waiting in some]
+        return found, any(page.more for _, page in answers.values())
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
-        """Return the brokers that list waiting messages: broker name by address."""
-        brokers = {
-            data.broker_addrs[MASTER_ID]: name
-            for name, data in sorted((await self.cluster_info()).broker_addr_table.items())
-            if MASTER_ID in data.broker_addrs
-        }
-        return {broker_addr: brokers.get(broker_addr, "")} if broker_addr else brokers
+        """Return the brokers that list waiting messages: address by broker name."""
+        masters = await self.masters()
+        if broker_addr is None:
+            return masters
+        return {next((name for name, addr in masters.items() if addr == broker_addr), ""): broker_addr}
 
     async def recall(self, recall_handle: str) -> str:
         """Recall a message that waits for its delivery time.

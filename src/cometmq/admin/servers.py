@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
 
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import BrokerSettings, PermChange, SettingsChange, Stats, StatsSpan
 from cometmq.client.cluster.lookups import Client
+from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError
 from cometmq.protocol.bodies import ClusterInfo
 from cometmq.protocol.bodies.admin import BrokerStatsData, BrokerStatsItem
@@ -19,8 +21,33 @@ from cometmq.protocol.headers import (
 from cometmq.protocol.headers.admin import UpdateBrokerConfigResponseHeader, ViewBrokerStatsDataRequestHeader
 from cometmq.protocol.java_properties import format_properties, parse_properties
 
+T = TypeVar("T")
+
+MAX_CONCURRENT_BROKERS = 16  # brokers with a request in flight
 FILES_TIMEOUT_S = 60.0  # a broker responds only after it has deleted the files
 STATS_NOT_EXIST = "not exist"
+
+
+async def ask_each(
+    addrs: Mapping[str, str], ask: Callable[[str, str], Awaitable[T]]
+) -> tuple[dict[str, T], dict[str, CometError]]:
+    """Return the result of `ask(name, addr)` for each broker by name, and the errors by broker name.
+
+    Raises the first error if no broker answers.
+    """
+    answers: dict[str, T] = {}
+    failures: dict[str, CometError] = {}
+
+    async def one(name: str) -> None:
+        try:
+            answers[name] = await ask(name, addrs[name])
+        except CometError as error:
+            failures[name] = error
+
+    await for_each(addrs, one, MAX_CONCURRENT_BROKERS)
+    if failures and not answers:
+        raise next(iter(failures.values()))
+    return dict(sorted(answers.items())), dict(sorted(failures.items()))
 
 
 class ServerAdmin(Client):
@@ -68,6 +95,26 @@ class ServerAdmin(Client):
             UnknownNameError: The cluster does not exist.
         """
         return list(await self.cluster_addrs(cluster))
+
+    async def masters(self, names: Iterable[str] | None = None) -> dict[str, str]:
+        """Return the addresses of masters by broker name.
+
+        Args:
+            names: Only these brokers. None: all masters, sorted by broker name.
+
+        Raises:
+            UnknownNameError: There is no master with one of these names.
+        """
+        table = (await self.cluster_info()).broker_addr_table
+        known = {
+            name: data.broker_addrs[MASTER_ID]
+            for name, data in sorted(table.items())
+            if MASTER_ID in data.broker_addrs
+        }
+        for name in names if names is not None else ():
+            if name not in known:
+                raise UnknownNameError("master of broker", name, sorted(known))
+        return known if names is None else {name: known[name] for name in names}
 
     async def target_addrs(self, broker_addr: str | None, cluster: str | None) -> list[str]:
         """Return `broker_addr`, or without it the addresses of the cluster's masters.

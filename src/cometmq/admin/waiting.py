@@ -8,13 +8,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.known_groups import MAX_CONCURRENT_BROKERS
+from cometmq.admin.servers import ask_each
 from cometmq.client.cluster.requests import pull_request
-from cometmq.client.cluster.workers import for_each
-from cometmq.errors import CometError
 from cometmq.message import MessageExt, MessageQueue, PullStatus, WaitingMessage
 from cometmq.protocol.codes import (
-    MASTER_ID,
     TOOLS_CONSUMER_GROUP,
     TRANS_CHECK_MAX_TIME_TOPIC,
     TRANS_GROUP,
@@ -260,18 +257,5 @@ async def each_master(
 
     Raises the first error if no master answers.
     """
-    table = (await admin.cluster_info()).broker_addr_table
-    answers: dict[str, T] = {}
-    failures: dict[str, CometError] = {}
-
-    async def one(name: str) -> None:
-        try:
-            answers[name] = await ask(name, table[name].broker_addrs[MASTER_ID])
-        except CometError as error:
-            failures[name] = error
-
-    masters = sorted(name for name, data in table.items() if MASTER_ID in data.broker_addrs)
-    await for_each(masters, one, MAX_CONCURRENT_BROKERS)
-    if failures and not answers:
-        raise next(iter(failures.values()))
-    return dict(sorted(answers.items())), {name: str(error) for name, error in sorted(failures.items())}
+    answers, failures = await ask_each(await admin.masters(), ask)
+    return answers, {name: str(error) for name, error in failures.items()}

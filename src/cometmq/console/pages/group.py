@@ -21,7 +21,7 @@ from cometmq.admin.groups import sum_progress
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.pages.groups import MAX_RETRIES
 from cometmq.console.pages.reset import reset_offsets
-from cometmq.console.pages.targets import all_masters, broker_choice, chosen_brokers, masters
+from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.widgets.actions import Action
 from cometmq.console.widgets.forms import Form
 from cometmq.console.widgets.listing import Listing
@@ -215,7 +215,7 @@ async def change(view: View, group: str) -> None:
     if not configs:
         view.notify_error(view.t("group.unknown"))
         return
-    addrs = await masters(view.admin, configs)
+    addrs = await view.admin.masters(configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("group.change_of", name=group))
     where = broker_choice(view, form, configs)
@@ -242,7 +242,7 @@ async def change(view: View, group: str) -> None:
 
 async def delete(view: View, group: str) -> None:
     """Delete a group: its settings, offsets, retry messages and dead letters."""
-    addrs = await all_masters(view.admin)
+    addrs = await view.admin.masters()
     topics = await operations.group_topics(view.admin, group)
     await Action.of(
         await operations.delete_group(view.admin, group, list(addrs.values()), topics, with_offsets=True),

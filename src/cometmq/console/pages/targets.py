@@ -6,10 +6,9 @@ from collections.abc import Collection, Iterable
 
 from nicegui import ui
 
-from cometmq.admin import Admin, UnknownNameError
 from cometmq.console.widgets.forms import Fields
 from cometmq.console.widgets.page import View
-from cometmq.protocol.codes import MASTER_ID, is_legal_name
+from cometmq.protocol.codes import is_legal_name
 
 
 async def cluster_choice(view: View, fields: Fields) -> ui.select:
@@ -36,27 +35,3 @@ def broker_choice(view: View, fields: Fields, brokers: Iterable[str]) -> ui.sele
 def chosen_brokers(choice: ui.select, brokers: Collection[str]) -> list[str]:
     """Return the names of the chosen brokers."""
     return [str(choice.value)] if choice.value else list(brokers)
-
-
-async def all_masters(admin: Admin) -> dict[str, str]:
-    """Return the address of each master by broker name."""
-    table = (await admin.cluster_info()).broker_addr_table
-    return {
-        name: data.broker_addrs[MASTER_ID]
-        for name, data in sorted(table.items())
-        if MASTER_ID in data.broker_addrs
-    }
-
-
-async def masters(admin: Admin, names: Iterable[str]) -> dict[str, str]:
-    """Return the addresses of masters by broker name, because only masters execute changes.
-
-    Raises UnknownNameError for a broker without a master.
-    """
-    known = await all_masters(admin)
-    found = {}
-    for name in names:
-        if name not in known:
-            raise UnknownNameError("master of broker", name, sorted(known))
-        found[name] = known[name]
-    return found

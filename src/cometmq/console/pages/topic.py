@@ -16,7 +16,7 @@ from cometmq.console.base.fanout import Fanout
 from cometmq.console.messages.message import sent_text
 from cometmq.console.messages.search import messages_of
 from cometmq.console.pages.reset import reset_offsets
-from cometmq.console.pages.targets import broker_choice, chosen_brokers, masters
+from cometmq.console.pages.targets import broker_choice, chosen_brokers
 from cometmq.console.pages.topics import MAX_QUEUES, PERMS
 from cometmq.console.widgets.actions import Action, ActionProgress
 from cometmq.console.widgets.forms import TIME_FORMAT, Form, millis
@@ -205,7 +205,7 @@ async def change(view: View, topic: str) -> None:
     if not configs:
         view.notify_error(view.t("topic.unknown"))
         return
-    addrs = await masters(view.admin, configs)
+    addrs = await view.admin.masters(configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("topic.change_of", name=topic), [view.t("topic.change_says")])
     where = broker_choice(view, form, configs)
