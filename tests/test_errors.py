@@ -38,6 +38,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "YamlError": (3, "no YAML"),
     "StoreError": ("full", "/x"),
     "StoreCorrupt": ("bad magic", "/x"),
+    "StoreInUse": ("another store uses it", "/x"),
 }
 CONCRETE = [
     name

@@ -199,7 +199,7 @@ async def test_requests_50_to_53_change_the_files(tmp_path: Path) -> None:
             assert (await another.call(51, DeleteAccessConfigRequestHeader(access_key="another"))).code == 0
             refused(await another.call(26), 1, "No acl config for another")
         for fields, words in (
-            ({"access_key": "somebody"}, "without secretKey"),
+            ({"access_key": "somebody"}, "no secretKey"),
             ({"access_key": "somebody", "secret_key": "short"}, "secretKey needs 7"),
             ({"access_key": "program", "topic_perms": "T=PUB," * 20_000}, "at most 65536 are allowed"),
             ({"access_key": "program", "topic_perms": "T=READ"}, "none of DENY"),

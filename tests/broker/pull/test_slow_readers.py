@@ -80,7 +80,7 @@ async def test_its_pulls_are_refused_until_an_administrator_lets_it_go_on(starte
     cluster.broker.parts.slow_readers.check()
     refused(await peer.pull(group="Late", offset=1), 16, "subscription group no permission, Late")
     assert len(records(await peer.pull(group="Prompt"))) == 5
-    assert "group Late disabled: it is" in caplog.text
+    assert "group Late disabled: its lag in topic Orders queue 0 is" in caplog.text
     await cluster.restart()  # it is a setting of the group, and kept
     peer = cluster.peer()
     refused(await peer.pull(group="Late", offset=1), 16, "Late")

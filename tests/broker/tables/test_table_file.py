@@ -24,7 +24,7 @@ class TestRetries:
             await table.saved()
         async with asyncio.timeout(60):
             await table.finish()
-        assert "t.json not written: " in caplog.text
+        assert "t.json could not be written: " in caplog.text
         assert not path.exists()
 
     async def test_a_change_wakes_a_write_that_waits(self, tmp_path, disk, monkeypatch):

@@ -89,7 +89,9 @@ def read_acl(path: str, data: bytes) -> AclFile:
         root = yaml_file.load(data, MAX_FILE_BYTES, MAX_YAML_NODES)
         return _Reader().file(root)
     except YamlError as error:
-        raise ConfigError("aclEnable", "true", error.problem, f"{path} line {error.line}") from None
+        raise ConfigError(
+            "aclEnable", "true", f"a valid file: {error.problem}", f"{path} line {error.line}"
+        ) from None
 
 
 def account_of(plain: dict[str, Any]) -> Account:

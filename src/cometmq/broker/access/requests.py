@@ -145,7 +145,7 @@ class AclRequests:
                 ) from None
             except (ConfigError, OSError) as error:
                 raise CommandError(code, str(error)) from None
-        log.info("access control: client %s: %s", what, connection.peer)
+        log.info("access control: %s, requested by %s", what, connection.peer)
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:

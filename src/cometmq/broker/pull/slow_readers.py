@@ -45,5 +45,5 @@ class SlowReaders:
                 log.warning(
                     "group %s disabled: its lag in topic %s queue %d is %d bytes, above "
                     "consumerFallbehindThreshold=%d. Set consumeEnable to enable it again",
-                    group, size, topic, queue_id, most,
+                    group, topic, queue_id, size, most,
                 )  # fmt: skip
