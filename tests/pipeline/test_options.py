@@ -7,10 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
+from tests import option_tables
 
 import cometmq.pipeline
 from cometmq.errors import ConfigError
 from cometmq.message import MessageQueue
+from cometmq.pipeline.base.declare import declared
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST
 from cometmq.pipeline.base.options import Position, Topics, read_options, store_options, write_options
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
@@ -23,10 +25,10 @@ def test_defaults_of_a_batch_and_of_a_stream() -> None:
     stream = read_options(BASE, streaming=True)
     assert (batch.starting, batch.ending) == (Position(EARLIEST), Position(LATEST))
     assert (stream.starting, stream.max_offsets_per_trigger) == (Position(LATEST), 1_000_000)
-    assert batch.pull.consumer_group == TOOLS_CONSUMER_GROUP
+    assert batch.consumer_group == TOOLS_CONSUMER_GROUP
     assert batch.commit_group is None
-    assert batch.pull.check_crc
-    assert batch.pull.fail_on_data_loss
+    assert batch.check_crc
+    assert batch.fail_on_data_loss
 
 
 @pytest.mark.parametrize(
@@ -151,7 +153,7 @@ def test_a_bad_option_of_a_stream_is_named(options: dict[str, str], key: str) ->
 
 def test_words_of_5x_may_stand_in_the_texts_of_an_expression() -> None:
     text = "what = 'it''s CONTAINS' AND n > 3"
-    assert read_options({**BASE, "sql": text}, streaming=True).pull.sql == text
+    assert read_options({**BASE, "sql": text}, streaming=True).sql == text
 
 
 def test_times_of_queues_and_offsets_of_a_group() -> None:
@@ -266,6 +268,29 @@ def test_the_end_of_today_is_an_end() -> None:
     assert read_options({**BASE, "endingTimestamp": tonight}, streaming=False).ending.timestamp_ms == int(
         tonight
     )
+
+
+# -- Tables of the documentation
+
+
+@pytest.mark.parametrize("page", option_tables.PAGES, ids=lambda page: page.stem)
+def test_the_tables_of_a_page_are_those_of_the_options(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert option_tables.written(text) == text, "python -m tests.option_tables"
+
+
+def test_every_job_and_every_format_has_a_table() -> None:
+    shown = {name for page in option_tables.PAGES for name in option_tables.TABLE.findall(page.read_text())}
+    assert shown == {
+        *option_tables.FORMATS, "archive", "audit", "dedup", "dlq", "lag", "rebuild", "replay", "throughput",
+        "trace",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("struct", option_tables.FORMATS.values())
+def test_every_option_of_a_format_is_described(struct: type) -> None:
+    texts = [(key, text) for each in declared(struct) for key, text in each.spark.items()]
+    assert [key for key, text in texts if not text] == []
 
 
 # -- What `cometmq.pipeline` offers by name

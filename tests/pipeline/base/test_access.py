@@ -67,8 +67,8 @@ def test_options_and_environment_name_the_account(monkeypatch: pytest.MonkeyPatc
     keys = {"accessKey": "program", "secretKey": "secret-of-program", "tls": "/tls.properties"}
     wanted = Access(PROGRAM, "/tls.properties")
 
-    assert read_options(given, streaming=False).pull.access == PLAIN
-    assert read_options({**given, **keys}, streaming=False).pull.access == wanted
+    assert read_options(given, streaming=False).access == PLAIN
+    assert read_options({**given, **keys}, streaming=False).access == wanted
     assert write_options({**given, **keys}).access == wanted
     monkeypatch.setenv("COMETMQ_ACCESS_KEY", "program")
     monkeypatch.setenv("COMETMQ_SECRET_KEY", "secret-of-program")

@@ -17,7 +17,7 @@ from cometmq.pipeline.base.options import StoreOptions
 from cometmq.pipeline.stored.plan import plan_slices
 from cometmq.protocol.record.one import encode_record
 
-SKIP = {"fail_on_bad_record": False}
+SKIP = {"on_bad_record": "skip"}
 
 
 def forged(files: StoreFiles, topic: str, bodies: list[tuple[str, int, int]], head: int = HEAD) -> bytes:

@@ -107,8 +107,9 @@ def test_options() -> None:
         "checkCrc": "false", "decompress": "FALSE", "failOnDataLoss": "false", "onBadRecord": "skip",
     })  # fmt: skip
     assert given == StoreOptions(
-        ("/a", "/b/*"), Topics(names=("T", "U")), 5, 9, 1000, 7, 8, 9,
-        check_crc=False, decompress=False, fail_on_data_loss=False, fail_on_bad_record=False,
+        ("/a", "/b/*"), Topics(names=("T", "U")), 5, 9,
+        slice_bytes=1000, batch_records=7, batch_bytes=8, max_plain_bytes=9,
+        check_crc=False, decompress=False, fail_on_data_loss=False, on_bad_record="skip",
     )  # fmt: skip
     assert store_options({"path": "/a"}) == StoreOptions(("/a",))
     assert store_options({"path": "/a", "subscribePattern": "T.*"}).topics == Topics(pattern="T.*")
@@ -171,7 +172,7 @@ def test_bodies_as_stored_and_plain(tmp_path: Path, caplog: pytest.LogCaptureFix
     root = files.write(tmp_path)
     with pytest.raises(BadStoreRecordError, match="cannot decompress"):
         rows(root)
-    (row,) = rows(root, fail_on_bad_record=False)
+    (row,) = rows(root, on_bad_record="skip")
     assert row["body"] == b"plain " * 100
     assert f"log position {files.places[1]} (body)" in caplog.text
     assert [row["body"] for row in rows(root, decompress=False)] == [packed, b"no zlib"]
@@ -188,7 +189,7 @@ def test_a_wrong_body_is_found_when_it_is_asked_for(tmp_path: Path) -> None:
     with pytest.raises(BadStoreRecordError, match="CRC-32") as caught:
         positions(root)
     assert (caught.value.position, caught.value.stage) == (files.places[1], "crc")
-    assert positions(root, fail_on_bad_record=False) == [files.places[0], files.places[2]]
+    assert positions(root, on_bad_record="skip") == [files.places[0], files.places[2]]
     assert len(positions(root, check_crc=False)) == 3
     assert len(rows(root, ("topic",))) == 3
 

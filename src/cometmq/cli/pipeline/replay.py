@@ -27,7 +27,13 @@ MAX_PRINTED_QUEUES = 50  # maximum source queues in the output
                    "or yyyy-MM-dd#HH:mm:ss:SSS.",
               )  # fmt: skip
 @click.option("--to", "end_ms", type=moment, metavar="TIME", help="Only messages stored before this time.")
-@click.option("--map", "mapping", multiple=True, metavar="TOPIC=TARGET", help="The target of one topic.")
+@click.option(
+    "--map",
+    "mapping",
+    multiple=True,
+    metavar="TOPIC=TARGET",
+    help="The target of one topic. Topics whose names begin with % are only sent with a target.",
+)
 @options_of(ReplayOptions)
 @job_options
 def replay(

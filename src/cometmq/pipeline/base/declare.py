@@ -1,22 +1,26 @@
-"""Declared options: an option of a job is one field of a dataclass, which has default, range and description.
+"""Declared options: an option is one field of a dataclass, which has default, range and description.
 
 `job` makes the Python function of a job from the fields: the signature, the checks and the Args section of
-the docstring. The command line makes its options from the same fields (cli/pipeline/job.py). The descriptions
-are the Args sections of the dataclasses. This module does not import SparkSession, so that `--help` is quick.
+the docstring. The command line makes its options from the same fields (cli/pipeline/job.py), and `Given`
+reads the options of a Spark format with them. The descriptions are the Args sections of the dataclasses; the
+tables in docs/pipeline.md and docs/jobs.md are made of them (`python -m tests.option_tables`). This module
+does not import SparkSession, so that `--help` is quick.
 """
 
 from __future__ import annotations
 
+import difflib
 import functools
 import inspect
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, replace
 from types import NoneType
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from cometmq.errors import ConfigError
+from cometmq.settings import BOOLEANS, LONG_MAX, camel
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -46,7 +50,7 @@ one message.
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """An option of a job.
+    """An option of a job or of a Spark format.
 
     Attributes:
         low: Minimum of a number.
@@ -54,9 +58,12 @@ class Option:
         above: A limit that the number must exceed.
         typed_low: Minimum on the command line, if it is stricter than the other limits.
         flags: Names on the command line. None: `--` and the field's name without the unit of a duration.
-        Empty: the option is for Python only.
+            Empty: the option is for Python only.
         metavar: Placeholder of the value in `--help`. None: the unit of a duration, or N for a number.
-        shown: Form of the default in `--help`.
+        shown: Form of the default in `--help` and in the tables of the documentation.
+        keys: Names of the Spark options of which the value is made. Empty: one option with the field's name
+            in camel case, without `_s`.
+        query: The only kind of query that has the Spark option, `batch` or `stream`. Empty: both.
         default: Value without an argument; `inspect.Parameter.empty` if the option is required.
     """
 
@@ -67,12 +74,15 @@ class Option:
     flags: tuple[str, ...] | None = None
     metavar: str | None = None
     shown: str | None = None
+    keys: tuple[str, ...] = ()
+    query: str = ""
     # These values come from the dataclass.
     name: str = ""
     kind: Any = None
     default: Any = inspect.Parameter.empty
     kw_only: bool = False
     text: str = ""
+    spark: Mapping[str, str] = field(default_factory=dict)  # descriptions of the Spark options
 
     @property
     def type(self) -> Any:
@@ -117,8 +127,10 @@ def declared(struct: Any) -> list[Option]:
     for each in fields(struct):
         how = each.metadata.get(_DECLARED, Option(flags=()))
         default = inspect.Parameter.empty if each.default is MISSING else each.default
+        text = texts.get(each.name, "")
+        spark = {key: texts.get(key, "") for key in how.keys} or {camel(each.name.removesuffix("_s")): text}
         own = {"name": each.name, "kind": each.type, "kw_only": each.kw_only, "default": default}
-        found.append(replace(how, text=texts.get(each.name, ""), **own))
+        found.append(replace(how, text=text, spark=spark, **own))
     return sorted(found, key=lambda each: (each.kw_only, each.name in _LAST))
 
 
@@ -128,6 +140,106 @@ def check(given: Any) -> None:
         value = getattr(given, each.name)
         if (expected := each.problem(value)) is not None:
             raise ConfigError(each.name, str(value), expected)
+
+
+_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class Given:
+    """The options of a Spark format: a case-insensitive map of texts, read by the fields of a struct.
+
+    Args:
+        options: The texts.
+        struct: The dataclass whose fields are the options.
+        spellings: Alternative names of options, with the names that they stand for.
+        ignored: Further permitted names.
+
+    Raises:
+        ConfigError: A name is unknown, or an option has two values. The error suggests the nearest name,
+            because a typing error must not silently read everything.
+    """
+
+    def __init__(
+        self,
+        options: Mapping[str, str],
+        struct: type,
+        spellings: Mapping[str, str],
+        ignored: Sequence[str] = (),
+    ) -> None:
+        self._declared = [each for each in declared(struct) if each.flags != ()]
+        known = [*ignored, *(name for each in self._declared for name in each.spark)]
+        names = {name.lower(): name for name in known}
+        others = {name.lower(): key.lower() for name, key in spellings.items()}
+        self._values: dict[str, str] = {}
+        for key, value in options.items():
+            name = key.lower()
+            name = name if name in names else others.get(name, name)
+            if name not in names:
+                near = difflib.get_close_matches(name, [*names, *others], 1)
+                hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""
+                raise ConfigError(key, _shown(name, value), f"one of {', '.join(sorted(known))}{hint}")
+            if self._values.setdefault(name, value) != value:
+                before = _shown(name, self._values[name])
+                raise ConfigError(
+                    key, _shown(name, value), f"one value, but {names[name]} is {before!r} already"
+                )
+
+    def values(self, **made: Any) -> dict[str, Any]:
+        """Return the values by the names of the fields, with `made` for those of several texts or checks."""
+        return {
+            each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared
+        }
+
+    def refuse_ends(self) -> None:
+        """Raise ConfigError for an option that only batch queries have."""
+        for each in self._declared:
+            for name in each.spark if each.query == "batch" else ():
+                if (text := self.text(name)) is not None:
+                    raise ConfigError(name, text, "a batch query (a stream has no end)")
+
+    def text(self, name: str) -> str | None:
+        """Return the text of an option. None: it is not given."""
+        return self._values.get(name.lower())
+
+    def _value(self, each: Option) -> Any:
+        (name,) = each.spark
+        text = self.text(name)
+        if text is None:
+            return each.default
+        if each.type is int:
+            return self.integer(name, int(each.low or 0), int(each.high or LONG_MAX))
+        if each.type is bool:
+            if (flag := BOOLEANS.get(text.strip().lower())) is None:
+                raise ConfigError(name, text, "true or false")
+            return flag
+        if each.type is float:
+            if (match := _DURATION.fullmatch(text.strip().lower())) is None:
+                raise ConfigError(name, text, "a time such as 90s, 15m or 1h")
+            return int(match[1]) * _UNITS_S[match[2] or "ms"]
+        if (expected := each.problem(text)) is not None:
+            raise ConfigError(name, text, expected)
+        return text if each.default is None else text or each.default
+
+    def integer(self, name: str, low: int, high: int = LONG_MAX) -> int | None:
+        """Return a number, None if the option is not given. Raises ConfigError if it is out of range."""
+        text = self.text(name)
+        if text is None:
+            return None
+        try:
+            value = int(text.strip())
+        except ValueError:
+            value = low - 1
+        if value < low:
+            raise ConfigError(name, text, f"a whole number of {low} or more")
+        if value > high:
+            raise ConfigError(name, text, f"a whole number of at most {high}")
+        return value
+
+
+def _shown(name: str, value: str) -> str:
+    """Return the value of an option for an error, unless it may be a secret."""
+    return "******" if "secret" in name or "token" in name else value
 
 
 def job(

@@ -84,7 +84,7 @@ class ArchiveOptions:
         mode: `available_now` archives what the brokers hold at the start, in batches, and returns.
             `continuous` runs until `stop` is set.
         starting: `earliest`, `latest` or offsets as JSON: the first offset of queues that are not in the
-            archive yet.
+            archive yet. It must not be behind the end of its queue.
         interval_s: Interval between two checks for new messages in continuous mode, in seconds.
         batch_records: Maximum number of records per batch.
         compression: A Parquet codec that pyarrow supports.
@@ -153,14 +153,15 @@ class ReplayOptions(Reading):
         topics: Names of the source topics. Empty: all topics that match `pattern`.
         pattern: A regular expression for names of source topics, instead of `topics`.
         into: Name of the target topic; "{topic}" stands for the name of the source topic.
-        mapping: Target topics of single source topics, which override `into`.
+        mapping: Target topics of single source topics, which override `into`. A topic whose name begins
+            with % is only sent if it has one.
         state: The directory that records the progress, from which a further run continues: a path or a URI.
             Required unless `dry_run` is set.
         order: `queue`: a source queue goes to the target queue of the same broker and number, or else to the
             queue of the number modulo the number of queues. `key`: each message goes to the queue of its
             sharding key, or else of its first key.
-        rate: Maximum messages per second. None: no limit.
-        byte_rate: Maximum bytes of bodies and properties per second. None: no limit.
+        rate: Maximum messages per second, over all tasks. None: no limit.
+        byte_rate: Maximum bytes of bodies and properties per second, over all tasks. None: no limit.
         positions: The offsets of groups in the source: an archive with groups, the lag job's table, or in
             Python a DataFrame with group, topic, broker_name, queue_id and offset. When all messages are
             sent, the groups' offsets in the targets are set to the same messages, once. None: no offsets are
@@ -196,9 +197,10 @@ class AuditOptions(Reading):
             names or a pattern.
         window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
             producer's time.
-        delay_s: A window stays open until a message was read that was stored this many seconds after the
-            window's end, or until this many seconds after `end_ms`.
-        late_s: A message is late if more seconds passed since it was born.
+        delay_s: A window stays open until the source, and the traces if there are any, hold a message that
+            was stored this many seconds after the window's end, or until this many seconds after `end_ms`.
+        late_s: A message is late if it was stored more than this many seconds after it was born, by the
+            client's clock.
         disorder_ms: A message is misordered if an earlier offset of the same client was born more than this
             many ms later.
         traces: The source of the trace topic. None: no traces.

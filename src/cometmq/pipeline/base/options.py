@@ -1,23 +1,20 @@
 """Options of the `cometmq` format: Spark's case-insensitive text map as checked values.
 
-The names follow Kafka's source; those of RocketMQ's old connector are accepted as alternative spellings. An
-unknown option is an error that suggests the nearest known one, because a typing error must not silently read
-everything.
+A format has one dataclass, whose fields are its options (declare.py). The names follow Kafka's source; those
+of RocketMQ's old connector are accepted as alternative spellings.
 """
 
-from __future__ import annotations
-
-import difflib
 import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib.util import find_spec
+from typing import Literal
 
 from cometmq.errors import ConfigError, SqlError
 from cometmq.message import MessageQueue
-from cometmq.pipeline.base.declare import MAX_PLAIN_BYTES, MOST_BYTES
+from cometmq.pipeline.base.declare import MAX_PLAIN_BYTES, MOST_BYTES, Given, option
 from cometmq.pipeline.base.offsets import (
     EARLIEST,
     LATEST,
@@ -36,9 +33,7 @@ from cometmq.protocol.codes import (
     is_legal_name,
 )
 from cometmq.protocol.sql import compile_sql
-from cometmq.settings import BOOLEANS
-
-_TRIGGER_DELAY_S = 15 * 60.0  # seconds, as in Kafka's source
+from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,24 +72,76 @@ class Topics:
         return topic in self.names or any(queue.topic == topic for queue in self.queues)
 
 
-@dataclass(frozen=True, slots=True)
-class PullOptions:
-    """The options of a task's requests to brokers."""
+@dataclass(frozen=True)
+class _Requesting:
+    """Options of what sends requests.
 
-    consumer_group: str = TOOLS_CONSUMER_GROUP  # exists on every broker, so a reading job creates none
-    tags: str = "*"
-    sql: str | None = None  # an SQL92 filter instead of tags
-    pull_batch_size: int = 1024  # maximum records per pull; Apache's brokers return 32 by default
-    pulls_in_flight: int = 8
-    timeout_ms: int = 30_000  # timeout for responses, and for a busy or restarting broker
-    batch_records: int = 10_000  # maximum records per Arrow batch
-    batch_bytes: int = 16 * 1024 * 1024  # maximum stored bytes per Arrow batch, and as many plain bytes
-    max_plain_bytes: int = MAX_PLAIN_BYTES
-    check_crc: bool = True
-    decompress: bool = True
-    fail_on_data_loss: bool = True
-    fail_on_bad_record: bool = True
-    access: Access = PLAIN
+    Args:
+        accessKey: Name of the [account](client.md#accounts-and-tls) that signs requests. Without an account,
+            that of the driver's environment is used, as in all jobs: `COMETMQ_ACCESS_KEY`,
+            `COMETMQ_SECRET_KEY` and `COMETMQ_SECURITY_TOKEN`.
+        secretKey: Secret key of the account, which is sent to the workers.
+        securityToken: Security token of the account.
+        tls: `true`, or a file of TLS settings, which every worker must have. Default: `COMETMQ_TLS` of the
+            driver.
+    """
+
+    _: KW_ONLY
+    timeout_ms: int = option(30_000, low=1, high=INT_MAX)
+    access: Access = option(PLAIN, keys=("accessKey", "secretKey", "securityToken", "tls"), shown="")
+
+
+@dataclass(frozen=True)
+class _Decoding:
+    """Options of what decodes messages.
+
+    Args:
+        batch_records: Maximum records per Arrow batch.
+        max_plain_bytes: Maximum bytes of a decompressed body. A message with a larger body is a bad record.
+        decompress: Whether compressed bodies are decompressed.
+    """
+
+    _: KW_ONLY
+    batch_records: int = option(10_000, low=1, high=INT_MAX)
+    max_plain_bytes: int = option(MAX_PLAIN_BYTES, low=1, high=MOST_BYTES)
+    check_crc: bool = option(True)
+    decompress: bool = option(True)
+    fail_on_data_loss: bool = option(True)
+    on_bad_record: Literal["fail", "skip"] = option("fail")
+
+
+@dataclass(frozen=True)
+class PullOptions(_Requesting, _Decoding):
+    """The options of a task's requests to brokers.
+
+    Args:
+        tags: Tags of the messages to read, such as `A || B`. Brokers filter by hash codes, tasks by the
+            text.
+        sql: An SQL92 filter over properties, `TAGS` and `KEYS`, instead of tags: `region = 'EU' AND amount >
+            5`. Brokers apply it; Apache's need `enablePropertyFilter=true`. CONTAINS, STARTSWITH and
+            ENDSWITH are refused, because an expression ends there for a 4.9 broker.
+        consumer_group: The group that pulls name. A stream stores its progress as the offsets of this group,
+            and never resumes from them.
+        pull_batch_size: Maximum messages per pull. By default, Apache's brokers return at most 32 messages,
+            and CometMQ's at most 1 MiB.
+        pulls_in_flight: Maximum concurrent pulls of a task.
+        batch_bytes: Maximum stored bytes per Arrow batch, and as many bytes of decompressed bodies.
+        timeout_ms: Timeout of requests, in ms, and of the wait for a [broker that is
+            away](#brokers-that-are-away).
+        check_crc: Whether the checksum of each body is verified.
+        fail_on_data_loss: Whether a read fails if messages of its range were deleted, [their queue was
+            replaced](#queues-that-were-replaced) or, in a batch, [cannot be
+            read](#queues-that-cannot-be-read). `false`: it continues, with a warning.
+        on_bad_record: `skip` leaves out [bad records](#bad-records), with a warning.
+    """
+
+    _: KW_ONLY
+    tags: str = option("*")
+    sql: str | None = option(None)
+    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # exists on every broker
+    pull_batch_size: int = option(1024, low=1, high=INT_MAX)
+    pulls_in_flight: int = option(8, low=1, high=INT_MAX)
+    batch_bytes: int = option(16 * 1024 * 1024, low=1, high=MOST_BYTES)
 
     @property
     def by_tags(self) -> bool:
@@ -102,90 +149,144 @@ class PullOptions:
         return self.sql is None and self.tags.strip() not in ("", "*")
 
 
-@dataclass(frozen=True, slots=True)
-class ReadOptions:
-    """The checked options of a read."""
+@dataclass(frozen=True)
+class ReadOptions(PullOptions):
+    """The checked options of a read.
 
-    namesrv: tuple[str, ...]
-    topics: Topics
-    starting: Position
-    ending: Position
-    pull: PullOptions
-    max_offsets_per_trigger: int | None
-    max_bytes_per_trigger: int | None
-    min_offsets_per_trigger: int | None
-    max_trigger_delay_s: float
-    min_partitions: int | None
-    max_records_per_partition: int | None
-    commit_group: str | None  # group for which `commit` publishes the progress; None: no group
+    Args:
+        namesrv: Addresses of the name servers, `host:port` separated by `;`.
+        subscribe: Names of topics, separated by `,`. Exactly one of `subscribe`, `subscribePattern` and
+            `assign` is required. [Which topics](#what-to-know) can be read.
+        subscribePattern: A regular expression for names of topics.
+        assign: Single queues: `{"topic": {"broker-name": [queue numbers]}}`.
+        startingOffsets: `earliest`, `latest`, or `{"topic": {"broker-name": {"queue": offset}}}` with -2 for
+            earliest and -1 for latest. A stream uses the start only for a new checkpoint. An offset behind
+            the end of its queue is a `DataLossError`, and with `failOnDataLoss=false` a warning.
+        startingTimestamp: Store time, in ms since 1970, of the first messages. A queue without later
+            messages is read from its end. Times in seconds or in the future are refused.
+        startingOffsetsByTimestamp: A time for each queue: `{"topic": {"broker-name": {"queue": ms}}}`. Other
+            queues have the default.
+        startingGroup: A consumer group whose stored offsets are the start. Queues without one begin at
+            `startingOffsets`. A group without any offset is an error; 4.9 brokers report 0 for it while they
+            hold the first message of a queue.
+        endingOffsets: `latest`, or offsets as for `startingOffsets`. An end before the start is refused, and
+            so is the start `latest` with an end in time.
+        endingTimestamp: Store time, in ms since 1970, before which messages are read. Times in seconds or
+            more than a day ahead are refused.
+        endingOffsetsByTimestamp: A time for each queue, as for `startingOffsetsByTimestamp`.
+        max_offsets_per_trigger: Maximum messages of a batch, which queues share by their backlog.
+        max_bytes_per_trigger: Approximate maximum of stored bytes of a batch, before filters. The sizes of
+            up to 64 waiting messages, at least one of each queue, are the estimate.
+        min_offsets_per_trigger: Messages for which a batch waits. As in Kafka's source, the first batch of a
+            run does not wait, nor does `AvailableNow`.
+        max_trigger_delay_s: Maximum duration of that wait since the previous batch, such as `90s` or `1h`.
+        min_partitions: Minimum number of tasks. Set it on a cluster, because planning only knows the cores
+            of the driver.
+        max_records_per_partition: Maximum records of a task.
+    """
+
+    namesrv: tuple[str, ...] = option((), shown="`NAMESRV_ADDR`")
+    topics: Topics = option(Topics(), keys=("subscribe", "subscribePattern", "assign"), shown="")
+    starting: Position = option(
+        Position(),
+        keys=("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp", "startingGroup"),
+        shown="batch: earliest, stream: latest",
+    )
+    ending: Position = option(
+        Position(),
+        keys=("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+        shown="latest",
+        query="batch",
+    )
+    max_offsets_per_trigger: int = option(1_000_000, low=1, high=LONG_MAX, query="stream")
+    max_bytes_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
+    min_offsets_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
+    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # as in Kafka's source
+    min_partitions: int | None = option(None, low=1, high=LONG_MAX, shown="2 for each core")
+    max_records_per_partition: int | None = option(None, low=1, high=LONG_MAX)
+
+    @property
+    def commit_group(self) -> str | None:
+        """The group for which a stream publishes its progress. None: none."""
+        return None if self.consumer_group == TOOLS_CONSUMER_GROUP else self.consumer_group
 
 
-@dataclass(frozen=True, slots=True)
-class StoreOptions:
-    """The checked options of a read of store directories."""
+@dataclass(frozen=True)
+class StoreOptions(_Decoding):
+    """The checked options of a read of store directories.
 
-    paths: tuple[str, ...]
-    topics: Topics | None = None  # None: all topics
-    starting_ms: int | None = None
-    ending_ms: int | None = None
-    slice_bytes: int = 64 * 1024 * 1024  # bytes of a log file per task
-    batch_records: int = 10_000
-    batch_bytes: int = 2 * 1024 * 1024  # maximum stored bytes that are read and decoded together
-    max_plain_bytes: int = MAX_PLAIN_BYTES
-    check_crc: bool = True
-    decompress: bool = True
-    fail_on_data_loss: bool = True
-    fail_on_bad_record: bool = True
+    Args:
+        path: The argument of `load()`, which is required: stores, separated by `,`, with `*` and `?`. A
+            store is a directory with a `commitlog`, or a directory of log files. Of the store of a raft
+            member, committed records are read.
+        paths: The same as a list in JSON; Spark makes it of `load([...])`.
+        subscribe: Names of topics, separated by `,`.
+        subscribePattern: A regular expression for names of topics.
+        startingTimestamp: Store time, in ms since 1970, of the first messages. Times in seconds or in the
+            future are refused.
+        endingTimestamp: Store time, in ms since 1970, before which messages are read. Times in seconds or
+            more than a day ahead are refused.
+        slice_bytes: Bytes of a log file per task.
+        batch_bytes: Maximum stored bytes that are read and decoded together, and the same of decompressed
+            bodies.
+        check_crc: Whether the checksums of bodies are verified, if the column `body` is read.
+        fail_on_data_loss: Whether a read fails if a file is missing between others, or was deleted after
+            `load()`. `false`: it continues, with a warning.
+        on_bad_record: `skip` leaves out damaged records, with a warning that names file, log position and
+            reason.
+    """
+
+    paths: tuple[str, ...] = option((), keys=("path", "paths"), shown="")
+    topics: Topics | None = option(None, keys=("subscribe", "subscribePattern"), shown="all topics")
+    starting_ms: int | None = option(None, keys=("startingTimestamp",), shown="")
+    ending_ms: int | None = option(None, keys=("endingTimestamp",), shown="")
+    _: KW_ONLY
+    slice_bytes: int = option(64 * 1024 * 1024, low=1, high=LONG_MAX)
+    batch_bytes: int = option(2 * 1024 * 1024, low=1, high=MOST_BYTES)
 
 
-@dataclass(frozen=True, slots=True)
-class WriteOptions:
-    """The checked options of a write."""
+@dataclass(frozen=True)
+class WriteOptions(_Requesting):
+    """The checked options of a write.
 
-    namesrv: tuple[str, ...]
-    topic: str | None
-    producer_group: str
-    batch_bytes: int
-    batch_records: int
-    timeout_ms: int
-    retries: int
-    write_id: str | None
-    bad_records_path: str | None = None
-    access: Access = PLAIN
+    Args:
+        namesrv: Addresses of the name servers, `host:port` separated by `;`.
+        subscribe: The topic of all rows. Without it, the rows have a column `topic`.
+        producer_group: The group of the sends.
+        batch_records: Maximum rows of a send request.
+        batch_bytes: Maximum bytes of the bodies of a send request.
+        timeout_ms: Timeout of requests, in ms.
+        retries: Maximum number of further attempts for rows that are refused or not answered.
+        write_id: Identifies a batch write. The message ids of its rows are made of it, so rows of a repeated
+            write have the same ids.
+        bad_records_path: A directory, as a path or a URI, for rows that cannot be sent. They end the job
+            without it.
+    """
+
+    namesrv: tuple[str, ...] = option((), shown="`NAMESRV_ADDR`")
+    topic: str | None = option(None, keys=("subscribe",))
+    producer_group: str = option(CLIENT_INNER_PRODUCER_GROUP)
+    _: KW_ONLY
+    write_id: str | None = option(None, shown="new for each `save()`")
+    bad_records_path: str | None = option(None)
+    batch_records: int = option(512, low=1, high=INT_MAX)
+    batch_bytes: int = option(256 * 1024, low=1, high=INT_MAX)
+    retries: int = option(5, low=0, high=INT_MAX)
 
 
-_ALIASES = {
-    "nameserver": "namesrv",
-    "namesrvaddr": "namesrv",
+SPELLINGS = {
+    "nameServer": "namesrv",
+    "namesrvAddr": "namesrv",
     "topic": "subscribe",
     "path": "subscribe",  # the path in load("topic") and save("topic")
-    "topicpattern": "subscribepattern",
-    "subexpression": "tags",
-    "group": "consumergroup",
-    "pulltimeoutms": "timeoutms",
+    "topicPattern": "subscribePattern",
+    "subExpression": "tags",
+    "group": "consumerGroup",
+    "pullTimeoutMs": "timeoutMs",
 }
+"""Alternative spellings of options."""
+_OF_SPARK = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink, too
 
-_ACCESS = ("accessKey", "secretKey", "securityToken", "tls")
-_READ = (
-    *_ACCESS, "namesrv", "subscribe", "timeoutMs", "subscribePattern", "assign",
-    "startingOffsets", "endingOffsets",
-    "startingTimestamp", "endingTimestamp", "startingOffsetsByTimestamp", "endingOffsetsByTimestamp",
-    "startingGroup", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay",
-    "minPartitions", "maxRecordsPerPartition", "failOnDataLoss", "consumerGroup", "tags", "sql",
-    "pullBatchSize", "pullsInFlight",
-    "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "onBadRecord",
-)  # fmt: skip
-_STORE = (
-    "path", "paths", "subscribe", "subscribePattern", "startingTimestamp", "endingTimestamp", "sliceBytes",
-    "batchRecords", "batchBytes", "maxPlainBytes", "checkCrc", "decompress", "failOnDataLoss", "onBadRecord",
-)  # fmt: skip
-_WRITE = (
-    *_ACCESS, "namesrv", "subscribe", "timeoutMs", "producerGroup", "batchBytes", "batchRecords", "retries",
-    "writeId", "badRecordsPath", "checkpointLocation", "queryName",  # the last two options are Spark's own
-)  # fmt: skip
-
-_DURATION = re.compile(r"(\d{1,15})\s*(ms|s|m|min|h|d)?")
-_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _LIGHT = "%LMQ%"
 _QUOTED = re.compile(r"'[^']*'")
 _ONLY_5X = re.compile(r"\b(CONTAINS|STARTSWITH|ENDSWITH)\b", re.IGNORECASE)
@@ -210,198 +311,87 @@ def parse_addresses(text: str, option: str = "namesrv") -> tuple[str, ...]:
     return items
 
 
-def _shown(name: str, value: str) -> str:
-    """Return the value of an option for an error message, unless it may be a secret."""
-    return "******" if "secret" in name or "token" in name else value
-
-
-class _Reader:
-    """A reader of Spark's options with typed access to all spellings of a name."""
-
-    def __init__(self, options: Mapping[str, str], known: tuple[str, ...]) -> None:
-        names = {name.lower(): name for name in known}
-        self._values: dict[str, str] = {}
-        for key, value in options.items():
-            name = key.lower()
-            name = name if name in names else _ALIASES.get(name, name)
-            if name not in names:
-                near = difflib.get_close_matches(name, [*names, *_ALIASES], 1)
-                hint = f"; did you mean {names.get(near[0], near[0])}?" if near else ""
-                raise ConfigError(key, _shown(name, value), f"one of {', '.join(sorted(known))}{hint}")
-            if name in self._values and self._values[name] != value:
-                before = _shown(name, self._values[name])
-                raise ConfigError(
-                    key, _shown(name, value), f"one value, but {names[name]} is {before!r} already"
-                )
-            self._values[name] = value
-
-    def text(self, name: str, default: str | None = None) -> str | None:
-        return self._values.get(name.lower(), default)
-
-    def integer(self, name: str, default: int | None, least: int = 1, most: int = 2**63 - 1) -> int | None:
-        text = self.text(name)
-        if text is None:
-            return default
-        try:
-            value = int(text.strip())
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise ConfigError(name, text, f"a whole number of {least} or more")
-        if value > most:
-            raise ConfigError(name, text, f"a whole number of at most {most}")
-        return value
-
-    def count(self, name: str, default: int, least: int = 1, most: int = 2**31 - 1) -> int:
-        value = self.integer(name, default, least, most)
-        return default if value is None else value
-
-    def time_ms(self, name: str) -> int | None:
-        """Return a time in ms since 1970. Raises ConfigError for a time in seconds or in the future."""
-        value = self.integer(name, None, least=0)
-        if value is not None:
-            check_time(name, value, end=name.startswith("ending"))
-        return value
-
-    def flag(self, name: str, default: bool) -> bool:
-        text = self.text(name)
-        if text is None:
-            return default
-        if text.strip().lower() not in ("true", "false"):
-            raise ConfigError(name, text, "true or false")
-        return text.strip().lower() == "true"
-
-    def seconds(self, name: str, default: float) -> float:
-        """Return a duration in Spark's notation in seconds: a number with a unit, or in ms without one."""
-        text = self.text(name)
-        if text is None:
-            return default
-        match = _DURATION.fullmatch(text.strip().lower())
-        if match is None:
-            raise ConfigError(name, text, "a time such as 90s, 15m or 1h")
-        return int(match[1]) * _UNITS_S[match[2] or "ms"]
-
-    def addresses(self) -> tuple[str, ...]:
-        text = self.text("namesrv") or os.environ.get("NAMESRV_ADDR")
-        if text is None:
-            raise ConfigError(
-                "namesrv", "", "host:port of the name server (or NAMESRV_ADDR in the environment)"
-            )
-        return parse_addresses(text)
+def _addresses(given: Given) -> tuple[str, ...]:
+    text = given.text("namesrv") or os.environ.get("NAMESRV_ADDR")
+    if text is None:
+        raise ConfigError("namesrv", "", "host:port of the name server (or NAMESRV_ADDR in the environment)")
+    return parse_addresses(text)
 
 
 def read_options(options: Mapping[str, str], *, streaming: bool) -> ReadOptions:
     """Parse the options of a reader. Raises ConfigError(key, value, expected)."""
-    given = _Reader(options, _READ)
+    given = Given(options, ReadOptions, SPELLINGS)
     if streaming:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if given.text(name) is not None:
-                raise ConfigError(name, str(given.text(name)), "a batch query (a stream has no end)")
-    group = given.text("consumerGroup")
-    default = PullOptions()
-    pull = PullOptions(
-        consumer_group=group or TOOLS_CONSUMER_GROUP,
-        tags=given.text("tags") or default.tags,
-        sql=_sql(given),
-        pull_batch_size=given.count("pullBatchSize", default.pull_batch_size),
-        pulls_in_flight=given.count("pullsInFlight", default.pulls_in_flight),
-        timeout_ms=given.count("timeoutMs", default.timeout_ms),
-        batch_records=given.count("batchRecords", default.batch_records),
-        batch_bytes=given.count("batchBytes", default.batch_bytes, most=MOST_BYTES),
-        max_plain_bytes=given.count("maxPlainBytes", default.max_plain_bytes, most=MOST_BYTES),
-        check_crc=given.flag("checkCrc", default.check_crc),
-        decompress=given.flag("decompress", default.decompress),
-        fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
-        fail_on_bad_record=_fails_on_bad_record(given),
-        access=_access(given),
-    )
-    most = given.count("maxOffsetsPerTrigger", 1_000_000, most=2**63 - 1)
-    least = given.integer("minOffsetsPerTrigger", None, most=most)
-    if least is None and given.text("maxTriggerDelay") is not None:
-        raise ConfigError("maxTriggerDelay", str(given.text("maxTriggerDelay")), "minOffsetsPerTrigger too")
+        given.refuse_ends()
     starting = _position(given, "starting", LATEST if streaming else EARLIEST)
     ending = _position(given, "ending", LATEST)
     _check_order(starting, ending)
-    return ReadOptions(
-        namesrv=given.addresses(),
-        topics=_topics(given),
-        starting=starting,
-        ending=ending,
-        pull=pull,
-        max_offsets_per_trigger=most if streaming else None,
-        max_bytes_per_trigger=given.integer("maxBytesPerTrigger", None),
-        min_offsets_per_trigger=least,
-        max_trigger_delay_s=given.seconds("maxTriggerDelay", _TRIGGER_DELAY_S),
-        min_partitions=given.integer("minPartitions", None),
-        max_records_per_partition=given.integer("maxRecordsPerPartition", None),
-        commit_group=group,
+    read = ReadOptions(
+        **given.values(
+            namesrv=_addresses(given), topics=_topics(given), starting=starting, ending=ending,
+            sql=_sql(given), access=_access(given),
+        )
+    )  # fmt: skip
+    least, most, delay = (
+        read.min_offsets_per_trigger,
+        read.max_offsets_per_trigger,
+        given.text("maxTriggerDelay"),
     )
+    if least is not None and least > most:
+        raise ConfigError("minOffsetsPerTrigger", str(least), f"a whole number of at most {most}")
+    if least is None and delay is not None:
+        raise ConfigError("maxTriggerDelay", delay, "minOffsetsPerTrigger too")
+    return read
 
 
 def store_options(options: Mapping[str, str]) -> StoreOptions:
     """Parse the options of a reader of store directories. Raises ConfigError(key, value, expected)."""
-    given = _Reader(options, _STORE)
-    default = StoreOptions(())
+    given = Given(options, StoreOptions, SPELLINGS)
     named = given.text("subscribe") is not None or given.text("subscribePattern") is not None
-    starting_ms, ending_ms = given.time_ms("startingTimestamp"), given.time_ms("endingTimestamp")
+    starting_ms, ending_ms = _time_ms(given, "startingTimestamp"), _time_ms(given, "endingTimestamp")
     _check_order(Position(timestamp_ms=starting_ms), Position(timestamp_ms=ending_ms))
     return StoreOptions(
-        paths=_paths(given),
-        topics=_topics(given) if named else None,
-        starting_ms=starting_ms,
-        ending_ms=ending_ms,
-        slice_bytes=given.count("sliceBytes", default.slice_bytes, most=2**63 - 1),
-        batch_records=given.count("batchRecords", default.batch_records),
-        batch_bytes=given.count("batchBytes", default.batch_bytes, most=MOST_BYTES),
-        max_plain_bytes=given.count("maxPlainBytes", default.max_plain_bytes, most=MOST_BYTES),
-        check_crc=given.flag("checkCrc", default.check_crc),
-        decompress=given.flag("decompress", default.decompress),
-        fail_on_data_loss=given.flag("failOnDataLoss", default.fail_on_data_loss),
-        fail_on_bad_record=_fails_on_bad_record(given),
-    )
+        **given.values(
+            paths=_paths(given), topics=_topics(given) if named else None,
+            starting_ms=starting_ms, ending_ms=ending_ms,
+        )
+    )  # fmt: skip
 
 
-def _paths(given: _Reader) -> tuple[str, ...]:
+def _paths(given: Given) -> tuple[str, ...]:
     """Return the paths of `load("a,b")`, or of `load(["a", "b"])`, which Spark passes as a list in JSON."""
-    text, listed = given.text("path", ""), given.text("paths")
+    text, listed = given.text("path") or "", given.text("paths")
     try:
         paths = [] if listed is None else json.loads(listed)
     except ValueError:
         paths = None
     if not isinstance(paths, list):
         raise ConfigError("paths", str(listed), "a list in JSON")
-    paths += [item.strip() for item in str(text).split(",") if item.strip()]
+    paths += [item.strip() for item in text.split(",") if item.strip()]
     if not paths:
-        raise ConfigError("path", str(text), "directories of stores, several separated by ','")
+        raise ConfigError("path", text, "directories of stores, several separated by ','")
     return tuple(map(str, paths))
-
-
-def _fails_on_bad_record(given: _Reader) -> bool:
-    text = given.text("onBadRecord", "fail")
-    if text not in ("fail", "skip"):
-        raise ConfigError("onBadRecord", str(text), "fail or skip")
-    return text == "fail"
 
 
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Parse the options of a sink. Raises ConfigError(key, value, expected)."""
-    given = _Reader(options, _WRITE)
-    topic = given.text("subscribe")
+    given = Given(options, WriteOptions, SPELLINGS, _OF_SPARK)
+    place = _place(given.text("badRecordsPath"))
+    topic = (given.text("subscribe") or "").strip() or None
     return WriteOptions(
-        namesrv=given.addresses(),
-        topic=(topic or "").strip() or None,
-        producer_group=given.text("producerGroup") or CLIENT_INNER_PRODUCER_GROUP,
-        batch_bytes=given.count("batchBytes", 256 * 1024),
-        batch_records=given.count("batchRecords", 512),
-        timeout_ms=given.count("timeoutMs", 30_000),
-        retries=given.count("retries", 5, least=0),
-        write_id=given.text("writeId"),
-        bad_records_path=_place(given.text("badRecordsPath")),
-        access=_access(given),
+        **given.values(namesrv=_addresses(given), topic=topic, bad_records_path=place, access=_access(given))
     )
 
 
-def _access(given: _Reader) -> Access:
+def _time_ms(given: Given, name: str) -> int | None:
+    """Return a time in ms since 1970. Raises ConfigError for a time in seconds or in the future."""
+    value = given.integer(name, 0)
+    if value is not None:
+        check_time(name, value, end=name.startswith("ending"))
+    return value
+
+
+def _access(given: Given) -> Access:
     """Return the account and TLS of the options, else of the environment. Raises ConfigError."""
     environment = Access.of_environment()
     keys = [given.text(name) for name in ("accessKey", "secretKey", "securityToken")]
@@ -412,7 +402,7 @@ def _access(given: _Reader) -> Access:
     )
 
 
-def _topics(given: _Reader) -> Topics:
+def _topics(given: Given) -> Topics:
     ways = [name for name in ("subscribe", "subscribePattern", "assign") if given.text(name)]
     if len(ways) != 1:
         raise ConfigError(
@@ -452,7 +442,7 @@ def _assigned(text: str) -> tuple[MessageQueue, ...]:
     return tuple(sorted(set(queues)))
 
 
-def _sql(given: _Reader) -> str | None:
+def _sql(given: Given) -> str | None:
     text = given.text("sql")
     if text is None:
         return None
@@ -474,12 +464,12 @@ def _place(path: str | None) -> str | None:
     return path if path is None or "://" in path else os.path.abspath(path)
 
 
-def _position(given: _Reader, side: str, default: int) -> Position:
+def _position(given: Given, side: str, default: int) -> Position:
     offsets, time, times = f"{side}Offsets", f"{side}Timestamp", f"{side}OffsetsByTimestamp"
     said = [name for name in (offsets, time, times) if given.text(name) is not None]
     if len(said) > 1:
         raise ConfigError(said[0], str(given.text(said[0])), f"not together with {said[1]}")
-    timestamp_ms = given.time_ms(time)
+    timestamp_ms = _time_ms(given, time)
     if timestamp_ms is not None:
         position = Position(word=LATEST, timestamp_ms=timestamp_ms)
     elif times in said:
@@ -505,7 +495,7 @@ def _check_order(starting: Position, ending: Position) -> None:
         expected = f"a time not before startingTimestamp, {starting.timestamp_ms}"
         raise ConfigError("endingTimestamp", str(ending.timestamp_ms), expected)
     for queue in sorted({*starting.offsets, *starting.times, *ending.offsets, *ending.times}):
-        for option, first, last in (
+        for name, first, last in (
             ("endingOffsets", starting.offsets.get(queue, -1), ending.offsets.get(queue, -1)),
             (
                 "endingOffsetsByTimestamp" if queue in ending.times else "endingTimestamp",
@@ -514,10 +504,10 @@ def _check_order(starting: Position, ending: Position) -> None:
             ),
         ):
             if first > last >= 0:
-                raise ConfigError(option, f"{queue}: {last}", f"no end before the start, {first}")
+                raise ConfigError(name, f"{queue}: {last}", f"no end before the start, {first}")
 
 
-def _from_group(given: _Reader, position: Position, said: list[str]) -> Position:
+def _from_group(given: Given, position: Position, said: list[str]) -> Position:
     group = given.text("startingGroup")
     if group is None:
         return position

@@ -145,7 +145,7 @@ def archive(spark: SparkSession, given: ArchiveOptions) -> ArchiveSummary:
         consumer_group=given.consumer_group or TOOLS_CONSUMER_GROUP, pull_batch_size=given.pull_batch_size,
         pulls_in_flight=given.pulls_in_flight, timeout_ms=given.timeout_ms, check_crc=given.check_crc,
         decompress=given.decompress, max_plain_bytes=given.max_plain_bytes,
-        fail_on_data_loss=given.fail_on_data_loss, fail_on_bad_record=False, access=Access.of_environment(),
+        fail_on_data_loss=given.fail_on_data_loss, on_bad_record="skip", access=Access.of_environment(),
     )  # fmt: skip
     archiving = Job(
         spark, given, parse_addresses(given.namesrv),

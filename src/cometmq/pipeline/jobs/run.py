@@ -166,7 +166,7 @@ def _unreadable(run: _Run) -> list[UnreadableQueue]:
 
 
 def _cluster(wanted: ReadOptions) -> Cluster:
-    return Cluster(wanted.namesrv, timeout_ms=wanted.pull.timeout_ms, access=wanted.pull.access)
+    return Cluster(wanted.namesrv, timeout_ms=wanted.timeout_ms, access=wanted.access)
 
 
 # -- checks

@@ -91,7 +91,7 @@ def read_batches(
     """
     for part in read_parts(namesrv, ranges, addresses, schema, options):
         for source, bad in part.bad:
-            if options.fail_on_bad_record:
+            if options.on_bad_record == "fail":
                 raise BadRecordError(source.queue, bad.queue_offset, bad.stage, bad.problem)
             log.warning(
                 "skipping a damaged record of %s at offset %s: %s",

@@ -100,16 +100,14 @@ class _Planner:
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
-        self.cluster = Cluster(
-            options.namesrv, timeout_ms=options.pull.timeout_ms, access=options.pull.access
-        )
+        self.cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
         # A broker without records to read may be unreachable, and a request to it would cost a timeout.
         read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
         bounds = self.cluster.bounds(read, missing_ok=True)
-        ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.pull.fail_on_data_loss)
+        ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.fail_on_data_loss)
         lost = sum(item.lost for item in ranges)
         if lost:
             log.warning("%d records of the planned range no longer exist at the brokers", lost)
@@ -133,7 +131,7 @@ class CometReader(DataSourceReader):
             queues = cluster.queues(topics)
             starting = self._options.starting
             if starting != Position(LATEST):
-                fail = self._options.pull.fail_on_data_loss
+                fail = self._options.fail_on_data_loss
                 check_readable(cluster, topics, fail=fail, group=starting.group)
             queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # only readable ones
             start = cluster.resolve(starting, queues)
@@ -147,14 +145,14 @@ class CometReader(DataSourceReader):
                 if start[queue] > offset and self._is_given(queue) and ending.offsets.get(queue, -1) < 0
             ]
             for queue in behind:
-                _wait_for_replica(cluster, queue, start[queue], self._options.pull.timeout_ms / 1000)
+                _wait_for_replica(cluster, queue, start[queue], self._options.timeout_ms / 1000)
             if behind:
                 end = cluster.resolve(ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
                     # With words and times only: a queue may have been replaced, or a clock set back.
                     end[queue] = start[queue]
-                elif start[queue] > offset and not self._options.pull.fail_on_data_loss:
+                elif start[queue] > offset and not self._options.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are not a valid range", queue, start[queue], offset)
             return planner.tasks(start, end)
 
@@ -165,7 +163,7 @@ class CometReader(DataSourceReader):
         return max(given) >= 0 or starting.group is not None
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._arrow, self._options.pull)
+        return _read(partition, self._arrow, self._options)
 
 
 def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s: float) -> None:
@@ -230,8 +228,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        return ReadMaxRows(self._options.max_offsets_per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         cluster = self._planner.cluster
@@ -245,7 +242,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._latest = to_tree({queue: bounds.maximum for queue, bounds in held.items()})
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
-        fail = self._options.pull.fail_on_data_loss
+        fail = self._options.fail_on_data_loss
         # A continuous stream checks only queues that have grown, because it polls ten times per second.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
@@ -316,7 +313,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if isinstance(error, BrokerError) and error.code not in BUSY:
                 raise
             self._silent_since = self._silent_since or self._looked_at
-            patience_s = self._options.pull.timeout_ms / 1000 + _REGISTERED_S
+            patience_s = self._options.timeout_ms / 1000 + _REGISTERED_S
             if self._looked_at - self._silent_since > patience_s:
                 raise
             return {}
@@ -348,12 +345,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             held = cluster.bounds(sorted(kept.keys() & offsets.keys() & read), missing_ok=True)
             found = cluster.marks({queue: offsets[queue] - 1 for queue in held})
             for error in replaced(offsets, kept, found, held).values():
-                if self._options.pull.fail_on_data_loss:
+                if self._options.fail_on_data_loss:
                     raise error
                 log.warning("%s: %s", error.queue, error.problem)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return _read(partition, self._arrow, self._options.pull)
+        return _read(partition, self._arrow, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
         """Publish the progress to the consumer group for lag displays. A resumed query does not use it.

@@ -104,6 +104,6 @@ def _any_queue(topic: bytes) -> MessageQueue:
 
 def _bad(path: str, position: int, stage: str, problem: str, options: StoreOptions) -> None:
     error = BadStoreRecordError(path, position, stage, problem)
-    if options.fail_on_bad_record:
+    if options.on_bad_record == "fail":
         raise error
     log.warning("left out: %s", error)
