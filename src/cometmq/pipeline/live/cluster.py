@@ -42,6 +42,7 @@ from cometmq.errors import (
     RemotingError,
 )
 from cometmq.message import MessageQueue
+from cometmq.periodic import Backoff
 from cometmq.pipeline.base.offsets import EARLIEST, LATEST, Offsets
 from cometmq.pipeline.base.options import Position, Topics
 from cometmq.pipeline.base.plan import Bounds, shrunk, spread
@@ -239,8 +240,7 @@ class Cluster:
         return _registered(queue, next(iter(addresses), None), self._namesrv)
 
     def _in_turn(self, broker_name: str, broker_id: int) -> list[str]:
-        now = time.monotonic()
-        self._refused = {address: until for address, until in self._refused.items() if until > now}
+        self._refused = {each: until for each, until in self._refused.items() if until > time.monotonic()}
         self._routes.unreachable = set(self._refused)
         return [target.addr for target in self._routes.read_targets(broker_name, broker_id)]
 
@@ -322,15 +322,11 @@ class Cluster:
         try:
             found = self._bounds_of(queues)
         except CometError as error:
-            pause = _AWAY_S[0] if away is None else min(2 * away.pause, _AWAY_S[1])
             if away is None:
-                log.warning(
-                    "broker %s is unreachable, reading of %d queues waits for it: %s",
-                    name,
-                    len(queues),
-                    error,
-                )
-            self._away[name] = _Away(error, address, pause, time.monotonic() + pause)
+                text = "broker %s is unreachable, reading of %d queues waits for it: %s"
+                log.warning(text, name, len(queues), error)
+            pauses = Backoff(*_AWAY_S) if away is None else away.pauses
+            self._away[name] = _Away(error, address, pauses, time.monotonic() + pauses.next_s())
             raise
         if self._away.pop(name, None) is not None:
             log.warning("broker %s is reachable again", name)
@@ -555,11 +551,11 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """The state of an unreachable broker: its error, the pause before the next attempt, and its end."""
+    """The state of an unreachable broker: its error, the pauses between attempts, and when the current pause ends."""
 
     error: CometError
     address: str | None
-    pause: float
+    pauses: Backoff
     until: float
 
 

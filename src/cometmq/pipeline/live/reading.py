@@ -30,6 +30,7 @@ from cometmq.errors import (
     SendFailed,
 )
 from cometmq.message import MessageQueue
+from cometmq.periodic import Backoff
 from cometmq.pipeline.base.errors import BadRecordError, DataLossError, ReplicaBehindError
 from cometmq.pipeline.base.options import PullOptions
 from cometmq.pipeline.base.plan import QueueRange
@@ -154,7 +155,7 @@ class _BrokerReader:
         self._flying: dict[int, Segment] = {}
         self._patience: dict[Segment, float] = {}  # time until which NOT_YET for a segment is accepted
         self._timeout_s = options.timeout_ms / 1000
-        self._backoff = _Backoff(self._timeout_s)
+        self._pauses = _Pauses(self._timeout_s)
         self._role = (0.0, False)  # the end of its validity, and whether a replica is read
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
@@ -175,7 +176,7 @@ class _BrokerReader:
                 try:
                     for frame in wire.receive_some() if self._flying else ():
                         self._answered(self._flying.pop(frame.opaque), pull_reply(frame))
-                        self._backoff.worked()
+                        self._pauses.reset()
                 except (SendFailed, RequestTimeout) as error:
                     wire.close()
                     wire = self._reconnect(error)
@@ -266,7 +267,7 @@ class _BrokerReader:
     def _reconnect(self, error: CometError) -> Wire:
         self._flying.clear()
         self._window.lost_connection()
-        self._backoff.failed(error)
+        self._pauses.failed(error)
         return self._find()
 
     def _find(self) -> Wire:
@@ -278,7 +279,7 @@ class _BrokerReader:
                     self._role = (0.0, False)
                     return idle_wires(self._options.access).connect(self._address, self._timeout_s)
                 except CometError as error:
-                    self._backoff.failed(error)
+                    self._pauses.failed(error)
 
     def _on_replica(self) -> bool:
         """Return whether a replica is being read. Its master may hold records that the replica lacks.
@@ -299,28 +300,24 @@ class _BrokerReader:
         return Cluster(self._namesrv, timeout_ms=self._options.timeout_ms, access=self._options.access)
 
 
-class _Backoff:
-    """Increasing pauses after failed attempts.
+class _Pauses(Backoff):
+    """Growing pauses after failed attempts.
 
     Raises the last error after `limit_s` seconds without success.
     """
 
     def __init__(self, limit_s: float) -> None:
+        super().__init__(_PAUSE_S, _LONGEST_PAUSE_S)
         self._limit_s = limit_s
-        self.worked()
-
-    def worked(self) -> None:
-        self._pause_s = _PAUSE_S
-        self._since: float | None = None
+        self._since = 0.0
 
     def failed(self, error: CometError) -> None:
         now = time.monotonic()
-        if self._since is None:
+        if not self.failures:
             self._since = now
         elif now - self._since >= self._limit_s:
             raise error
-        time.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        time.sleep(self.next_s())
 
 
 class _Assembler:

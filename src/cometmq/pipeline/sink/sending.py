@@ -20,6 +20,7 @@ from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
+from cometmq.periodic import Backoff
 from cometmq.pipeline.base.options import WriteOptions
 from cometmq.pipeline.base.wire import Wire
 from cometmq.pipeline.live.cluster import Cluster
@@ -36,7 +37,7 @@ _TOO_LARGE = "size exceeded"
 
 Source: docs/reference/remoting.md, Sending.
 """
-_PAUSE_S = 0.1  # seconds before the first retry, doubled with each retry
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # seconds before the first retry, and maximum
 
 
 @dataclass(slots=True)
@@ -44,7 +45,7 @@ class _Batch:
     queue: MessageQueue
     messages: Sequence[RowMessage]
     pinned: bool  # rows of one sharding key must stay in one queue
-    attempts: int = 0
+    pauses: Backoff = field(default_factory=lambda: Backoff(_PAUSE_S, _MAX_PAUSE_S))
 
 
 @dataclass(slots=True)
@@ -126,9 +127,8 @@ class Sender:
         Name servers do not know a topic whose only broker is unreachable, so the lookup has as many attempts
         as a batch.
         """
-        attempts = 0
+        pauses = Backoff(_PAUSE_S, _MAX_PAUSE_S)
         while True:
-            attempts += 1
             try:
                 queues = self._cluster.write_queues(name)
                 asked = [(address, "no queue can be written to now") for address in self._options.namesrv]
@@ -138,9 +138,9 @@ class Sender:
             if queues:
                 topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
                 return topic
-            if attempts > self._options.retries or failure.hint != NO_ROUTE_HINT:  # no name server responds
-                raise failure
-            _pause(attempts)
+            if pauses.failures >= self._options.retries or failure.hint != NO_ROUTE_HINT:
+                raise failure  # the hint is another one if no name server responds
+            time.sleep(pauses.next_s())
 
     def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
         messages = topic.waiting.pop(queue)
@@ -154,7 +154,6 @@ class Sender:
         self._transmit(batch)
 
     def _transmit(self, batch: _Batch) -> None:
-        batch.attempts += 1
         try:
             address = self._cluster.master_of(batch.queue)
         except (RemotingError, NoRouteError) as error:
@@ -220,9 +219,9 @@ class Sender:
             self._again(batch, error)
 
     def _again(self, batch: _Batch, error: CometError) -> None:
-        if batch.attempts > self._options.retries:
+        if batch.pauses.failures >= self._options.retries:
             raise error
-        _pause(batch.attempts)
+        time.sleep(batch.pauses.next_s())
         if not isinstance(error, BrokerError) or error.code not in _BUSY:
             self._look(batch.queue.topic)
         if not batch.pinned:
@@ -242,7 +241,7 @@ class Sender:
         queues = self._topics[batch.queue.topic].queues
         elsewhere = [queue for queue in queues if queue.broker_name != batch.queue.broker_name]
         candidates = elsewhere or list(queues)
-        return candidates[(batch.queue.queue_id + batch.attempts) % len(candidates)]
+        return candidates[(batch.queue.queue_id + batch.pauses.failures) % len(candidates)]
 
     def flush(self) -> None:
         """Send the waiting messages and return when all messages are acknowledged."""
@@ -264,10 +263,6 @@ class Sender:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _pause(attempts: int) -> None:
-    time.sleep(_PAUSE_S * 2 ** (attempts - 1))
 
 
 def _frame(batch: _Batch, producer_group: str) -> Frame:

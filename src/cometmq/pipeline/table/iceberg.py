@@ -30,6 +30,7 @@ from pyiceberg.transforms import HourTransform, IdentityTransform
 from sqlalchemy.exc import SQLAlchemyError
 
 from cometmq.errors import ConfigError
+from cometmq.periodic import Backoff
 from cometmq.pipeline.base.errors import ArchiveError
 from cometmq.pipeline.table.body_schema import columns_in
 from cometmq.pipeline.table.lake import PROPERTY, LakeTable, Overtaken
@@ -55,7 +56,7 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
-_CREATE_ATTEMPTS, _PAUSE_S = 6, 0.05  # pauses in seconds: they double, 3 s in total
+_RETRIES, _PAUSES_S = 6, (0.05, 1.6)  # of the creation of a table; the pauses are 3 s in total
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,
@@ -124,15 +125,16 @@ class IcebergArchive(LakeTable):
 
         Each attempt continues from the current state, because another job may create it, too.
         """
-        for attempt in range(_CREATE_ATTEMPTS):
+        pauses = Backoff(*_PAUSES_S)
+        while True:
             try:
                 self._create_once()
                 return
             except _CONFLICTS as error:
-                failure = error
-                time.sleep(_PAUSE_S * 2**attempt)
-        problem = f"the table cannot be made, perhaps because another job makes it: {failure}"
-        raise ArchiveError(self.output, problem) from failure
+                if pauses.failures == _RETRIES:
+                    problem = f"the table cannot be made, perhaps because another job makes it: {error}"
+                    raise ArchiveError(self.output, problem) from error
+                time.sleep(pauses.next_s())
 
     def _create_once(self) -> None:
         if self._catalogue.table_exists(TABLE):

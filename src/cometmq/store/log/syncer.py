@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from cometmq import logs
+from cometmq.periodic import Backoff
 from cometmq.store.base.disk import Disk
 from cometmq.store.log import sync_child
 
@@ -30,9 +31,7 @@ Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
-_MAX_RESTART_DELAY_S = (
-    60.0  # maximum delay; a process that lived this long resets the delay to _RESTART_DELAY_S
-)
+_MAX_RESTART_DELAY_S = 60.0  # maximum delay; a process that lived this long resets the delay
 
 
 class Unsynced(NamedTuple):
@@ -87,7 +86,7 @@ class ChildSyncer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._again: asyncio.TimerHandle | None = None  # the scheduled start of the next process
-        self._again_s = _RESTART_DELAY_S
+        self._delays = Backoff(_RESTART_DELAY_S, _MAX_RESTART_DELAY_S)
         self._started_at = 0.0  # the start of the process by the loop's clock
         self._start()
 
@@ -131,8 +130,8 @@ class ChildSyncer:
     def _wait(self) -> float:
         """Schedule the start of another process. Return the seconds until then."""
         if self.loop.time() - self._started_at >= _MAX_RESTART_DELAY_S:
-            self._again_s = _RESTART_DELAY_S
-        seconds, self._again_s = self._again_s, min(2 * self._again_s, _MAX_RESTART_DELAY_S)
+            self._delays.reset()
+        seconds = self._delays.next_s()
         self._again = self.loop.call_later(seconds, self._start_again)
         return seconds
 
