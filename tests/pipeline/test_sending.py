@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -10,15 +11,17 @@ from tests.kit.fakes import FakeBroker, FakeNamesrv, serving
 from tests.pipeline.fake_servers import TakingBroker
 
 from cometmq.client.producer.selectors import select_by_hash
-from cometmq.errors import BrokerError, ConnectError, NoRouteError
+from cometmq.errors import BodyError, BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
 from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.sink import sending
 from cometmq.pipeline.sink.encoded import encode_rows
 from cometmq.pipeline.sink.rows import RowMessage
 from cometmq.pipeline.sink.sending import Sender
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
+from cometmq.protocol.headers import GetKVConfigResponseHeader
 
 TOPIC = "Placed"
 
@@ -218,6 +221,28 @@ def test_a_topic_that_nobody_has_is_named_after_as_many_attempts_as_a_batch_gets
     ):
         sender.send(row(0))
     assert len(names.asked) == 2 * 4, "the topic and the one after which it would be made"
+
+
+def test_an_ordered_topic_whose_brokers_are_away_is_not_made_on_others() -> None:
+    names, other = FakeNamesrv(), TakingBroker()
+    conf = GetKVConfigResponseHeader(value="broker-b:4")
+    names.on(RequestCode.GET_KV_CONFIG, lambda request: request.response(header=conf))
+    with serving(other), serving(names) as namesrv, Sender(options(namesrv)) as sender:
+        names.serve("TBW102", other)
+        with pytest.raises(NoRouteError, match=r"ordered, and the brokers of its queues \(broker-b:4\)"):
+            sender.send(row(0))
+
+
+def test_a_name_server_that_answers_nonsense_is_passed_over() -> None:
+    broken, names, broker = FakeNamesrv(), FakeNamesrv(), TakingBroker()
+    broken.routes[TOPIC] = Mock(encode=lambda: b"nonsense")
+    with serving(broker), serving(broken) as first, serving(names) as second:
+        names.serve(TOPIC, broker)
+        with Cluster((first, second), timeout_ms=5000) as cluster:
+            assert [len(cluster.route(TOPIC).write_queues) for _ in range(3)] == [2, 2, 2]
+    assert len(broken.asked) == 1, "then the one that answered is asked first"
+    with serving(broken) as first, Cluster((first,), timeout_ms=5000) as cluster, pytest.raises(BodyError):
+        cluster.route(TOPIC)
 
 
 def test_a_topic_without_a_queue_to_write_to_is_named() -> None:

@@ -20,7 +20,7 @@ from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, place_in
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system
 from cometmq.client.producer.producer import Producer

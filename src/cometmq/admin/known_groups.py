@@ -12,7 +12,7 @@ from contextlib import suppress
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.servers import MAX_CONCURRENT_BROKERS, ServerAdmin
 from cometmq.client.cluster.lookups import broker_addrs
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.cluster.workers import for_each
 from cometmq.errors import BrokerError, CometError, NoRouteError
 from cometmq.protocol.bodies import SubscriptionGroupConfig, SubscriptionGroupTable

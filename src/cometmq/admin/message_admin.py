@@ -22,8 +22,8 @@ from cometmq.admin.values import (
     SendTime,
 )
 from cometmq.client.cluster import lookups
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, TraceOptions
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.cluster.workers import for_each
 from cometmq.client.producer.producer import Producer
 from cometmq.errors import CometError, NoRouteError

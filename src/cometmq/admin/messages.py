@@ -13,8 +13,7 @@ from cometmq.admin.servers import ServerAdmin
 from cometmq.admin.values import TraceView
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import MAX_UNIQUE_HITS, broker_addrs, by_id, by_key
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-from cometmq.client.cluster.requests import pull_request
+from cometmq.client.cluster.requests import NameServersUnreachable, pull_request
 from cometmq.errors import CometError, MessageNotFound, NoRouteError
 from cometmq.message import MessageExt, MessageQueue, PullStatus
 from cometmq.protocol.bodies import TopicRouteData

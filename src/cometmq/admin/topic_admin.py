@@ -10,7 +10,7 @@ from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.groups import GroupStates
 from cometmq.admin.values import QueueStatus, TopicUse
 from cometmq.client.cluster import lookups
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.allocate import AllocateAveragely
 from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue

@@ -101,8 +101,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     message if that is still stored.
     """
     from cometmq.admin.groups import groups_at
-    from cometmq.client.cluster.namesrv_api import NameServersUnreachable
-    from cometmq.client.cluster.requests import pull_request
+    from cometmq.client.cluster.requests import NameServersUnreachable, pull_request
     from cometmq.errors import NoRouteError
 
     try:

@@ -132,7 +132,7 @@ class Watch:
 
     async def start(self) -> None:
         """Start with the existing queues, or wait for the topic to exist. Raises NameServersUnreachable."""
-        from cometmq.client.cluster.namesrv_api import NameServersUnreachable
+        from cometmq.client.cluster.requests import NameServersUnreachable
         from cometmq.errors import CometError, NoRouteError
 
         try:

@@ -22,7 +22,7 @@ from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.reads import Reads
-from cometmq.client.cluster.requests import SEND_STATUS, broker_error, send_request
+from cometmq.client.cluster.requests import SEND_STATUS, broker_error, ordered_error, send_request
 from cometmq.client.cluster.routes import ReadTarget, RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, Replies, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
@@ -43,7 +43,6 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties import values as names
 from cometmq.protocol.properties.values import encode_properties
 from cometmq.remoting import AddressServer, Connection, RemotingClient
-from cometmq.text import printable
 
 log = logs.logger("cometmq.client")
 
@@ -239,8 +238,7 @@ class ClientInstance(LifeCycle):
         with contextlib.suppress(BrokerError, RemotingError):
             ordered = await self.namesrv.kv_config(ORDER_TOPIC_CONFIG, topic)
             if ordered:
-                hint = f"it is ordered, and the brokers of its queues ({printable(ordered, 200)}) are missing"
-                raise NoRouteError(topic, error.asked, hint)
+                raise ordered_error(error, ordered)
         self.namespace.exempt.add(template)
         try:
             route = await self.namesrv.route_as(

@@ -9,15 +9,8 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from cometmq.client.cluster.broker_api import Calls
-from cometmq.client.cluster.requests import (
-    NO_ROUTE_HINT,
-    UNREACHABLE_HINT,
-    hint_of,
-    route_in,
-    route_request,
-    succeeded,
-)
-from cometmq.errors import BodyError, BrokerError, ConnectError, NoRouteError, RemotingError
+from cometmq.client.cluster.requests import RouteAnswers, route_request, succeeded
+from cometmq.errors import BrokerError, ConnectError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.ext import Header
@@ -34,10 +27,6 @@ T = TypeVar("T")
 
 _PATIENCE_S = 0.5
 """Seconds without an answer after which the request is also sent to the next name server."""
-
-
-class NameServersUnreachable(NoRouteError):
-    """No name server answered."""
 
 
 class NamesrvApi(Calls):
@@ -105,33 +94,14 @@ class NamesrvApi(Calls):
             NoRouteError: No name server returned a route.
             BodyError: The routes of all name servers that returned one are invalid.
         """
-        asked: list[tuple[str, str]] = []
-        reached = False
-        unreadable: BodyError | None = None
-        hint = NO_ROUTE_HINT
+        found = RouteAnswers(topic, read)
         async with aclosing(self._answers(route_request(topic))) as answers:
             async for addr, answer in answers:
-                if not isinstance(answer, Frame):
-                    asked.append((addr, str(answer)))
-                    continue
-                try:
-                    route = route_in(answer)
-                    found = route if isinstance(route, str) else read(route)
-                except BodyError as error:
-                    unreadable = unreadable or error
-                    continue
-                if not reached:
-                    reached, self.current = True, addr
-                if not isinstance(found, str):
-                    return found
-                if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                    hint = hint_of(answer.code)
-                asked.append((addr, found))
-        if unreadable is not None:
-            raise unreadable
-        if not reached:
-            raise NameServersUnreachable(topic, asked, UNREACHABLE_HINT)
-        raise NoRouteError(topic, asked, hint)
+                route = found.take(addr, answer)
+                self.current = found.first or self.current
+                if route is not None:
+                    return route
+        raise found.failure
 
     async def cluster_info(self) -> ClusterInfo:
         """Return all brokers by name, and broker names by cluster."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from cometmq.errors import BrokerError
+from cometmq.errors import BodyError, BrokerError, CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue, PullStatus, SendStatus
 from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import TBW102, PullSysFlag, RequestCode, ResponseCode
@@ -18,6 +20,9 @@ from cometmq.protocol.headers import (
     QueryConsumerOffsetRequestHeader,
     UpdateConsumerOffsetRequestHeader,
 )
+from cometmq.text import printable
+
+T = TypeVar("T")
 
 PULL_STATUS = {
     int(ResponseCode.SUCCESS): PullStatus.FOUND,
@@ -87,11 +92,59 @@ def route_request(topic: str) -> Frame:
     return Frame.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
 
 
-def route_in(answer: Frame) -> TopicRouteData | str:
-    """Return the route in a name server's answer, or the reason why there is none."""
-    if answer.code == ResponseCode.SUCCESS and answer.body:
-        return TopicRouteData.decode(answer.body)
-    return str(BrokerError(answer.code, remark=answer.remark or ""))
+class NameServersUnreachable(NoRouteError):
+    """No name server answered."""
+
+
+class RouteAnswers(Generic[T]):
+    """The answers of the name servers to the request for a topic's route. An invalid route is passed over.
+
+    `read` makes the result from a route, or raises BodyError. `first` is the address of the first name server
+    with a valid answer, "" while there is none.
+    """
+
+    def __init__(self, topic: str, read: Callable[[TopicRouteData], T]) -> None:
+        self._topic, self._read = topic, read
+        self._asked: list[tuple[str, str]] = []
+        self._unreadable: BodyError | None = None
+        self._hint = NO_ROUTE_HINT
+        self.first = ""
+
+    def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
+        """Return the route in the answer of a name server, None if it has none."""
+        if not isinstance(answer, Frame):
+            self._asked.append((addr, str(answer)))
+            return None
+        found = None
+        try:
+            if answer.code == ResponseCode.SUCCESS and answer.body:
+                found = self._read(TopicRouteData.decode(answer.body))
+        except BodyError as error:
+            self._unreadable = self._unreadable or error
+            return None
+        self.first = self.first or addr
+        if found is None:
+            self._asked.append((addr, str(BrokerError(answer.code, remark=answer.remark or ""))))
+            if answer.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                self._hint = hint_of(answer.code)
+        return found
+
+    @property
+    def failure(self) -> CometError:
+        """The error, if no answer had a route: NoRouteError, or BodyError for invalid routes."""
+        if self._unreadable is not None:
+            return self._unreadable
+        if not self.first:
+            return NameServersUnreachable(self._topic, self._asked, UNREACHABLE_HINT)
+        return NoRouteError(self._topic, self._asked, self._hint)
+
+
+def ordered_error(error: NoRouteError, order_conf: str) -> NoRouteError:
+    """Return the error for an ordered topic, whose brokers are only unreachable: it gets no other queues."""
+    brokers = printable(order_conf, 200)
+    return NoRouteError(
+        error.topic, error.asked, f"it is ordered, and the brokers of its queues ({brokers}) are missing"
+    )
 
 
 def send_request(

@@ -19,8 +19,8 @@ from collections.abc import Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
 from cometmq.client.consumer.push_session import PushSession
 from cometmq.client.consumer.retry_topic import check_delay_level

@@ -18,9 +18,8 @@ from collections.abc import Iterable, Sequence
 from cometmq.client.cluster.hooks import Sending, notify_hooks
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import LookingClient
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions, check_range
-from cometmq.client.cluster.requests import UNREACHABLE_HINT
+from cometmq.client.cluster.requests import UNREACHABLE_HINT, NameServersUnreachable
 from cometmq.client.cluster.routes import TopicRoute
 from cometmq.client.cluster.telemetry import spanned
 from cometmq.client.cluster.workers import call_hook, for_each

@@ -34,8 +34,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.namesrv_api import NameServersUnreachable
 from cometmq.client.cluster.options import ClientOptions
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.cluster.workers import is_async
 from cometmq.client.consumer.retry_topic import RetryTopic, check_delay_level
 from cometmq.client.consumer.watching import QueuesChanged, QueueWatch, Watchdog, lag_of

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cometmq.admin.dead_letters import belongs_to_system
-from cometmq.client.cluster.requests import NO_ROUTE_HINT
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.errors import ConfigError, MessageIllegal, NoRouteError
 from cometmq.message import MessageQueue, check_topic_name
 from cometmq.pipeline.base.declare import job
@@ -301,9 +301,9 @@ def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_m
         with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
             try:
                 found = cluster.route(topic).data.broker_datas
-            except NoRouteError as error:
-                if error.hint != NO_ROUTE_HINT:
-                    raise
+            except NameServersUnreachable:
+                raise
+            except NoRouteError:
                 return set()
         return {address for broker in found for address in broker.broker_addrs.values()}
 

@@ -10,24 +10,24 @@ import contextlib
 import math
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Self, TypeVar
 
 from cometmq import logs
 from cometmq.client.cluster.requests import (
-    NO_ROUTE_HINT,
     PULL_STATUS,
-    UNREACHABLE_HINT,
+    NameServersUnreachable,
+    RouteAnswers,
     broker_error,
     commit_request,
     committed_request,
     max_offset_request,
     min_offset_request,
     offset_in,
+    ordered_error,
     pull_request,
-    route_in,
     route_request,
     succeeded,
 )
@@ -52,6 +52,7 @@ from cometmq.pipeline.live.pulling import BUSY, Reply, pull_reply
 from cometmq.protocol.bodies import ClusterInfo, TopicConfig, TopicList
 from cometmq.protocol.codes import (
     MASTER_ID,
+    ORDER_TOPIC_CONFIG,
     TBW102,
     TOOLS_CONSUMER_GROUP,
     VERSION_5_0_0,
@@ -60,7 +61,7 @@ from cometmq.protocol.codes import (
     is_system_topic,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import TopicRequestHeader
+from cometmq.protocol.headers import GetKVConfigRequestHeader, GetKVConfigResponseHeader, TopicRequestHeader
 
 log = logs.logger(__name__)
 
@@ -88,8 +89,7 @@ class Cluster:
         self._away: dict[str, _Away] = {}  # unreachable brokers by name
         self._refused: dict[str, float] = {}  # addresses that are tried last, with the end of that time
         self._routed: dict[str, float] = {}  # time of each topic's last lookup
-        # time of the request for the names of all topics, and the names
-        self._listed: tuple[float, list[str]] = (-math.inf, [])
+        self._listed: tuple[float, list[str]] = (-math.inf, [])  # when requested, and all topic names
         self._ordinary: set[str] = set()  # names of topics that the source can read
 
     # -- routes
@@ -137,7 +137,7 @@ class Cluster:
 
     def route(self, topic: str) -> TopicRoute:
         """Return the current route of a topic. Raises NoRouteError with the responses of the name servers."""
-        return self._within_timeout(lambda: self._route(topic), give_up=_unknown_topic)
+        return self._within_timeout(lambda: self._route(topic), unknown_ok=False)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic that are writable now, or that its first message would create.
@@ -147,6 +147,11 @@ class Cluster:
         try:
             return (self.route(topic) if wait else self._route(topic)).write_queues
         except NoRouteError as error:
+            with contextlib.suppress(BrokerError, RemotingError):
+                header = GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
+                answer = self._ask_namesrv(Frame.request(RequestCode.GET_KV_CONFIG, header), wait=False)
+                if ordered := answer.header(GetKVConfigResponseHeader).value:
+                    raise ordered_error(error, ordered) from None
             try:
                 template = self._route(TBW102)
             except NoRouteError:
@@ -185,23 +190,15 @@ class Cluster:
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
-        asked: list[tuple[str, str]] = []
-        reached = False
-        for address in self._namesrv:
-            try:
-                frame = self._call(address, [route_request(topic)])[0]
-            except RemotingError as error:
-                asked.append((address, str(error)))
-                continue
-            reached = True
-            data = route_in(frame)
-            if not isinstance(data, str):
-                route = topic_route(topic, data)
+        answers = RouteAnswers(topic, partial(topic_route, topic))
+        for address, answer in self._name_servers(route_request(topic)):
+            route = answers.take(address, answer)
+            self._prefer(answers.first)
+            if route is not None:
                 self._routes.put(route)
                 self._routed[topic] = time.monotonic()
                 return route
-            asked.append((address, data))
-        raise NoRouteError(topic, asked, NO_ROUTE_HINT if reached else UNREACHABLE_HINT)
+        raise answers.failure
 
     def _recent_route(self, topic: str) -> TopicRoute:
         """Return a route that may be a few seconds old. While a broker is unreachable, request a new one."""
@@ -421,9 +418,8 @@ class Cluster:
         if position.group is not None:
             stored = self.committed(position.group, queues)
             if queues and not stored:
-                raise ConfigError(
-                    "startingGroup", position.group, "a group with offsets stored for what is read"
-                )
+                expected = "a group with offsets stored for what is read"
+                raise ConfigError("startingGroup", position.group, expected)
             offsets |= stored
         return offsets | self.offsets_at(times, bounds)
 
@@ -504,21 +500,30 @@ class Cluster:
 
     def _ask_namesrv(self, request: Frame, *, wait: bool = True) -> Frame:
         def ask() -> Frame:
-            failure: RemotingError | None = None
-            for address in self._namesrv:
-                try:
-                    return succeeded(self._call(address, [request])[0], address)
-                except RemotingError as error:
-                    failure = error
-            assert failure is not None
+            failure: RemotingError = ConnectError("(no name server)", "none is known")
+            for address, answer in self._name_servers(request):
+                if isinstance(answer, Frame):
+                    self._prefer(address)
+                    return succeeded(answer, address)
+                failure = answer
             raise failure
 
         return self._within_timeout(ask) if wait else ask()
 
-    def _within_timeout(
-        self, action: Callable[[], T], give_up: Callable[[CometError], bool] = lambda _: False
-    ) -> T:
-        """Repeat an action that fails temporarily until the timeout."""
+    def _name_servers(self, request: Frame) -> Iterator[tuple[str, Frame | RemotingError]]:
+        """Yield the answers of the name servers, beginning with the preferred one."""
+        for address in self._namesrv:
+            try:
+                yield address, self._call(address, [request])[0]
+            except RemotingError as error:
+                yield address, error
+
+    def _prefer(self, address: str) -> None:
+        """Ask this name server first from now on, because it has answered."""
+        self._namesrv = tuple(sorted(self._namesrv, key=lambda each: each != address))
+
+    def _within_timeout(self, action: Callable[[], T], *, unknown_ok: bool = True) -> T:
+        """Repeat an action that fails temporarily until the timeout. unknown_ok: also for unknown topics."""
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -526,7 +531,8 @@ class Cluster:
             except (RemotingError, NoRouteError, BrokerError) as error:
                 if isinstance(error, BrokerError) and error.code not in BUSY | _NOT_THERE:
                     raise
-                if give_up(error) or time.monotonic() > deadline:
+                unknown = isinstance(error, NoRouteError) and not isinstance(error, NameServersUnreachable)
+                if (unknown and not unknown_ok) or time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_S)
                 self._routes = RouteTable()
@@ -551,7 +557,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """The state of an unreachable broker: its error, the pauses between attempts, and when the current pause ends."""
+    """The state of an unreachable broker: its error, the pauses between attempts, the end of the pause."""
 
     error: CometError
     address: str | None
@@ -592,7 +598,3 @@ def _registered(queue: MessageQueue, address: str | None, namesrv: Sequence[str]
     if address is None:
         raise NoRouteError(queue.topic, [(item, f"no broker named {queue.broker_name}") for item in namesrv])
     return address
-
-
-def _unknown_topic(error: CometError) -> bool:
-    return isinstance(error, NoRouteError) and error.hint == NO_ROUTE_HINT

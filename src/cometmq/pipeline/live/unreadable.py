@@ -13,7 +13,7 @@ from contextlib import suppress
 import msgspec
 
 from cometmq import logs
-from cometmq.client.cluster.requests import NO_ROUTE_HINT
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.errors import NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import UnreadableError
@@ -163,7 +163,7 @@ class UnreadableQueues:
             try:
                 route = self._cluster.route(topic)
             except NoRouteError as error:
-                if not self._lenient and error.hint != NO_ROUTE_HINT:
+                if not self._lenient and isinstance(error, NameServersUnreachable):
                     raise
         if route is None:
             return ()

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Self
 
-from cometmq.client.cluster.requests import NO_ROUTE_HINT, SEND_STATUS, send_request
+from cometmq.client.cluster.requests import NO_ROUTE_HINT, SEND_STATUS, NameServersUnreachable, send_request
 from cometmq.client.producer.retry import RETRY_RESPONSE_CODES
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BrokerError, CometError, NoRouteError, RemotingError
@@ -138,8 +138,8 @@ class Sender:
             if queues:
                 topic = self._topics[name] = _Topic(queues, queues, self._first_queue)
                 return topic
-            if pauses.failures >= self._options.retries or failure.hint != NO_ROUTE_HINT:
-                raise failure  # the hint is another one if no name server responds
+            if pauses.failures >= self._options.retries or isinstance(failure, NameServersUnreachable):
+                raise failure
             time.sleep(pauses.next_s())
 
     def _dispatch(self, topic: _Topic, queue: MessageQueue) -> None:
