@@ -355,5 +355,5 @@ def test_offsets_that_a_broker_does_not_take_are_named(
     stream = Stream(fake, consumerGroup="g")
     stream.reader.commit(stream.next(position(0)))
     stream.reader.stop()
-    assert "offsets of group g are not stored" in caplog.text
+    assert "offsets of group g could not be stored" in caplog.text
     assert "create the group" in caplog.text
