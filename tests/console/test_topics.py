@@ -129,8 +129,11 @@ def test_settings_are_changed(page: Page, console: RunningConsole) -> None:
     page.goto("/topics/changed")
     page.get_by_role("button", name="Change settings").click()
     page.get_by_label("Write queues").fill("0")
+    page.get_by_label("Retention (hours").fill("1.5")
     go_on(page)
-    shown(page, "A whole number from 1")
+    shown(page, "A whole number from 1 to 65535")
+    shown(page, "A whole number from 1 to 87600")
+    assert page.get_by_label("Write queues").input_value() == "0"
     page.get_by_label("Write queues").fill("3")
     page.get_by_label("Retention (hours").fill("2")
     go_on(page)

@@ -50,6 +50,8 @@ class Fields:
     def number(self, key: str, value: int | None, low: int, high: int, *, required: bool = True) -> ui.number:
         """Add a field for a whole number; its value may be None unless required."""
 
+        # The limits are not those of the element: it would replace a wrong value by the nearest right one, and
+        # its error would vanish, when the user clicks on "Continue".
         def problem(given: Any) -> str | None:
             if given is None and not required:
                 return None
@@ -58,9 +60,7 @@ class Fields:
             return None
 
         with self._place:
-            made = ui.number(
-                self._view.t(key), value=value, min=low, max=high, precision=0, validation=problem
-            )
+            made = ui.number(self._view.t(key), value=value, validation=problem)
         return self._added(made)
 
     def choice(self, key: str, options: Sequence[str] | Mapping[str, str], value: str | None) -> ui.select:
