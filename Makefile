@@ -41,7 +41,7 @@ check: lint  ## lint, format, strict types, import directions
 
 # Each of these runs the tests of the one before it, too; tests/tiers.py decides which tests those are.
 test-fast: install  ## tests without JVM, Spark and browser: at most 2 minutes on 2 cores
-	$(PYTEST) -n 5 --tier fast $(TEST_ARGS)
+	$(PYTEST) -n 4 --tier fast $(TEST_ARGS)
 
 test: install lint  ## tests of every room, one of each kind of foreign program: at most 8 minutes on 2 cores
 	$(PYTEST) -n 6 --tier test $(TEST_ARGS)
@@ -50,7 +50,7 @@ test-all: install  ## all tests, in at most 30 minutes on 2 cores
 	@failed=0; $(MAKE) --no-print-directory test || failed=1; $(MAKE) --no-print-directory test-rest || failed=1; exit $$failed
 
 test-rest: install  ## the tests of test-all that test leaves out
-	$(PYTEST) -n 3 --tier rest $(TEST_ARGS)
+	$(PYTEST) -n 4 --tier rest $(TEST_ARGS)
 
 # Those that ask whether this is the long form, or how many rounds there are to be.
 LONG_FORMS = tests/client/test_scenarios.py tests/faults/test_hostile_requests.py \

@@ -465,6 +465,8 @@ def docstring_lines(node: ast.AST) -> int:
     return 0
 
 
+@pytest.mark.slow("each module is parsed")
+@pytest.mark.representative
 def test_modules_fit_on_a_few_screens() -> None:
     lines = {
         path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines())

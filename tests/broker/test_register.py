@@ -48,7 +48,9 @@ async def test_a_dead_and_a_deaf_name_server_do_not_hold_up_the_living_one(tmp_p
         dead_port = closed.getsockname()[1]
     async with name_server(tmp_path) as living:
         addresses = f"127.0.0.1:{dead_port};127.0.0.1:{deaf.getsockname()[1]};127.0.0.1:{living.port}"
-        cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="60000")
+        # The start waits for all of them.
+        cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="200")
+        cluster.broker.parts.registrar.config.register_broker_timeout_mills = 60_000
         await cluster.peer().send("Fresh")
         async with asyncio.timeout(30):
             while await route(f"127.0.0.1:{living.port}", "Fresh") is None:

@@ -88,6 +88,8 @@ def test_a_raft_group_has_a_leader_again_when_its_leader_was_killed(cluster: Clu
     cluster.run("down", mode="raft-3")
 
 
+@pytest.mark.slow("runs nine commands")
+@pytest.mark.representative
 def test_what_cannot_be_is_said(cluster: Cluster) -> None:
     assert "'9m' is not one of" in cluster.run("up", mode="9m").stderr
     missing = cluster.run("heal")

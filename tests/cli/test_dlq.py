@@ -55,6 +55,8 @@ def rows(output: str) -> list[Any]:
     return [json.loads(line) for line in output.splitlines()]
 
 
+@pytest.mark.slow("runs many commands")
+@pytest.mark.representative
 def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
     die("bills", "a", "b")
 
@@ -87,6 +89,8 @@ def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
     assert sorted(each["body"] for each in rows(taken.stdout)) == ["a", "b"]
 
 
+@pytest.mark.slow("runs many commands, and sends one message per second")
+@pytest.mark.representative
 def test_they_are_chosen_by_sql_id_and_time(run: Run, die: Die) -> None:
     die("chosen", "a", "b", "c")
     between = str(time.time_ns() // 1_000_000 + 1)

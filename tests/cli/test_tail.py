@@ -61,6 +61,8 @@ class TestFrom:
 
         assert sorted(bodies(shown.stdout)) == [*"efgh"]
 
+    @pytest.mark.slow("runs six commands")
+    @pytest.mark.representative
     def test_a_time_may_be_told_from_now(self, run: Run) -> None:
         run("cometmq", "send", "from-ago", "x")
 
@@ -68,6 +70,8 @@ class TestFrom:
             assert bodies(run("cometmq", "tail", "from-ago", "--from", ago, "-c", "1").stdout) == ["x"]
 
 
+@pytest.mark.slow("three commands that wait for a second each")
+@pytest.mark.representative
 def test_tags_choose_and_properties_are_shown(run: Run) -> None:
     for tag in "AB":
         run("cometmq", "send", "tagged-tail", f"body-{tag}", "-t", tag, "-p", f"clerk=ada\x1b{tag}")
@@ -96,6 +100,8 @@ def test_no_group_is_made_and_no_offset_moves(run: Run) -> None:
     assert not any("ungrouped" in row["group"] for row in groups)
 
 
+@pytest.mark.slow("the command looks for a new topic every few seconds")
+@pytest.mark.representative
 def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run, serve: Serve) -> None:
     with serve("cometmq", "tail", "later", "-c", "1", ready="^waiting: no route to topic later") as process:
         run("cometmq", "send", "later", "came")
@@ -104,6 +110,8 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run, serve: Serve) -> 
     assert process.lines[-1].endswith("  came")
 
 
+@pytest.mark.slow("starts two brokers and many commands")
+@pytest.mark.representative
 def test_queues_and_brokers_that_are_new_are_taken_up(run: Run, serve: Serve, tmp_path: Path) -> None:
     """A topic on one of two brokers gets more queues there, and the other broker."""
     with StandaloneProcess(tmp_path / "two", brokers=2) as cluster:

@@ -132,6 +132,7 @@ def test_scripts_of_others_do_not_run_in_a_page(browser: Browser, console: Runni
     context.close()
 
 
+@pytest.mark.slow("all pages, one after the other")
 @pytest.mark.representative("en-Topics")
 @pytest.mark.parametrize(("language", "title"), [("en", "Topics"), ("zh", "消费者组")])
 def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: str, title: str) -> None:

@@ -129,6 +129,8 @@ def test_an_action_is_noted_before_it_is_done(own: RunningConsole, admin: Forged
     assert [each["result"] for each in entries[-2:]] == ["begun", "ok"]
 
 
+@pytest.mark.slow("the framework waits ten seconds for the browser to return")
+@pytest.mark.representative
 def test_a_page_that_is_left_with_an_open_dialog_ends_quietly(own: RunningConsole, admin: Forged) -> None:
     """Whether its end is logged as a mistake is looked at when the console stops."""
     with admin.open(f"/topics/{TOPIC}") as page:

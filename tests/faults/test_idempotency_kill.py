@@ -57,6 +57,8 @@ async def kill_around(stop: str, start: Callable[..., Awaitable[asyncio.subproce
             await child.wait()
 
 
+@pytest.mark.slow("kills member processes")
+@pytest.mark.representative
 async def test_a_kill_around_the_mark_repeats_only_what_the_marks_cannot_know(tmp_path: Path) -> None:
     quick = {"messageDelayLevel": " ".join(["1s"] * 18)}
     with (

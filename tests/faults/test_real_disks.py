@@ -242,6 +242,8 @@ async def test_a_file_size_limit_refuses_until_it_is_lifted(tmp_path: Path) -> N
         broker.kill()
 
 
+@pytest.mark.slow("kills a broker on a real device")
+@pytest.mark.representative
 async def test_what_sync_flush_acknowledged_is_on_a_device_that_loses_the_rest(
     tmp_path: Path, disk: SmallDisk
 ) -> None:

@@ -17,6 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+import pytest
 from tests.client.scenarios import names
 from tests.faults.test_kill import CYCLES, SEED
 from tests.interop.comet import CometBroker, CometNamesrv
@@ -168,6 +169,8 @@ class Orderly:
         return OrderlyStatus.SUCCESS
 
 
+@pytest.mark.slow("kills brokers")
+@pytest.mark.representative
 async def test_what_is_promised_holds_through_kills(tmp_path: Path) -> None:
     print(f"COMETMQ_KILL_SEED={SEED}")
     dice, servers = random.Random(SEED), await asyncio.to_thread(Servers, tmp_path)

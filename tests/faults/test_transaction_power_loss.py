@@ -73,6 +73,8 @@ async def try_image(before: World, at: int, image: Image, chance: random.Random)
         world.check(certain)
 
 
+@pytest.mark.slow("a start from each image of the disk")
+@pytest.mark.representative
 @pytest.mark.timeout(0)
 async def test_every_transaction_ends_once_whatever_arrived() -> None:
     await try_images(IMAGES, PER_RUN, work, try_image)

@@ -67,6 +67,7 @@ def job(spark: SparkSession, topic: Topic, output: str) -> Job:
 
 
 class TestTable:
+    @pytest.mark.slow("Spark starts")
     @pytest.mark.representative
     def test_all_is_there_with_all_fields(self, job: Job, topic: Topic) -> None:
         topic.send(3000, body_size=100)

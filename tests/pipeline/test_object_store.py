@@ -172,6 +172,8 @@ def test_a_table_with_transactions_of_its_own(
     assert SECRET.encode() not in content
 
 
+@pytest.mark.slow("four jobs write to one table at the same time")
+@pytest.mark.representative
 def test_of_two_jobs_one_commits_to_a_delta_table(s3: S3, at: str) -> None:
     tables = [open_table(s3.uri(at), "delta") for _ in range(4)]
     barrier, winners, losers = threading.Barrier(4), [], []

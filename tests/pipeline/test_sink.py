@@ -49,6 +49,7 @@ def write(frame: DataFrame, topic: Topic, **options: str) -> None:
     ).save()
 
 
+@pytest.mark.slow("Spark writes and reads")
 @pytest.mark.representative
 def test_a_batch_with_everything_a_message_has(spark: SparkSession, topic: Topic) -> None:
     write(orders(spark, 1000), topic)

@@ -72,6 +72,7 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow("four streaming queries")
 @pytest.mark.representative
 def test_available_now_in_limited_batches_and_again(spark: SparkSession, topic: Topic, home: Path) -> None:
     job = Job(spark, topic, home, startingOffsets="earliest", maxOffsetsPerTrigger="100")

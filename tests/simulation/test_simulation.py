@@ -51,42 +51,6 @@ def missing(first: int, count: int) -> set[str]:
     return {*STRIKES, *NOTED} - seen
 
 
-@pytest.mark.skipif(bool(ALONE), reason="one seed runs alone")
-@pytest.mark.parametrize(
-    "first",
-    [
-        pytest.param(
-            first, marks=[] if first < FIRST + IN_MAKE_TEST else [pytest.mark.thorough("more seeds")]
-        )
-        for first in range(FIRST, FIRST + SEEDS, AT_ONCE)
-    ],
-)
-def test_what_is_promised_holds(first: int) -> None:
-    with many():
-        each_of(range(first, min(first + AT_ONCE, FIRST + SEEDS)))
-
-
-@pytest.mark.skipif(not ALONE, reason="COMETMQ_SIM_SEED names a seed to run alone")
-def test_a_seed_alone() -> None:
-    print(f"seed {ALONE}: {what_is(ALONE)}")
-    with many():
-        if ALONE % CLUSTERS == 0:
-            outcome = Run(ALONE)()
-            print(*(line.decode() for line in outcome.history), sep="\n")
-            print(*outcome.problems, sep="\n")
-        each_of([ALONE])
-
-
-@pytest.mark.thorough("a check of the simulation itself")
-@pytest.mark.parametrize("name", BUGS)
-def test_a_planted_bug_is_found(name: str) -> None:
-    bug = BUGS[name]
-    with many(), bug.plant():
-        assert any(map(bug.find, rarely_collecting(range(1, MOST_TRIED)))), (
-            f"{name} was not found by {MOST_TRIED} seeds"
-        )
-
-
 @pytest.mark.slow("280 seeds of clusters")
 def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
     with many():
@@ -98,6 +62,8 @@ def test_faults_strike_and_some_that_do_not_are_noticed() -> None:
             assert missing(1, 30) >= {"cut", "volatile at power loss"}
 
 
+@pytest.mark.slow("three clusters in three processes")
+@pytest.mark.representative
 def test_a_seed_is_one_run_in_any_process() -> None:
     faults = frozenset({"kill", "cut", "loss"})
     plans = [
@@ -122,6 +88,45 @@ def digests(plans: list[Plan]) -> list[int]:
     """Of the events of seed 7 with each of these plans."""
     with many():
         return [Run(7, each)().digest for each in plans]
+
+
+@pytest.mark.thorough("a check of the simulation itself")
+@pytest.mark.parametrize("name", BUGS)
+def test_a_planted_bug_is_found(name: str) -> None:
+    bug = BUGS[name]
+    with many(), bug.plant():
+        assert any(map(bug.find, rarely_collecting(range(1, MOST_TRIED)))), (
+            f"{name} was not found by {MOST_TRIED} seeds"
+        )
+
+
+@pytest.mark.skipif(bool(ALONE), reason="one seed runs alone")
+@pytest.mark.parametrize(
+    "first",
+    [
+        pytest.param(
+            first,
+            marks=[pytest.mark.slow("250 seeds"), pytest.mark.representative]
+            if first < FIRST + IN_MAKE_TEST
+            else [pytest.mark.thorough("more seeds")],
+        )
+        for first in range(FIRST, FIRST + SEEDS, AT_ONCE)
+    ],
+)
+def test_what_is_promised_holds(first: int) -> None:
+    with many():
+        each_of(range(first, min(first + AT_ONCE, FIRST + SEEDS)))
+
+
+@pytest.mark.skipif(not ALONE, reason="COMETMQ_SIM_SEED names a seed to run alone")
+def test_a_seed_alone() -> None:
+    print(f"seed {ALONE}: {what_is(ALONE)}")
+    with many():
+        if ALONE % CLUSTERS == 0:
+            outcome = Run(ALONE)()
+            print(*(line.decode() for line in outcome.history), sep="\n")
+            print(*outcome.problems, sep="\n")
+        each_of([ALONE])
 
 
 def test_a_failure_names_its_seed() -> None:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -263,7 +264,9 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
 
 StoreAgainstLists.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
-TestStoreAgainstLists = StoreAgainstLists.TestCase
+TestStoreAgainstLists = pytest.mark.slow("60 lives of a store")(
+    pytest.mark.representative(StoreAgainstLists.TestCase)
+)
 
 
 def history() -> StoreAgainstLists:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.admin.conftest import Shell, consume
+from tests.kit.waiting import until
 
 from cometmq.admin import Admin, RetryLimits
 from cometmq.admin.groups import settings_of
@@ -170,12 +171,17 @@ async def status_of_two(
         PushConsumer("pair", take, {"paired": text}, namesrv=namesrv, options=more)
         for text, more in zip(expressions, options, strict=True)
     )
-    async with one, two, asyncio.timeout(60):
-        shown = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair").lines)
-        while "Rebalance Failed" in shown:  # not shared out yet
-            await asyncio.sleep(0.05)
-            shown = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair").lines)
-        return shown, await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair", "--json").json)
+    async with one, two:
+
+        async def shared_out() -> Any:
+            """Return the status as JSON once both members have queues and no queue changes its holder."""
+            found = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair", "--json").json)
+            held = [{queue["topic"] for queue in each["queues"] or ()} for each in found["members"]]
+            shared = len(held) == 2 and all("paired" in topics for topics in held)
+            return found if shared and not found["unbalanced"] else None
+
+        found = await until(shared_out)
+        return await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair").lines), found
 
 
 def test_members_that_subscribe_the_same_are_shown(mq: Shell) -> None:

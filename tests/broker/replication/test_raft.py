@@ -190,6 +190,8 @@ async def test_members_change_under_load_and_every_send_is_answered(group):
     assert set(answers) <= {ResponseCode.SUCCESS, ResponseCode.SERVICE_NOT_AVAILABLE}
 
 
+@pytest.mark.slow("waits for two elections that must not come")
+@pytest.mark.representative
 async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
     has_all = await group.leader()
     lost, late = group.followers()

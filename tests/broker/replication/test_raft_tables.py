@@ -159,7 +159,7 @@ async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_one
         await group.brokers[other].parts.replication.sync.sync()  # which it tells of it
         assert lengths(group.brokers[other].parts, "Kept") == [2]
         assert (await group.change(left, "transfer", other)).code == 0
-        await until(lambda: group.leads(other), 20)
+        await until(lambda: group.leads(other))
     found = [bytes(each.body) for each in records(await group.peers[other].pull("Kept"))]
     assert found == [b"old", b"new"]
 
@@ -232,9 +232,10 @@ async def test_a_leader_that_has_not_copied_asks_the_others(group, without_copie
 
 
 async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, without_copies, monkeypatch):
-    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
     without_copies += group.brokers
-    answer = await create(group.peers[await group.leader()], "Wide")
+    with monkeypatch.context() as patch:
+        patch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
+        answer = await create(group.peers[await group.leader()], "Wide")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "it is done, but the next leader may not know it: 0 of 2 other" in answer.remark
     without_copies.clear()
@@ -242,12 +243,12 @@ async def test_what_a_majority_does_not_get_is_not_answered_as_done(group, witho
 
 
 async def test_a_leader_that_has_lost_its_group_deletes_nothing(group, without_copies, monkeypatch):
-    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
     leader = await group.leader()
     peer = group.peers[leader]
     await create(peer, "Kept")
     await peer.send("Kept")
     without_copies += group.brokers
+    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 0.3)
     for answer in (await peer.delete_topic("Kept"), await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)):
         assert answer.code == ResponseCode.SYSTEM_ERROR
         assert "nothing is done: the next leader may not know it: 0 of 2 other" in answer.remark
@@ -334,10 +335,10 @@ async def test_a_former_leader_does_not_undo_a_reset(group):
     copies = group.brokers[former].parts.replication.sync
     await copies.sync()
     assert (await group.change(first, "transfer", former)).code == 0
-    await until(lambda: group.leads(former), 20)
+    await until(lambda: group.leads(former))
     await commit(group.peers[former], 0, 9)
     assert (await group.change(former, "transfer", first)).code == 0
-    await until(lambda: group.leads(first), 20)
+    await until(lambda: group.leads(first))
     await commit(group.peers[first], 0, 2)
     await until(lambda: copies.master_addr == group.brokers[first].addr)
     await copies.sync()
@@ -347,7 +348,6 @@ async def test_a_former_leader_does_not_undo_a_reset(group):
 
 
 async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, monkeypatch, caplog):
-    monkeypatch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 1.0)
     await group.leader()
     lonely = group.followers()[0]
     read = RaftTables.read
@@ -360,8 +360,10 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
     monkeypatch.setattr(RaftTables, "read", ask)
     await group.equal()
     said = f"{lonely} does not accept messages yet: 0 of 2 other members have answered"
-    await group.hand_over(lonely, lambda: said in caplog.text)
-    await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely), 20)
+    with monkeypatch.context() as patch:
+        patch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 1.0)
+        await group.hand_over(lonely, lambda: said in caplog.text)
+    await until(lambda: any(group.leads(member) for member in group.brokers if member != lonely))
 
 
 async def test_copies_never_go_back(group):

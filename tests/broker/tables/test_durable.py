@@ -110,6 +110,8 @@ class GatedDisk(RecordingDisk):
 
 
 class TestPowerFailure:
+    @pytest.mark.slow("two seconds of delay, and each state of the disk is read")
+    @pytest.mark.representative
     @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
     async def test_the_cursor_of_a_delayed_message_lasts_no_longer_than_its_copy(self, mode, monkeypatch):
         """The copy is written but its sync lags: the cursor behind it must not get onto the device first."""

@@ -265,6 +265,8 @@ async def test_a_start_that_fails_on_its_way_takes_nothing_in_twice(tmp_path, mo
         assert (await peer.pull()).ext["maxOffset"] == "3"
 
 
+@pytest.mark.slow("messages with four seconds of delay")
+@pytest.mark.representative
 async def test_what_would_go_with_its_segment_is_moved_on(started):
     cluster, peer = await started(mappedFileSizeCommitLog="65536", fileReservedTime="0", deleteWhen="25")
     at = now_ms() + 4_000

@@ -37,6 +37,8 @@ def test_a_state_directory_belongs_to_one_replay(tmp_path: Path) -> None:
         ReplayState(str(tmp_path / "photos")).begin(ASKED)
 
 
+@pytest.mark.slow("an object store starts")
+@pytest.mark.representative
 @pytest.mark.parametrize("where", ["local", "s3"])
 def test_of_two_first_runs_one_begins(where: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     path = str(tmp_path / "state") if where == "local" else request.getfixturevalue("s3").uri(tmp_path.name)

@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.store.kit import (
@@ -136,6 +137,8 @@ def filled(
     return store, units
 
 
+@pytest.mark.slow("stores with many files, built 60 times")
+@pytest.mark.representative
 @settings(max_examples=60, deadline=None)
 @given(
     sizes=st.lists(st.sampled_from((0, 50, 300, 900)), max_size=140),
