@@ -538,7 +538,7 @@ async def a_blocking_pull_ends_when_a_message_comes(namesrv: str) -> None:
         await asyncio.sleep(0.2)
         assert not waiting.done()
         await producer.send(Message(name.topic, b"awaited"), queue=queue)
-        result = await asyncio.wait_for(waiting, 10)
+        result = await asyncio.wait_for(waiting, 60)
     assert [message.body for message in result.messages] == [b"awaited"]
 
 

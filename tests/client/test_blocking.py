@@ -483,7 +483,7 @@ def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool)
 
     def listener(messages: list[MessageExt]) -> None:
         assert consumer.health().group == group
-        assert early or alone.wait(10)
+        assert early or alone.wait(60)
         consumer.stop()  # the last user of the loop
 
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
@@ -522,7 +522,7 @@ def test_an_exit_in_a_listener_ends_its_call_only(local: LocalBroker, plain: boo
         with SyncPushConsumer(
             f"g-{topic}", listener, topic, namesrv=local.namesrv, options=options
         ) as member:
-            assert handled.wait(10)
+            assert handled.wait(60)
             assert "cannot go on" in str(member.health().last_error)
             producer.send(Message(topic, b"2"))
     assert calls[b"1"] == 2

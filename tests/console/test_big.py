@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tests.console.big_console import ADDRS, BROKERS, HANGS
 from tests.console.conftest import READY, WAIT_MS, as_it_says, log_in, shown
 
+from cometmq.console.base.cluster_feeds import TABLES_INTERVAL_S
 from cometmq.testing import ServerProcess
 
 if TYPE_CHECKING:
@@ -23,8 +24,10 @@ PAGES = (
     ("/topics?q=4999", "1 of 5,000"),
     ("/groups?sort=-behind", "2,300 of 2,300"),
 )
+SMALL_PAGE = ("/accounts", "Console accounts")
 FLUID_S = 3.0
-"""Under 1 s on two cores that are free (0.3 s); here other tests run beside it."""
+"""Under 1 s on two cores that are free (0.3 s); here other tests run beside it. A busy machine may take ten
+times as long as it takes for a small page."""
 
 
 def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> None:
@@ -32,13 +35,14 @@ def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> Non
     start += "runpy.run_module('tests.console.big_console', run_name='__main__')"
     with ServerProcess([sys.executable, "-c", start, str(tmp_path)], READY) as process:
         console = as_it_says(process, tmp_path, "")
+        started = time.monotonic()
         context = browser.new_context(base_url=console.url)
         page = context.new_page()
         page.goto("/login")
         log_in(page, "admin", console.password)
         page.locator("main h1").wait_for(timeout=WAIT_MS)
         took = {}
-        for path, text in PAGES:
+        for path, text in (SMALL_PAGE, *PAGES):
             page.goto(path)  # what is asked for the first time may follow the page
             shown(page, text)
             began = time.monotonic()
@@ -52,10 +56,12 @@ def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> Non
         context.close()
         process.stop()
         asked = json.loads(process.lines[-1])
+        intervals = int((time.monotonic() - started) / TABLES_INTERVAL_S) + 2
 
-    assert {path: span for path, span in took.items() if span > FLUID_S} == {}
+    limit_s = max(FLUID_S, 10 * took[SMALL_PAGE[0]])
+    assert {path: span for path, span in took.items() if span > limit_s} == {}
     for question in ("topics", "groups"):
         counts = [count for name, count in asked.items() if name.startswith(question)]
         assert len(counts) == BROKERS + 1
         assert asked[f"{question} {ADDRS[HANGS]}"] == 1, "it has not answered yet"
-        assert max(counts) <= 4, "three intervals may have begun, and each was asked once for all"
+        assert max(counts) <= intervals, "in each interval, a broker is asked once for all"

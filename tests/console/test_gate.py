@@ -407,7 +407,7 @@ class TestConnections:
         sent, _ = await self.connect(house, "p1", origin=f"http://{HOST}", cookie=cookie)
         assert (sent, len(house.came)) == ([], 1)
         house.sessions.end(session)
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
 
         assert sent == [{"type": "websocket.close", "code": 4401}]
         assert house.heard[-1]["type"] == "websocket.disconnect"
@@ -425,7 +425,7 @@ class TestConnections:
         session.add_page("p1")
         sent, coming = await self.connect(house, "p1", origin=f"http://{HOST}", cookie=cookie)
         coming.put_nowait({"type": "websocket.receive", **message})
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
 
         assert sent == [{"type": "websocket.close", "code": 4400}]
         assert house.heard[-1]["type"] == "websocket.disconnect"
@@ -444,7 +444,7 @@ class TestConnections:
         coming.put_nowait({"type": "websocket.receive", "text": '42["event",{"id":1}]'})
         await until(lambda: session.used_s != before)
         coming.put_nowait({"type": "websocket.disconnect"})
-        await asyncio.wait_for(self.task, 5)
+        await asyncio.wait_for(self.task, 60)
 
 
 def test_failures_are_forgiven_with_time_and_the_table_is_bounded() -> None:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Self
 
-START_TIMEOUT_S = 30.0
+START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0
 NAMESRV = re.compile(r"^\s*name server\s+(\S+)$")
 BROKER = re.compile(r"^\s*(broker-[a-z0-9]+)\s+(\S+:\d+)\s")
@@ -104,7 +104,7 @@ class ServerProcess:
         """Wait for the line that reports readiness.
 
         Args:
-            timeout_s: Maximum time to wait, in seconds. Default: 30.
+            timeout_s: Maximum time to wait, in seconds. Default: 60.
 
         Returns:
             The line.

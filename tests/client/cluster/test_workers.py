@@ -62,7 +62,7 @@ async def test_a_call_in_a_thread_fails_with_an_ordinary_error(error: type[BaseE
         raise error
 
     with ThreadPoolExecutor(1) as threads, pytest.raises(RuntimeError, match=error.__name__) as caught:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             await call_user_function(threads, function)
     assert isinstance(caught.value.__cause__, error)
 

@@ -338,7 +338,7 @@ async def test_whoever_waits_for_a_message_hears_of_the_stop(
     await consumer.stop()
     for task in waiting:
         with pytest.raises(ClientStateError, match="stop"):
-            await asyncio.wait_for(task, 5)
+            await asyncio.wait_for(task, 60)
 
 
 async def test_an_assignment_beside_the_stop_leaves_no_reader(

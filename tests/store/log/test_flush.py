@@ -71,7 +71,7 @@ async def test_messages_become_visible_with_their_flush_and_not_before(sync_stor
     assert store.get_messages("T", 0, 0, 32).status is GetStatus.NO_MESSAGE_IN_QUEUE
     assert events == []
     disk.gate.release()
-    assert await asyncio.wait_for(done, 20)
+    assert await asyncio.wait_for(done, 90)
     assert everything(store) == [b"a"]
     assert events[:2] == [True, 1]  # acknowledged first, then the readers
 
@@ -90,7 +90,7 @@ async def test_waiters_share_syncs_and_are_answered_in_order(sync_store: Gated) 
     await disk.sync_arrives()
     assert order == [0]
     disk.gate.release()
-    assert await asyncio.wait_for(last, 20)
+    assert await asyncio.wait_for(last, 90)
     assert order == list(range(101))
     assert disk.syncs == 2
 
@@ -111,7 +111,7 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(sync_store: Gated) 
     disk.gate.release()
     await disk.sync_arrives()
     disk.gate.release(9)
-    assert await asyncio.wait_for(done, 20)
+    assert await asyncio.wait_for(done, 90)
     assert disk.syncs == 2
 
 
@@ -131,7 +131,7 @@ async def test_a_store_let_go_between_two_syncs_asks_for_none(tmp_path: Path) ->
     send(store)
     store.flusher.wait_for(store.log.end, answers.append)
     disk.gate.release()
-    await asyncio.wait_for(crashed, 20)
+    await asyncio.wait_for(crashed, 90)
     assert answers == []
     assert disk.syncs == 1
 
@@ -148,7 +148,7 @@ async def test_a_waiter_that_fails_does_not_harm_the_ones_behind_it(
     store.flusher.wait_for(store.log.end, broken)
     done = waiter(store)
     disk.open_gate()
-    assert await asyncio.wait_for(done, 20)
+    assert await asyncio.wait_for(done, 90)
     assert "a callback after a flush failed" in caplog.text
 
 
@@ -364,5 +364,5 @@ async def test_two_stops_at_once_both_come_back(tmp_path: Path) -> None:
     await asyncio.sleep(0.05)
     disk.gated = False
     disk.gate.release()
-    await asyncio.wait_for(asyncio.gather(*stops), 10)
+    await asyncio.wait_for(asyncio.gather(*stops), 90)
     assert open_store(tmp_path).recovered.clean

@@ -171,7 +171,7 @@ class TestFailure:
         with ThreadPoolExecutor(1) as pool:
             child = ChildSyncer(DeviceDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
             child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # which cannot be synced
-            failure = await asyncio.wait_for(done, 20)
+            failure = await asyncio.wait_for(done, 90)
             child.close()
         assert isinstance(failure, OSError)
         assert failure.errno == errno.EINVAL
@@ -216,7 +216,7 @@ class TestFailure:
             send(store, body)
             store.flusher.wait_for(store.log.end, lambda ok, body=body: answered(body, ok))
             await asyncio.sleep(0.001 if number % 5 else 0)
-        await asyncio.wait_for(everybody, 20)
+        await asyncio.wait_for(everybody, 90)
         assert not failed
         store = after_crash(store)
         assert everything(store) == acknowledged
@@ -337,7 +337,7 @@ class TestFailure:
         with ThreadPoolExecutor(1) as pool:
             child = ChildSyncer(disk, loop, ThreadSyncer(disk, loop, pool))
             child.sync([Unsynced(base, fd, str(path)) for base in range(65)], done.set_result)
-            assert await asyncio.wait_for(done, 20) is None
+            assert await asyncio.wait_for(done, 90) is None
             child.close()
         disk.close(fd)
         assert disk.calls["fdatasync"] == 65

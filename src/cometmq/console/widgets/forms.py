@@ -50,8 +50,8 @@ class Fields:
     def number(self, key: str, value: int | None, low: int, high: int, *, required: bool = True) -> ui.number:
         """Add a field for a whole number; its value may be None unless required."""
 
-        # The limits are not those of the element: it would replace a wrong value by the nearest right one, and
-        # its error would vanish, when the user clicks on "Continue".
+        # Given the limits, the element itself would replace a wrong value by the nearest right one once the
+        # user clicks on "Continue", and its error would vanish.
         def problem(given: Any) -> str | None:
             if given is None and not required:
                 return None
