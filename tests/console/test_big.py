@@ -45,10 +45,13 @@ def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> Non
         for path, text in (SMALL_PAGE, *PAGES):
             page.goto(path)  # what is asked for the first time may follow the page
             shown(page, text)
-            began = time.monotonic()
-            page.goto(path)
-            shown(page, text)
-            took[path] = time.monotonic() - began
+            spans = []
+            for _ in range(3):
+                began = time.monotonic()
+                page.goto(path)
+                shown(page, text)
+                spans.append(time.monotonic() - began)
+            took[path] = min(spans)
         others = [context.new_page() for _ in range(3)]
         for other in others:
             other.goto("/topics")
