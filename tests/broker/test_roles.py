@@ -205,7 +205,7 @@ class TestOffsetMovedEvents:
 
     async def test_a_store_that_takes_no_messages_answers_all_the_same(self, cluster, peer):
         await peer.send()
-        cluster.broker.parts.store.appender.shut = "the test says so"
+        cluster.broker.parts.store.appender.why_closed = "the test says so"
         answer = await peer.pull(offset=7)
         assert (answer.code, begin(answer)) == (ResponseCode.PULL_OFFSET_MOVED, 1)
 
@@ -277,12 +277,12 @@ async def test_deliveries_to_a_store_that_takes_nothing_are_tried_ever_more_rare
     now = SystemClock()
     clock = ManualClock(now.time_ms() + 5000, now.boottime() + 5)
     monkeypatch.setattr(schedule, "clock", clock)
-    shut, broker.store.appender.shut = broker.store.appender.shut, "the test says so"
+    shut, broker.store.appender.why_closed = broker.store.appender.why_closed, "the test says so"
     for _ in range(12):
         schedule.run(cursor)
     assert waits == [pytest.approx(min(0.1 * 2**n, 10)) for n in range(12)]
     assert sum("could not deliver" in record.message for record in caplog.records) == 1
-    broker.store.appender.shut = shut
+    broker.store.appender.why_closed = shut
     schedule.run(cursor)
     assert [m.body for m in records(await peer.pull(hold_ms=5000))] == [b"late"]
     await until(lambda: cursor.offset == 1)

@@ -14,10 +14,10 @@ from cometmq.store import (
     Clock,
     Commit,
     Disk,
-    Got,
     ManualClock,
     MessageStore,
     NotInMemory,
+    ReadResult,
     StoreConfig,
     TickMessage,
 )
@@ -157,11 +157,11 @@ async def flushed(store: MessageStore) -> bool:
     return await asyncio.wait_for(waiter(store), 20)
 
 
-def bodies(answer: Got) -> list[bytes]:
+def bodies(answer: ReadResult) -> list[bytes]:
     return [bytes(message.body) for message in iter_records(b"".join(answer.buffers))]
 
 
-async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, count: int = 32) -> Got:
+async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, count: int = 32) -> ReadResult:
     """What a broker's pull gets: what is not in memory is read by threads."""
     try:
         return store.get_messages(topic, queue_id, offset, count)

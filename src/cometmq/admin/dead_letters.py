@@ -19,7 +19,7 @@ import msgspec
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterView, Resend, ResendResult
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, place_in
+from cometmq.client.cluster.lookups import ALWAYS, MAX_UNIQUE_HITS, by_key, offset_id_in
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.producer.options import ProducerOptions
 from cometmq.client.producer.outgoing import prepare_system
@@ -203,7 +203,7 @@ async def check_copy(client: ClientInstance, result: ResendResult) -> None:
     If a group has queue locks, a 5.x broker turns every message that is sent to its retry topic into a dead
     letter.
     """
-    place = place_in(result.copy_offset_msg_id)
+    place = offset_id_in(result.copy_offset_msg_id)
     if place is not None:
         stored = await client.brokers.view_message(place.host, place.physical_offset)
         if stored.topic.startswith(DLQ_PREFIX):

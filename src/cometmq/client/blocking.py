@@ -48,7 +48,7 @@ def _blocking(
     """Return the blocking form of a coroutine method of the asyncio class."""
 
     def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        face: _Face[Any] = self
+        face: _BlockingClient[Any] = self
         return face._run(method(face._twin, *args, **kwargs))  # noqa: SLF001 - it is a method of the face
 
     functools.update_wrapper(call, method)
@@ -70,7 +70,7 @@ def _health(method: Callable[[Any], ConsumerHealth]) -> Callable[[Any], Consumer
     on_loop = _on_loop(method)
 
     def health(self: Any, /) -> ConsumerHealth:
-        face: _Face[Any] = self
+        face: _BlockingClient[Any] = self
         if face._thread is None:  # noqa: SLF001 - it is a method of the face
             return ConsumerHealth(state=face.state, group=face._twin.group)  # noqa: SLF001
         return on_loop(self)
@@ -93,7 +93,7 @@ class _Property(property, Generic[R]):
         def __set__(self, face: Any, value: Never, /) -> None: ...  # the property is read-only
 
 
-class _Face(Generic[C]):
+class _BlockingClient(Generic[C]):
     """The base class of the blocking clients: start and stop on the background loop, and use with `with`."""
 
     _has_listener = False
@@ -102,7 +102,7 @@ class _Face(Generic[C]):
         self._twin: C = twin
         self._name = f"{type(self).__name__} of group {twin.group}"
         self._thread: LoopThread | None = None
-        self._over = threading.Event()
+        self._stop_ended = threading.Event()
         """Set when stop() has ended."""
         self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the task
 
@@ -163,7 +163,7 @@ class _Face(Generic[C]):
         finally:
             if not asked_by_listener:
                 thread.release()
-                self._over.set()
+                self._stop_ended.set()
 
     def _finish_calls(self) -> None:
         """Wait for the work that earlier calls have left running in the background."""
@@ -190,7 +190,7 @@ class _Face(Generic[C]):
             await self._twin.wait_stopped()
         finally:
             thread.release()
-            self._over.set()
+            self._stop_ended.set()
 
     def stop_soon(self) -> Future[None]:
         """Begin a stop from any thread or from a signal handler, without waiting for it.
@@ -207,7 +207,7 @@ class _Face(Generic[C]):
             ClientStateError: The client was not started.
         """
         if self._thread is None and self.state in ("running", "stopping"):
-            self._over.wait()  # set by the thread or the listener that stops the client
+            self._stop_ended.wait()  # set by the thread or the listener that stops the client
         elif self.state != "stopped":
             self._run(self._twin.wait_stopped())
 
@@ -233,7 +233,7 @@ class _Face(Generic[C]):
         return thread
 
 
-class SyncProducer(_Face[Producer]):
+class SyncProducer(_BlockingClient[Producer]):
     """A producer with blocking methods. `send_async` and the other `…_async` methods return futures.
 
     Args:
@@ -259,7 +259,7 @@ class SyncProducer(_Face[Producer]):
         self._init(Producer(group, namesrv=namesrv, options=options, client_options=client_options))
 
     def _init(self, twin: Producer) -> None:
-        _Face.__init__(self, twin)
+        _BlockingClient.__init__(self, twin)
         self._sends = AsyncSends(twin.options.max_in_flight)
 
     def _finish_calls(self) -> None:
@@ -415,7 +415,7 @@ class SyncTransactionProducer(SyncProducer):
     send_in_transaction = _blocking(TransactionProducer.send_in_transaction)
 
 
-class SyncPushConsumer(_Face[PushConsumer]):
+class SyncPushConsumer(_BlockingClient[PushConsumer]):
     """A push consumer with blocking methods.
 
     Args:
@@ -501,7 +501,7 @@ class SyncMessageStream(SyncPushConsumer):
         self._stream = MessageStream(
             group, subscriptions, namesrv=namesrv, options=options, client_options=client_options
         )
-        _Face.__init__(self, self._stream)
+        _BlockingClient.__init__(self, self._stream)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -528,7 +528,7 @@ class SyncMessageStream(SyncPushConsumer):
     nack = _blocking(MessageStream.nack)
 
 
-class SyncPullConsumer(_Face[PullConsumer]):
+class SyncPullConsumer(_BlockingClient[PullConsumer]):
     """A pull consumer with blocking methods. Iterating it yields messages of the assigned queues without end.
 
     Args:

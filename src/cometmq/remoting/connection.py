@@ -77,7 +77,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, may change
+        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, which may change
         self._tick = tick
         self._limits = limits
         self._on_open = on_open

@@ -16,16 +16,16 @@ from cometmq.store.derived.queue_table import QueueTable
 from cometmq.store.message_store import Commit, MessageStore
 from cometmq.store.raft_log.member_files import (
     TermAndVote,
-    forget_suspect,
     has_forgotten,
     is_suspect,
     read_term,
+    remove_suspect,
     write_term,
 )
 from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lookup import lost_units
-from cometmq.store.reading.queue_reader import GetStatus, Got, tag_matches
+from cometmq.store.reading.queue_reader import GetStatus, ReadResult, tag_matches
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
@@ -61,7 +61,6 @@ __all__ = [
     "FileFacts",
     "Flag",
     "GetStatus",
-    "Got",
     "JsonTable",
     "ManualClock",
     "MessageStore",
@@ -69,6 +68,7 @@ __all__ = [
     "OsDisk",
     "QueueTable",
     "RaftLog",
+    "ReadResult",
     "Reads",
     "ReplicaCommit",
     "ReplicaDamaged",
@@ -85,7 +85,6 @@ __all__ = [
     "Traits",
     "TruncateReport",
     "check_locations",
-    "forget_suspect",
     "has_forgotten",
     "is_suspect",
     "link_to",
@@ -93,6 +92,7 @@ __all__ = [
     "lost_units",
     "read_file",
     "read_term",
+    "remove_suspect",
     "replace_file",
     "tag_matches",
     "truncate_log",

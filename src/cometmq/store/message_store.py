@@ -60,7 +60,13 @@ from cometmq.store.raft_log.log_ends import LogEnds, find_log_ends
 from cometmq.store.raft_log.member_files import write_suspect
 from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.lookup import Lookup
-from cometmq.store.reading.queue_reader import Got, QueueReader, RecordFilter, TagFilter, physical_memory
+from cometmq.store.reading.queue_reader import (
+    QueueReader,
+    ReadResult,
+    RecordFilter,
+    TagFilter,
+    physical_memory,
+)
 from cometmq.store.recovery.recovery import EntriesLost, Recovery
 from cometmq.store.recovery.recovery_scan import Recovered
 from cometmq.store.recovery.store_layout import check_lengths, check_locations
@@ -69,7 +75,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.tables.min_offsets import MinOffsets
 from cometmq.store.writing.appender import Appender, Refused, TickMessage
 from cometmq.store.writing.dispatch import Dispatcher, WrittenGroup, count_of, last_of
-from cometmq.store.writing.log_cut import CutNote, finish_cut
+from cometmq.store.writing.log_cut import LogCutFile, finish_cut
 from cometmq.store.writing.record_dispatch import Arrivals
 from cometmq.store.writing.replica import ReplicaLog
 
@@ -154,15 +160,15 @@ class MessageStore:
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
         if ends.suspect:  # queues and tables may refer to entries that the log has lost
             self._abort.set()
-            self.checkpoint.distrust()
+            self.checkpoint.reset()
             self._clean_ends.forget()
-            CutNote(self.disk, self.config.root).forget_timers()
+            LogCutFile(self.disk, self.config.root).forget_timers()
         return ends
 
     def _recover(self, ends: LogEnds | None) -> Recovered:
         check_lengths(self.disk, self.config, self._clean_ends)
         finish_cut(
-            self.disk, CutNote(self.disk, self.config.root), self.log.directories, self.log.segment_size,
+            self.disk, LogCutFile(self.disk, self.config.root), self.log.directories, self.log.segment_size,
             self._abort, self.checkpoint, self._clean_ends, self.deleted,
         )  # fmt: skip
         clean = not self._abort.exists()
@@ -291,7 +297,7 @@ class MessageStore:
         if self._closed:
             return
         self.appender.encode_pending()
-        self._closed, self.appender.shut = True, "the store is closed"
+        self._closed, self.appender.why_closed = True, "the store is closed"
         try:
             durable = self.commit().error is None and self.writer.make_durable() and self.flags.writeable
             if durable and (self.raft_log is None or self.raft_log.synced == self.raft_log.last):
@@ -306,7 +312,7 @@ class MessageStore:
 
     def crash(self) -> None:
         """Release the directory as a killed process would, without writing anything."""
-        self._closed, self.appender.shut = True, "the store is closed"
+        self._closed, self.appender.why_closed = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
         self.files.descriptors.close()
@@ -414,7 +420,7 @@ class MessageStore:
         max_bytes: int | None = None,
         bulk: bool = False,
         reads: Reads = CACHED,
-    ) -> Got:
+    ) -> ReadResult:
         """Read messages of a queue.
 
         Raises OSError, and NotInMemory if `executor.query` must read the messages.

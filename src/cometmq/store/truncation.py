@@ -17,7 +17,7 @@ from cometmq.store.base.disk import Disk, OsDisk
 from cometmq.store.log.scan import SegmentScan
 from cometmq.store.message_store import MessageStore
 from cometmq.store.recovery.store_layout import StoreLayout, locked_layout
-from cometmq.store.writing.log_cut import CutNote
+from cometmq.store.writing.log_cut import LogCutFile
 
 
 class QueueCut(msgspec.Struct):
@@ -78,7 +78,7 @@ def truncate_log(
         report, stored_ms = _plan(disk, layout, position)
         if dry_run:
             return report
-        CutNote(disk, layout.root).write(position, stored_ms)
+        LogCutFile(disk, layout.root).write(position, stored_ms)
     MessageStore.open(layout.config, disk).close()
     report.done = True
     return report

@@ -15,7 +15,7 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.headers import CreateTopicRequestHeader, DeleteSubscriptionGroupRequestHeader
 from cometmq.remoting import Limits
 from cometmq.store.base.disk import OsDisk
-from cometmq.store.reading.queue_reader import GetStatus, Got
+from cometmq.store.reading.queue_reader import GetStatus, ReadResult
 
 
 def bounds(answer):
@@ -64,7 +64,7 @@ async def test_offsets_outside_the_queue_are_corrected(peer, offset, sent, code,
 )
 async def test_what_is_not_there_any_more_moves_the_reader_on(cluster, peer, monkeypatch, status, code):
     await peer.send_numbers(3)
-    answer = Got(status, [], 0, 2, 1, 3, False)
+    answer = ReadResult(status, [], 0, 2, 1, 3, False)
     monkeypatch.setattr(type(cluster.broker.parts.store), "get_messages", lambda *_, **__: answer)
     answer = await peer.pull(offset=1)
     assert (answer.code, answer.remark, bounds(answer)) == (code, status.name, (2, 1, 3))

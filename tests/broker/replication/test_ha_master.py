@@ -175,13 +175,13 @@ def test_copies_are_counted_once_for_each_slave(slaves, acks, position, expected
 def test_what_the_slowest_slave_has_not_said_to_have_is_wanted():
     ha = master(("a", 2500), ("b", 0))
     ha.opened(0.0, 3, "c")
-    assert ha.wanted_from == 0
+    assert ha.first_needed_position == 0
     ha.reported(0.0, 2, 1200)
     ha.turn(0.0, LOG)
-    assert ha.wanted_from == 1200
+    assert ha.first_needed_position == 1200
     for number in (1, 2):
         ha.closed(number)
-    assert ha.wanted_from == NOWHERE
+    assert ha.first_needed_position == NOWHERE
 
 
 def test_a_slave_that_is_gone_counts_no_more():

@@ -107,7 +107,7 @@ def desk(namesrv: FakeNamesrv) -> Desk:
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Locks that are renewed every 20 ms and believed for 200 ms."""
     monkeypatch.setattr(queue_locks, "RENEW_INTERVAL_S", 0.02)
-    monkeypatch.setattr(queue_locks, "AGAIN_S", 0.02)
+    monkeypatch.setattr(queue_locks, "RETRY_INTERVAL_S", 0.02)
     monkeypatch.setattr(orderly_queue, "LOCK_LIVE_S", 0.2)
 
 
@@ -484,8 +484,8 @@ async def test_after_a_lost_connection_nothing_begins_before_the_broker_has_conf
     broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A broker that was restarted has forgotten them."""
-    monkeypatch.setattr(orderly, "AGAIN_S", 0.01)
-    monkeypatch.setattr(queue_locks, "AGAIN_S", 0.01)
+    monkeypatch.setattr(orderly, "RETRY_INTERVAL_S", 0.01)
+    monkeypatch.setattr(queue_locks, "RETRY_INTERVAL_S", 0.01)
     broker.store_numbers(3)
     desk.open.clear()
     async with desk.member() as member:

@@ -53,7 +53,7 @@ def test_without_a_commit_the_offset_waits_for_one() -> None:
     queue = holding(5, 6, 7)
     for offset in (5, 6):
         assert next_offsets(queue) == [offset]
-        queue.go_on()
+        queue.mark_consumed()
     assert (queue.commit_offset(), queue.taken, queue.count) == (5, (5, 6, 2), 3)
     assert next_offsets(queue) == [7]
     queue.commit()
@@ -66,7 +66,7 @@ def test_a_roll_back_gives_everything_since_the_last_commit_again() -> None:
     queue.commit()
     for _ in range(2):
         next_offsets(queue)
-        queue.go_on()
+        queue.mark_consumed()
     assert next_offsets(queue) == [8]
     queue.roll_back()
     assert [next_offsets(queue), queue.commit_offset()] == [[6], 6]
@@ -102,10 +102,10 @@ def test_dead_letters_leave_their_batch() -> None:
     queue = holding(5, 6, 7, batch_size=2)
     batch = queue.take()
     assert batch is not None
-    assert queue.take_out(batch.messages[:1])
+    assert queue.remove_messages(batch.messages[:1])
     queue.put_back()
     assert [queue.commit_offset(), next_offsets(queue)] == [6, [6]]
-    assert not queue.take_out(batch.messages)
+    assert not queue.remove_messages(batch.messages)
     assert [queue.commit_offset(), next_offsets(queue)] == [7, [7]]
     assert (queue.count, queue.body_bytes) == (1, 4)
 
@@ -113,18 +113,20 @@ def test_dead_letters_leave_their_batch() -> None:
 def test_a_dead_letter_does_not_come_again_with_a_roll_back() -> None:
     queue = holding(5, 6, 7)
     next_offsets(queue)
-    queue.go_on()
+    queue.mark_consumed()
     assert next_offsets(queue) == [6]
     assert queue.under_way is not None
-    assert not queue.take_out(queue.under_way.messages)
+    assert not queue.remove_messages(queue.under_way.messages)
     assert next_offsets(queue) == [7]
     queue.roll_back()
     assert next_offsets(queue) == [5]
-    queue.go_on()
+    queue.mark_consumed()
     assert next_offsets(queue) == [7]
 
 
-ANSWERS = st.lists(st.sampled_from(["commit", "go_on", "put_back", "roll_back", "bury", "more"]), max_size=60)
+ANSWERS = st.lists(
+    st.sampled_from(["commit", "mark_consumed", "put_back", "roll_back", "bury", "more"]), max_size=60
+)
 
 
 @given(ANSWERS, st.integers(1, 3))
@@ -147,7 +149,7 @@ def test_every_history_is_one_that_a_list_would_have(answers: list[str], size: i
         assert offsets == batches[taken]
         if answer == "bury":
             assert queue.under_way is not None
-            queue.take_out(queue.under_way.messages)
+            queue.remove_messages(queue.under_way.messages)
             del batches[taken]
         else:
             getattr(queue, answer)()
@@ -178,7 +180,7 @@ def test_a_queue_rests_10_ms_to_30_s(wanted: object, rests: float) -> None:
 def test_a_lock_is_believed_for_30_s_from_its_request() -> None:
     table = LockTable()
     assert not table.holds(Q0, 0)
-    table.taken([Q0], asked_at=100)
+    table.taken([Q0], requested_at=100)
     assert table.holds(Q0, 100 + LOCK_LIVE_S - 0.001)
     assert not table.holds(Q0, 100 + LOCK_LIVE_S)
     assert table.last_confirmed(Q0) == 100
@@ -187,25 +189,25 @@ def test_a_lock_is_believed_for_30_s_from_its_request() -> None:
 
 def test_a_renewal_says_what_was_lost() -> None:
     table = LockTable()
-    table.taken(QUEUES, asked_at=100)
-    assert table.renewed([Q0, Q1], {Q0, MessageQueue("Foreign", "a", 0)}, asked_at=120, now=121) == [Q1]
+    table.taken(QUEUES, requested_at=100)
+    assert table.renewed([Q0, Q1], {Q0, MessageQueue("Foreign", "a", 0)}, requested_at=120, now=121) == [Q1]
     assert table.queues == (Q0, Q2)
     assert [table.holds(queue, 149) for queue in QUEUES] == [True, False, False]
 
 
-@pytest.mark.parametrize(("asked_at", "now"), [(129, 129.9), (129, 130), (140, 141), (120, 3_600)])
-def test_a_renewal_that_comes_too_late_is_a_loss(asked_at: float, now: float) -> None:
+@pytest.mark.parametrize(("requested_at", "now"), [(129, 129.9), (129, 130), (140, 141), (120, 3_600)])
+def test_a_renewal_that_comes_too_late_is_a_loss(requested_at: float, now: float) -> None:
     """Another member may have had the queue in between, while this machine slept."""
     table = LockTable()
-    table.taken([Q0], asked_at=100)
-    lost = table.renewed([Q0], [Q0], asked_at, now)
+    table.taken([Q0], requested_at=100)
+    lost = table.renewed([Q0], [Q0], requested_at, now)
     assert (lost, table.queues) == (([], (Q0,)) if now < 100 + LOCK_LIVE_S else ([Q0], ()))
 
 
 def test_what_nobody_confirms_expires_once() -> None:
     table = LockTable()
-    table.taken([Q0], asked_at=100)
-    table.taken([Q1], asked_at=120)
+    table.taken([Q0], requested_at=100)
+    table.taken([Q1], requested_at=120)
     assert table.expired(100 + LOCK_LIVE_S) == [Q0]
     assert table.expired(100 + LOCK_LIVE_S) == []
     table.forget([Q1, Q2])

@@ -291,7 +291,7 @@ async def test_the_retry_topic_is_told_the_delay_level_too(
 async def test_a_message_nobody_takes_back_is_consumed_again_here(
     broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(concurrent, "_AGAIN_HERE_S", 0.05)
+    monkeypatch.setattr(concurrent, "_LOCAL_RETRY_DELAY_S", 0.05)
     broker.store("T", 0, b"a")
     broker.store("T", 0, b"b")
     broker.refuse(RequestCode.CONSUMER_SEND_MSG_BACK, ResponseCode.SYSTEM_ERROR)

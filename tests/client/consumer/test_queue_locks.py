@@ -28,7 +28,7 @@ class Request:
 
     kind: str
     queues: list[MessageQueue]
-    asked_at: float
+    requested_at: float
     granted: list[MessageQueue] | None = None
 
 
@@ -94,9 +94,9 @@ class Locks(RuleBasedStateMachine):
             return
         member.waits_for = None
         if request.kind == "lock":
-            member.table.taken(request.granted, request.asked_at)
+            member.table.taken(request.granted, request.requested_at)
         elif request.kind == "renew":
-            member.table.renewed(request.queues, request.granted, request.asked_at, self.now)
+            member.table.renewed(request.queues, request.granted, request.requested_at, self.now)
         if request.kind != "unlock":
             member.confirmed_by.update(dict.fromkeys(request.granted, self.run))
 
@@ -162,14 +162,14 @@ async def test_after_a_restart_only_what_was_locked_anew_is_believed() -> None:
     """As in the state machine: the restarted broker may give the other queue to anybody."""
     client = Client()
     locks = QueueLocks(client, "G", lambda lost: None)  # type: ignore[arg-type]
-    assert await locks.take(QUEUES) == set(QUEUES)
+    assert await locks.acquire(QUEUES) == set(QUEUES)
     client.to_broker.closed = True
     assert [locks.holds(queue) for queue in QUEUES] == [False, False]
     client.restart()
-    await locks.take(QUEUES[:1])
+    await locks.acquire(QUEUES[:1])
     assert [locks.holds(queue) for queue in QUEUES] == [True, False]
-    await locks.take(QUEUES[1:])
+    await locks.acquire(QUEUES[1:])
     assert [locks.holds(queue) for queue in QUEUES] == [True, True]
-    await locks.give_back(QUEUES[:1])
+    await locks.unlock(QUEUES[:1])
     assert [locks.holds(queue) for queue in QUEUES] == [False, True]
     await locks.close()

@@ -75,7 +75,7 @@ def test_a_queue_that_stands_still_is_named(
     watchdog = Watchdog("group g", 60.0, lambda _: now)
     for moment, state in looks:
         now[:] = [] if state is None else [state]
-        watchdog.look(moment)
+        watchdog.check_queues(moment)
     assert watchdog.sentences() == (() if problem is None else (problem,))
 
 
@@ -84,9 +84,9 @@ def test_a_stall_is_logged_at_its_begin_and_its_end(caplog: pytest.LogCaptureFix
     watchdog = Watchdog("group g", 60.0, lambda _: now)
     with caplog.at_level(logging.INFO, "cometmq.client.consumer"):
         for moment in (0, 60, 70, 80):
-            watchdog.look(moment)
+            watchdog.check_queues(moment)
         now[:] = [health(held=4)]
-        watchdog.look(90)
+        watchdog.check_queues(90)
     assert caplog.messages == [
         "group g: T@b:0 for 60 s: no progress with 5 held messages",
         "group g: T@b:0 makes progress again, or was revoked",

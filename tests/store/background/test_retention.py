@@ -140,7 +140,7 @@ def test_what_a_slave_wants_stays_as_long_as_there_is_room(
 ) -> None:
     store, disk, _ = filled(tmp_path)
     wanted = store.log.segments[4]
-    store.retention.wanted_from = lambda: wanted + 1
+    store.retention.first_needed_position = lambda: wanted + 1
     store.retention.delete_now()
     assert of_log(run_retention(store)) == 4
     for percent in (10, 80, 80):

@@ -299,7 +299,7 @@ class TestFailure:
         await send_durably(store)
         child = store.upkeep.sync_process
         assert child is not None
-        again = child._again  # noqa: SLF001 - the timer has no other name
+        again = child._restart_timer  # noqa: SLF001 - the timer has no other name
         assert again is not None
         await store.stop()
         assert again.cancelled()

@@ -13,7 +13,7 @@ from tests.store.kit import START_MS, committed, put, small
 from tests.store.raft_log.members import add, again, agree, elect, hand_over, leader, member, raft_log, seen
 
 from cometmq.errors import StoreCorrupt, StoreError
-from cometmq.store import ManualClock, MessageStore, forget_suspect, is_suspect, truncate_log
+from cometmq.store import ManualClock, MessageStore, is_suspect, remove_suspect, truncate_log
 from cometmq.store.raft_log import entry_index
 from cometmq.store.raft_log.member_files import RaftLogCheckpoint, read_checkpoint
 
@@ -108,7 +108,7 @@ def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
         assert sum(len(seen(store, queue_id=queue)) for queue in range(2)) == index - 1
     hand_over(peer, store)
     store.flusher.flush_now()
-    forget_suspect(store.disk, directory)
+    remove_suspect(store.disk, directory)
     for clean in (False, True):
         agree(store)
         assert [seen(store, queue_id=queue) for queue in range(2)] == [

@@ -138,12 +138,12 @@ def test_a_leader_must_have_all_committed_before_it_takes_messages(tmp_path: Pat
     with pytest.raises(StoreError, match="are committed up to -1 only"):
         log.take_messages()
     put_result = store.appender
-    assert put_result.shut
+    assert put_result.why_closed
     log.commit_to(0)
     log.take_messages()
-    assert not store.appender.shut
+    assert not store.appender.why_closed
     log.follow()
-    assert "leader" in store.appender.shut
+    assert "leader" in store.appender.why_closed
 
 
 # -- what a follower refuses -----------------------------------------------------------------------

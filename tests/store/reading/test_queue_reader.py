@@ -32,7 +32,7 @@ from tests.store.planted import alter, flip
 from cometmq.protocol.properties.values import java_hash
 from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import decode_record
-from cometmq.store import Buffer, GetStatus, Got, ManualClock, MessageStore, NotInMemory, Reads
+from cometmq.store import Buffer, GetStatus, ManualClock, MessageStore, NotInMemory, ReadResult, Reads
 from cometmq.store.base.files import WAITING, FileRange
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
@@ -43,7 +43,7 @@ def reopened(store: MessageStore) -> MessageStore:
     return open_configured(store.config, store.disk, ManualClock(START_MS))
 
 
-def read(store: MessageStore, *place: Any, **more: Any) -> Got:
+def read(store: MessageStore, *place: Any, **more: Any) -> ReadResult:
     """What a queue gives. A page that was just written may be busy: then the device is waited for."""
     try:
         return store.get_messages("T", *place, **more)

@@ -27,7 +27,7 @@ log = logs.logger(__name__)
 SUCCESS = int(ResponseCode.SUCCESS)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
-FLUSH_FAILED = 1 << 16  # above all response codes
+FLUSH_FAILED = 1 << 16  # greater than every response code
 
 NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
 

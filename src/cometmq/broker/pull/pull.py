@@ -46,7 +46,7 @@ from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection, Tick
-from cometmq.store import CACHED, Arrivals, GetStatus, Got, MessageStore, NotInMemory, Reads
+from cometmq.store import CACHED, Arrivals, GetStatus, MessageStore, NotInMemory, ReadResult, Reads
 
 log = logs.logger(__name__)
 
@@ -187,7 +187,7 @@ class PullProcessor:
 
     # -- serving
 
-    def _read(self, request: PullRequest, reads: Reads = CACHED) -> Got:
+    def _read(self, request: PullRequest, reads: Reads = CACHED) -> ReadResult:
         header, codes = request.header, request.wanted
         scan: FilterScan | None = None
         if isinstance(codes, SqlFilter):
@@ -260,7 +260,7 @@ class PullProcessor:
         answered = Frame(code=0, opaque=request.opaque).response(code, remark, ext=ext)
         request.connection.write(encode_frame(answered))
 
-    def _answer(self, request: PullRequest, got: Got) -> None:
+    def _answer(self, request: PullRequest, got: ReadResult) -> None:
         if got.behind < NEAR and self._backlog.readers:
             self._backlog.readers.discard(request.reader)
         if self.config.disable_consume_if_consumer_read_slowly:
@@ -301,7 +301,7 @@ class PullProcessor:
         for buffer in buffers:
             connection.write(buffer)
 
-    def _parked_on(self, request: PullRequest, got: Got) -> bool:
+    def _parked_on(self, request: PullRequest, got: ReadResult) -> bool:
         """Park a pull whose SQL92 filter matched nothing up to the end of its queue.
 
         Return whether the pull was parked.

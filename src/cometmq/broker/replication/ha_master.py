@@ -177,7 +177,7 @@ class HaMaster:
         return max((slave.acked for slave in self.slaves.values()), default=-1)
 
     @property
-    def wanted_from(self) -> int:
+    def first_needed_position(self) -> int:
         """The first log position that a slave still needs; NOWHERE without slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 

@@ -23,11 +23,11 @@ from cometmq.store import (
     Disk,
     RaftLog,
     TermAndVote,
-    forget_suspect,
     has_forgotten,
     is_suspect,
     read_file,
     read_term,
+    remove_suspect,
     replace_file,
     write_term,
 )
@@ -52,7 +52,7 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except FileNotFoundError:
         found = _Kept((MembersEntry(-1, -1, Members(voters)),))
         if raft_log.last < 0 and kept == TermAndVote():
-            raft_log.distrust("no log, vote or members are here: the member is new, or its disk is")
+            raft_log.record_loss("no log, vote or members are here: the member is new, or its disk is")
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
@@ -89,7 +89,7 @@ def save(disk: Disk, directory: str, state: HardState, before: HardState) -> Non
     if (state.term, state.vote) != (before.term, before.vote):
         write_term(disk, directory, TermAndVote(state.term, state.vote))
     if whole:
-        forget_suspect(disk, directory)
+        remove_suspect(disk, directory)
 
 
 MAX_MESSAGE_BYTES = 1 << 20

@@ -45,7 +45,7 @@ class Replication:
             self.sync = MetadataSync(store, context.tables, context.client, self.slave.confirm)
         else:
             ha = self.master = HaServer(config, clock, store, tick)
-            store.retention.wanted_from = lambda: ha.core.wanted_from
+            store.retention.first_needed_position = lambda: ha.core.first_needed_position
         # With SYNC_FLUSH slaves receive, and report, only what is on the device.
         store.flusher.on_flushed.append(lambda _end: tick.schedule())
 

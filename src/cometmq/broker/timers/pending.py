@@ -284,7 +284,7 @@ class Pending:
         This is only possible when all units were read: a moved message may be due and recalled.
         """
         before_ms = now.wall_ms - PRECISION_MS
-        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the most frequent case: all are young
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # most often, none is due
             return
         before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:

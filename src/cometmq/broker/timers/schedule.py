@@ -37,9 +37,9 @@ from cometmq.store import (
     Arrivals,
     Clock,
     GetStatus,
-    Got,
     MessageStore,
     NotInMemory,
+    ReadResult,
     Reads,
     link_to,
 )
@@ -257,7 +257,7 @@ class ScheduleService:
         except Exception:
             self._failed(cursor)
 
-    def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> Got:
+    def _read(self, cursor: LevelCursor, reads: Reads = CACHED) -> ReadResult:
         return self.store.get_messages(SCHEDULE_TOPIC, cursor.level - 1, cursor.offset, BATCH, reads=reads)
 
     async def _run_cold(self, cursor: LevelCursor, trouble: NotInMemory | OSError) -> None:
@@ -300,7 +300,7 @@ class ScheduleService:
         cursor.busy = False
         self._wake(cursor, ERROR_S)
 
-    def _deliver(self, cursor: LevelCursor, got: Got) -> None:
+    def _deliver(self, cursor: LevelCursor, got: ReadResult) -> None:
         """Store the due messages of one read, and schedule the next step."""
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
@@ -345,7 +345,7 @@ class ScheduleService:
         else:
             outcome(int(ResponseCode.SUCCESS), None)
 
-    def _store_due(self, cursor: LevelCursor, got: Got, passed: list[int]) -> tuple[int, bool, float]:
+    def _store_due(self, cursor: LevelCursor, got: ReadResult, passed: list[int]) -> tuple[int, bool, float]:
         """Store the due messages of one read.
 
         A message that fails is the first one of the next round, so that nothing before it is stored again.

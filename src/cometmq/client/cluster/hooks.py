@@ -159,7 +159,7 @@ def _failed(hook: object, error: Exception) -> None:
         log.error("hook %r failed", hook, exc_info=error)
 
 
-def called_between(
+def with_consume_hooks(
     listener: Callable[[list[MessageExt], C], Awaitable[S]], hooks: Sequence[ConsumeHook], group: str
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
     """Return the listener with consume hooks called before and after each call."""

@@ -49,7 +49,7 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _TRACE_TIMEOUT_S = 5.0
-_ANNOUNCE_AGAIN_S = (0.2, 1.0, 3.0, 7.0, 15.0)
+_HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """Seconds after the loss of a connection at which heartbeats are sent to the broker."""
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which a route made from the template is requested again: the topic may exist by then."""
@@ -560,10 +560,12 @@ class ClientInstance(LifeCycle):
             self._cancel_announcements(connection.addr)
             self._announcing[connection.addr] = [
                 self.loop.call_later(delay_s, self._repeat_announcement, connection.addr)
-                for delay_s in _ANNOUNCE_AGAIN_S
+                for delay_s in _HEARTBEAT_RETRY_DELAYS_S
             ]
             self._announcing[connection.addr].append(
-                self.loop.call_later(_ANNOUNCE_AGAIN_S[-1], self._cancel_announcements, connection.addr)
+                self.loop.call_later(
+                    _HEARTBEAT_RETRY_DELAYS_S[-1], self._cancel_announcements, connection.addr
+                )
             )
 
     def _cancel_announcements(self, addr: str) -> None:

@@ -44,7 +44,7 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
     address is connected to, because ids may come from untrusted sources.
     """
     decode_unique_key(msg_id)  # raises IdError unless the text may be an id of either kind
-    place = place_in(msg_id)
+    place = offset_id_in(msg_id)
     if place is not None and await _is_broker(client, place.host):
         return await client.brokers.view_message(place.host, place.physical_offset)
     found = await by_unique_key(client, msg_id.upper(), topic)
@@ -82,7 +82,7 @@ async def _is_broker(client: ClientInstance, addr: str) -> bool:
     return any(await for_each(known, is_it, TOPICS_AT_ONCE))
 
 
-def place_in(msg_id: str) -> OffsetId | None:
+def offset_id_in(msg_id: str) -> OffsetId | None:
     """Return the broker and position of an offset id, None for text that cannot be an offset id."""
     try:
         place = decode_offset_id(msg_id)
@@ -206,7 +206,7 @@ class Client(LifeCycle):
             await self._client.close()
 
 
-class LookingClient(Client):
+class QueryClient(Client):
     """A client of a group. It can query messages and offsets and create a topic."""
 
     def __init__(

@@ -105,17 +105,17 @@ class Telemetry:
             return [replace(each, properties={**each.properties, **carrier}) for each in messages]
 
         with self._span(begin) as span:
-            carrying = _tried(carry) or messages
+            carrying = _call_safely(carry) or messages
             try:
                 try:
                     result = await send(carrying[0] if many is None else carrying)
                 except MessageIllegal:  # too large, with the context or even without it
                     result = await send(what if many is None else many)
             except BaseException as error:
-                _tried(span.set_attribute, "error.type", type(error).__qualname__)
+                _call_safely(span.set_attribute, "error.type", type(error).__qualname__)
                 raise
             if isinstance(result, SendResult):
-                _tried(
+                _call_safely(
                     span.set_attributes,
                     {
                         "messaging.message.id": result.msg_id,
@@ -137,7 +137,7 @@ class Telemetry:
                 start_time=begun_ns,
             ).end()
 
-        _tried(tell)
+        _call_safely(tell)
 
     def processing(
         self, listener: Callable[[list[MessageExt], C], Awaitable[S]], group: str
@@ -162,10 +162,10 @@ class Telemetry:
                 try:
                     status = await listener(messages, context)
                 except BaseException as error:
-                    _tried(span.set_attribute, "error.type", type(error).__qualname__)
+                    _call_safely(span.set_attribute, "error.type", type(error).__qualname__)
                     raise
                 if status.name not in _HANDLED:
-                    _tried(self._failed, span, status.name)
+                    _call_safely(self._failed, span, status.name)
                 return status
 
         return call
@@ -178,7 +178,7 @@ class Telemetry:
             manager = begin()
             return manager, manager.__enter__()
 
-        opened = _tried(enter)
+        opened = _call_safely(enter)
         if opened is None:
             yield self._trace.INVALID_SPAN
             return
@@ -186,9 +186,9 @@ class Telemetry:
         try:
             yield span
         except BaseException as error:
-            _tried(manager.__exit__, type(error), error, error.__traceback__)
+            _call_safely(manager.__exit__, type(error), error, error.__traceback__)
             raise
-        _tried(manager.__exit__, None, None, None)
+        _call_safely(manager.__exit__, None, None, None)
 
     def _failed(self, span: Span, status: str) -> None:
         span.set_attribute("error.type", status)
@@ -237,7 +237,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
     return call
 
 
-def _tried(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
+def _call_safely(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
     """Return the result of a call, None if it raises: telemetry must not affect a message."""
     try:
         return work(*args, **kwargs)

@@ -22,7 +22,7 @@ from cometmq.periodic import Tasks
 
 log = logs.logger("cometmq.client.consumer")
 
-_AGAIN_HERE_S = 5.0
+_LOCAL_RETRY_DELAY_S = 5.0
 """Seconds before a retry in this process, if neither broker nor retry topic accepts a message."""
 _OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
@@ -120,14 +120,14 @@ class Concurrent:
                 )
                 delay_level, ack_index = 0, -1
             failed = _failed_messages(batch.messages, status, ack_index)
-            if not failed or await self._went_back(batch, failed, delay_level):
+            if not failed or await self._send_back_failed(batch, failed, delay_level):
                 self._finish(batch)
         finally:
             queue.calls -= 1
             if queue.leaving and not queue.calls:
                 self._ended(queue)
 
-    async def _went_back(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
+    async def _send_back_failed(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
         """Send messages back and return whether the batch is finished. The others are consumed again here."""
         kept = await self._send_back_all(failed, delay_level)
         if batch.done or batch.queue.dropped:
@@ -196,7 +196,7 @@ class Concurrent:
         return kept
 
     async def _again_later(self, batch: Batch) -> None:
-        await asyncio.sleep(_AGAIN_HERE_S)
+        await asyncio.sleep(_LOCAL_RETRY_DELAY_S)
         self._user.consume([batch])
 
 

@@ -64,10 +64,10 @@ class Delivery(Generic[C, S]):
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._delivered: dict[int, _Delivered[C]] = {}
-        self._settling = 0
+        self._acknowledging = 0
         """The number of acknowledgements in progress."""
         self._settled = asyncio.Event()
-        self._furthest: dict[MessageQueue, int] = {}
+        self._highest_acknowledged: dict[MessageQueue, int] = {}
         """The highest acknowledged offset of each queue."""
         self._in_a_row = 0
         self._stopping = False
@@ -166,14 +166,14 @@ class Delivery(Generic[C, S]):
             raise _unknown(message)
         batch = delivered.batch
         begun = batch.started_at
-        self._settling += 1
+        self._acknowledging += 1
         try:
             await self._mode.acknowledge(batch, status, delivered.context)
         except BaseException:
             self._keep_unacknowledged(delivered)
             raise
         finally:
-            self._settling -= 1
+            self._acknowledging -= 1
             self._settled.set()
         batch.queue.last_consume_at = now = asyncio.get_running_loop().time()
         done = status in self._mode.handled
@@ -181,7 +181,9 @@ class Delivery(Generic[C, S]):
         if done:
             self.consumed += 1
             queue = batch.queue.message_queue
-            self._furthest[queue] = max(self._furthest.get(queue, 0), message.queue_offset)
+            self._highest_acknowledged[queue] = max(
+                self._highest_acknowledged.get(queue, 0), message.queue_offset
+            )
         else:
             self.failed += 1
         self._trace_end(delivered, done=done)
@@ -240,7 +242,7 @@ class Delivery(Generic[C, S]):
         self._arrived.set()
         try:
             async with asyncio.timeout(drain_timeout_s):
-                while self._settling or (self._delivered and not self._left):
+                while self._acknowledging or (self._delivered and not self._left):
                     self._settled.clear()
                     await self._settled.wait()
         except TimeoutError:
@@ -263,7 +265,7 @@ class Delivery(Generic[C, S]):
 
     def _is_passed_by(self, delivered: _Delivered[C]) -> bool:
         queue = delivered.batch.queue.message_queue
-        return delivered.message.queue_offset < self._furthest.get(queue, -1)
+        return delivered.message.queue_offset < self._highest_acknowledged.get(queue, -1)
 
     async def _fail(self, delivered: _Delivered[C]) -> None:
         await self._mode.acknowledge(delivered.batch, self._mode.later, delivered.context)

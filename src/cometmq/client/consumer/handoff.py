@@ -57,7 +57,7 @@ class Handoff:
         that is alone does not wait before it has begun, which is the restart of a group's only member.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
-        refused = set(wanted) - await self.locks.take(wanted)
+        refused = set(wanted) - await self.locks.acquire(wanted)
         self._has_begun |= not alone
         if not self._has_begun:
             return wanted
@@ -83,8 +83,8 @@ class Handoff:
         self._refused.clear()
         self._has_begun |= bool(held)
         locked = set(self.locks.table.queues)
-        await self.locks.give_back(locked.difference(held, self._leaving))
-        await self.locks.take(set(held) - locked)
+        await self.locks.unlock(locked.difference(held, self._leaving))
+        await self.locks.acquire(set(held) - locked)
 
     def leave(self, queues: Iterable[ProcessQueue]) -> None:
         """Release queues: no further call starts, and the results of running calls count."""
@@ -122,7 +122,7 @@ class Handoff:
             queue.dropped = True
         try:
             await self._group.offsets.release(names)
-            await self.locks.give_back(names)
+            await self.locks.unlock(names)
         finally:
             for name in names:
                 del self._leaving[name]
@@ -133,4 +133,4 @@ class Handoff:
             timer.cancel()
         await self.locks.close()
         await self._tasks.finish()
-        await self.locks.give_back(self.locks.table.queues)
+        await self.locks.unlock(self.locks.table.queues)

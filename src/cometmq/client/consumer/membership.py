@@ -24,7 +24,7 @@ _CORRECTED_AGAIN_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class AssignedQueue:
     """An assigned queue with its puller and the task of the puller."""
 
     puller: QueuePuller
@@ -41,7 +41,7 @@ class Membership:
     def __init__(self, group: ConsumerGroup, mode: ConsumeMode[Any, Any]) -> None:
         self._group = group
         self._mode = mode
-        self.held: dict[MessageQueue, Held] = {}
+        self.held: dict[MessageQueue, AssignedQueue] = {}
         self.rebalance = Rebalance(group, self)
         self._suspended = False
         self._ended = False
@@ -65,7 +65,7 @@ class Membership:
             held.puller.resume()
 
     async def stop_pulling(self) -> None:
-        """Stop rebalances and pulls. Held messages may still be acknowledged."""
+        """Stop rebalances and pulls. AssignedQueue messages may still be acknowledged."""
         self._ended = True
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
@@ -117,7 +117,7 @@ class Membership:
         task = loop.create_task(
             puller.run(), name=f"cometmq-pull-{queue.topic}-{queue.broker_name}-{queue.queue_id}"
         )
-        self.held[queue] = Held(puller, task)
+        self.held[queue] = AssignedQueue(puller, task)
         task.add_done_callback(lambda done: self._pull_ended(process_queue, done))
         again_if_cancelled(task, lambda: self._pull_cancelled(process_queue))
         return True
@@ -174,7 +174,7 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # a rebalance at the latest then
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # rebalances at the latest then
         else:
             self.rebalance.wake()
         self._corrected[message_queue] = now

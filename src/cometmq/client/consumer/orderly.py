@@ -15,7 +15,7 @@ from cometmq import logs
 from cometmq.client.consumer.consume_mode import ModeUser
 from cometmq.client.consumer.listener import OrderlyContext, OrderlyStatus
 from cometmq.client.consumer.orderly_queue import OrderlyQueue, suspension_s
-from cometmq.client.consumer.queue_locks import AGAIN_S, QueueLocks
+from cometmq.client.consumer.queue_locks import RETRY_INTERVAL_S, QueueLocks
 from cometmq.client.consumer.retry_topic import RetryTopic
 from cometmq.client.group.group import ConsumerGroup
 from cometmq.client.group.process_queue import Batch, ProcessQueue
@@ -57,12 +57,12 @@ class Orderly:
         """
         del alone
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
-        ours = await self.locks.take(free)
+        ours = await self.locks.acquire(free)
         return [queue for queue in free if queue in ours]
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
         """Unlock queues that were locked but not assigned."""
-        await self.locks.give_back(set(self.locks.table.queues).difference(held, self._leaving, self._called))
+        await self.locks.unlock(set(self.locks.table.queues).difference(held, self._leaving, self._called))
 
     def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
         return OrderlyQueue(queue, offset, now) if self.locks.holds(queue) else None
@@ -88,7 +88,7 @@ class Orderly:
             if not queue.dropped:
                 queue.dropped = True
                 await self._group.offsets.release([queue.message_queue])
-            await self.locks.give_back([queue.message_queue])
+            await self.locks.unlock([queue.message_queue])
         finally:
             del self._leaving[queue.message_queue]
 
@@ -113,7 +113,7 @@ class Orderly:
                 "%d queues stay locked for up to 60 s, because their listener calls are still running",
                 len(self._called),
             )
-        await self.locks.give_back(set(self.locks.table.queues) - self._called)
+        await self.locks.unlock(set(self.locks.table.queues) - self._called)
         await self.retry_topic.close()
 
     def locked_at(self, queue: MessageQueue) -> float | None:
@@ -123,7 +123,7 @@ class Orderly:
         return self.locks.holds(queue)
 
     def drop_expired(self) -> None:
-        self.locks.let_go()
+        self.locks.drop_expired()
 
     def wake(self) -> None:
         self.locks.renew_soon()
@@ -133,9 +133,9 @@ class Orderly:
     def submit(self, batches: list[Batch]) -> None:
         """Start consuming a queue that has new batches."""
         if batches:
-            self._line_up(batches[0].queue)
+            self._enqueue_batch(batches[0].queue)
 
-    def _line_up(self, queue: ProcessQueue) -> None:
+    def _enqueue_batch(self, queue: ProcessQueue) -> None:
         assert isinstance(queue, OrderlyQueue)
         batch = queue.take()
         if batch is not None:
@@ -151,7 +151,7 @@ class Orderly:
             queue.put_back()
             self.locks.renew_soon()
             # This is for the case that the lock renewal does not drop the queue.
-            self._pauses.start(self._line_up_later(queue, AGAIN_S))
+            self._pauses.start(self._enqueue_batch_later(queue, RETRY_INTERVAL_S))
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
@@ -162,7 +162,7 @@ class Orderly:
         assert isinstance(queue, OrderlyQueue)
         again = True
         if not self.locks.holds(queue.message_queue):
-            self.locks.let_go()  # the result of a call that has outlasted its lock does not count
+            self.locks.drop_expired()  # the result of a call that has outlasted its lock does not count
         try:
             if not queue.dropped:
                 again = await self._settle(queue, status, context.auto_commit)
@@ -176,9 +176,9 @@ class Orderly:
             if again:
                 usual_s = self._group.options.suspend_current_queue_s
                 pause_s = suspension_s(context.suspend_current_queue_s, usual_s)
-                self._pauses.start(self._line_up_later(queue, pause_s))
+                self._pauses.start(self._enqueue_batch_later(queue, pause_s))
             else:
-                self._line_up(queue)
+                self._enqueue_batch(queue)
 
     async def _settle(self, queue: OrderlyQueue, status: OrderlyStatus, auto_commit: bool) -> bool:
         """Apply a status and return whether the queue must pause."""
@@ -190,17 +190,17 @@ class Orderly:
             status = self.later
         if status is self.later:
             hopeless = queue.count_failure(self._group.options.most_reconsume_times)
-            buried = [message for message in hopeless if await self._bury(message)]
+            buried = [message for message in hopeless if await self._send_to_dead_letters(message)]
             if queue.dropped:
                 return True
-            rest = queue.take_out(buried)
+            rest = queue.remove_messages(buried)
         elif status is OrderlyStatus.ROLLBACK:
             queue.roll_back()
             rest = True
         elif auto_commit or status is OrderlyStatus.COMMIT:
             queue.commit()
         else:
-            queue.go_on()
+            queue.mark_consumed()
         offset = queue.commit_offset()
         if offset is not None:
             self._group.offsets.update(queue.message_queue, offset, increase_only=False)
@@ -227,7 +227,7 @@ class Orderly:
                     self._group.name, queue.message_queue, batch.first_offset, timeout_s,
                 )  # fmt: skip
 
-    async def _bury(self, message: MessageExt) -> bool:
+    async def _send_to_dead_letters(self, message: MessageExt) -> bool:
         """Send the message to the dead-letter queue and return whether that succeeded.
 
         If it fails, the message is consumed again.
@@ -245,6 +245,6 @@ class Orderly:
         )
         return True
 
-    async def _line_up_later(self, queue: OrderlyQueue, wait_s: float) -> None:
+    async def _enqueue_batch_later(self, queue: OrderlyQueue, wait_s: float) -> None:
         await asyncio.sleep(wait_s)
-        self._line_up(queue)
+        self._enqueue_batch(queue)

@@ -81,18 +81,18 @@ class OrderlyQueue(ProcessQueue):
 
     def commit(self) -> None:
         """Finish the batch in progress and all batches that were taken before."""
-        self.go_on()
+        self.mark_consumed()
         while self._taken:
             self.finish(self._batches[0])
             self._taken -= 1
 
-    def go_on(self) -> None:
+    def mark_consumed(self) -> None:
         """Mark the batch in progress as consumed. It waits for a commit."""
         self.called, self.under_way = False, None
 
     def roll_back(self) -> None:
         """Make all taken, uncommitted batches wait again, oldest first."""
-        self.go_on()
+        self.mark_consumed()
         self._taken = 0
 
     def count_failure(self, most: int) -> list[MessageExt]:
@@ -110,7 +110,7 @@ class OrderlyQueue(ProcessQueue):
                 message.reconsume_times += 1
         return hopeless
 
-    def take_out(self, messages: Collection[MessageExt]) -> bool:
+    def remove_messages(self, messages: Collection[MessageExt]) -> bool:
         """Remove messages that went to the dead-letter queue from the batch.
 
         Return whether other messages are left in it.
@@ -126,7 +126,7 @@ class OrderlyQueue(ProcessQueue):
         self._taken -= 1
         self.count -= len(batch.messages)
         self.body_bytes -= batch.size
-        self.go_on()
+        self.mark_consumed()
         return False
 
 
@@ -140,12 +140,12 @@ class LockTable:
     def queues(self) -> tuple[MessageQueue, ...]:
         return tuple(self._until)
 
-    def taken(self, queues: Iterable[MessageQueue], asked_at: float) -> None:
-        """Record locks that a broker granted in answer to a request sent at `asked_at`."""
-        self._until.update(dict.fromkeys(queues, asked_at + LOCK_LIVE_S))
+    def taken(self, queues: Iterable[MessageQueue], requested_at: float) -> None:
+        """Record locks that a broker granted in answer to a request sent at `requested_at`."""
+        self._until.update(dict.fromkeys(queues, requested_at + LOCK_LIVE_S))
 
     def renewed(
-        self, asked: Collection[MessageQueue], got: Collection[MessageQueue], asked_at: float, now: float
+        self, asked: Collection[MessageQueue], got: Collection[MessageQueue], requested_at: float, now: float
     ) -> list[MessageQueue]:
         """Record the answer to a renewal.
 
@@ -154,7 +154,7 @@ class LockTable:
                 removed.
         """
         lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
-        self.taken(asked, asked_at)
+        self.taken(asked, requested_at)
         self.forget(lost)
         return lost
 

@@ -18,7 +18,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import LookingClient
+from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import ClientOptions
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.consumer.listener import Listener, OrderlyListener, check_listener, name_of
@@ -40,7 +40,7 @@ from cometmq.message import MessageExt, MessageQueue
 from cometmq.text import printable
 
 
-class PushConsumer(LookingClient):
+class PushConsumer(QueryClient):
     """A push consumer: a member of a consumer group that calls a listener with messages.
 
     Use it with `async with`, or call start() and stop(). A consumer belongs to the event loop in which it was

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from cometmq import logs
-from cometmq.client.cluster.hooks import called_between
+from cometmq.client.cluster.hooks import with_consume_hooks
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.traces import traced
 from cometmq.client.cluster.workers import is_async
@@ -30,7 +30,7 @@ from cometmq.client.consumer.listener import (
     bind_listener,
     cancelled_after,
 )
-from cometmq.client.consumer.membership import Held, Membership
+from cometmq.client.consumer.membership import AssignedQueue, Membership
 from cometmq.client.consumer.orderly import Orderly
 from cometmq.client.consumer.watching import Watchdog
 from cometmq.client.group.group import ConsumerGroup
@@ -102,7 +102,7 @@ class PushSession(Member):
             listen = self._bound
             if options.orderly and is_async(listener):
                 listen = cancelled_after(options.consume_timeout_s, listen)
-            listen = called_between(listen, options.consume_hooks, name)
+            listen = with_consume_hooks(listen, options.consume_hooks, name)
             listen = traced(listen, client.traces, name, options.consume_timeout_s)
             if client.options.telemetry is not None:
                 listen = client.options.telemetry.processing(listen, name)
@@ -219,7 +219,7 @@ class PushSession(Member):
             {queue: self._queue_info(held) for queue, held in self.members.held.items()}, more
         )
 
-    def _queue_info(self, held: Held) -> ProcessQueueInfo:
+    def _queue_info(self, held: AssignedQueue) -> ProcessQueueInfo:
         queue = held.queue
         # The brokers' tools expect wall-clock milliseconds, while the client uses monotonic seconds.
         wall_s = time.time()

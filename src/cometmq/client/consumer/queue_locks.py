@@ -22,7 +22,7 @@ from cometmq.remoting import Connection
 log = logs.logger("cometmq.client.consumer.queue_locks")
 
 RENEW_INTERVAL_S = 20.0
-AGAIN_S = 1.0
+RETRY_INTERVAL_S = 1.0
 """Seconds between a failed renewal and the next one."""
 
 
@@ -43,11 +43,11 @@ class QueueLocks:
         self._connections: dict[MessageQueue, Connection | None] = {}
         """The connection on which each lock was last confirmed."""
         # Serializes requests: if a broker handled a renewal after an unlock, the queue would stay locked.
-        self._asking = asyncio.Lock()
+        self._request_lock = asyncio.Lock()
         self._failing = self._soon = False
         self._renewals = Periodic(
             self._loop,
-            lambda: AGAIN_S if self._failing else RENEW_INTERVAL_S,
+            lambda: RETRY_INTERVAL_S if self._failing else RENEW_INTERVAL_S,
             self._renew,
             name=f"renewal of the locks of group {group}",
         )
@@ -71,17 +71,17 @@ class QueueLocks:
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
-    async def take(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
+    async def acquire(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
         """Lock queues and return those that this member has now."""
         ours: set[MessageQueue] = set()
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
-            asked_at = boottime()
+            requested_at = boottime()
             got = await self._lock(addr, some)
-            self.table.taken(got, asked_at)
+            self.table.taken(got, requested_at)
             ours.update(got)
 
-        async with self._asking:
+        async with self._request_lock:
             await self._at_brokers(queues, "lock", lock)
         return ours
 
@@ -92,19 +92,19 @@ class QueueLocks:
         self._connections.update(dict.fromkeys(ours, self._client.remoting.connection(addr)))
         return ours
 
-    async def give_back(self, queues: Collection[MessageQueue]) -> None:
+    async def unlock(self, queues: Collection[MessageQueue]) -> None:
         """Unlock queues. If the request is lost, the broker drops the locks after 60 s."""
 
         async def unlock(addr: str, some: list[MessageQueue]) -> None:
             await self._client.brokers.unlock_queues(addr, self._group, self._client.client_id, some)
 
-        async with self._asking:
+        async with self._request_lock:
             self.table.forget(queues)
             for queue in queues:
                 self._connections.pop(queue, None)
             await self._at_brokers(queues, "unlock", unlock)
 
-    def let_go(self) -> None:
+    def drop_expired(self) -> None:
         """Drop the queues whose locks have expired."""
         self._report(self.table.expired(boottime()))
 
@@ -114,14 +114,14 @@ class QueueLocks:
 
     async def _renew(self) -> None:
         self._soon = False
-        self.let_go()
+        self.drop_expired()
 
         async def renew(addr: str, some: list[MessageQueue]) -> None:
-            asked_at = boottime()
+            requested_at = boottime()
             got = await self._lock(addr, some)
-            self._report(self.table.renewed(some, got, asked_at, boottime()))
+            self._report(self.table.renewed(some, got, requested_at, boottime()))
 
-        async with self._asking:
+        async with self._request_lock:
             self._failing = not await self._at_brokers(self.table.queues, "renew", renew)
 
     def _report(self, lost: list[MessageQueue]) -> None:

@@ -43,11 +43,11 @@ _LATE_S = 60.0
 """A time in seconds that exceeds every parking time and every timeout of a pull."""
 
 
-def unanswered(now: float, asked_at: float | None) -> str | None:
-    """Return the problem of a pull that began at `asked_at`, None if there is none."""
-    if asked_at is None or now - asked_at < _LATE_S:
+def unanswered(now: float, requested_at: float | None) -> str | None:
+    """Return the problem of a pull that began at `requested_at`, None if there is none."""
+    if requested_at is None or now - requested_at < _LATE_S:
         return None
-    waited_s = now - asked_at
+    waited_s = now - requested_at
     return f"no answer to a pull for {waited_s:.0f} s; after {PULL_MAX_IDLE_S:g} s it is started again"
 
 
@@ -94,7 +94,7 @@ class QueuePuller:
     waiting: str | None = None
     """The reason why nothing is pulled (flow control, suspended), None while pulling."""
     _problem: str | None = None
-    _asked_at: float | None = None
+    _requested_at: float | None = None
     """The time at which the pull in progress began."""
     _flow_control: FlowControl = field(default_factory=FlowControl)
 
@@ -107,14 +107,14 @@ class QueuePuller:
 
     def problem(self, now: float) -> str | None:
         """Return the error of the last pull; None if it succeeded or the broker has parked this pull."""
-        if self._asked_at is not None and now - self._asked_at > _HELD_S:
-            return unanswered(now, self._asked_at)
+        if self._requested_at is not None and now - self._requested_at > _HELD_S:
+            return unanswered(now, self._requested_at)
         return self._problem
 
     def lost(self, now: float) -> bool:
         """Return whether the pull in progress should have returned or timed out long ago."""
         limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
-        return self._asked_at is not None and now - self._asked_at > limit
+        return self._requested_at is not None and now - self._requested_at > limit
 
     def suspend(self) -> None:
         self._resumed.clear()
@@ -148,14 +148,14 @@ class QueuePuller:
 
     async def _pull_safely(self) -> float:
         """Pull once and return the seconds to the next pull."""
-        self._asked_at = asyncio.get_running_loop().time()
+        self._requested_at = asyncio.get_running_loop().time()
         try:
             delay = await self._pull_once()
         except Exception as error:
             # Anything but a CometError is a lack of memory or a bug. It is logged, and pulling continues.
             return self._failed(error)
         finally:
-            self._asked_at = None
+            self._requested_at = None
         self._problem = self._flow_control.since = None
         self._errors_in_a_row = 0
         return delay
@@ -219,14 +219,14 @@ class QueuePuller:
             warn_of_moved_offset(self.message_queue, queue.next_offset, result)
             await self._offset_illegal(queue, result.next_begin_offset)
             return 0.0
-        if result.messages and self._asked_at is not None:
-            queue.stats.pulled(len(result.messages), asyncio.get_running_loop().time() - self._asked_at)
+        if result.messages and self._requested_at is not None:
+            queue.stats.pulled(len(result.messages), asyncio.get_running_loop().time() - self._requested_at)
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._submit_batches(result, kept(options.filter_hooks, subscription.filter(result.messages)))
-        if idle and self._asked_at is not None:
+        if idle and self._requested_at is not None:
             # A broker parks a pull if there are no messages. If it answers immediately, this limits the rate
             # of the pulls.
-            held_s = asyncio.get_running_loop().time() - self._asked_at
+            held_s = asyncio.get_running_loop().time() - self._requested_at
             return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s
 

@@ -129,7 +129,7 @@ class Rebalance:
                 mine = queues
         except CometError as error:
             # Without the queues and the members, no assigned queue may be revoked.
-            return self._note_problem(topic, error)
+            return self._store_problem(topic, error)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
             group.instance.heartbeat_soon()
@@ -165,10 +165,10 @@ class Rebalance:
         try:
             return await self._holder.assign(queue)
         except CometError as error:
-            self._note_problem(queue.topic, error)
+            self._store_problem(queue.topic, error)
             return False
 
-    def _note_problem(self, topic: str, error: CometError) -> bool:
+    def _store_problem(self, topic: str, error: CometError) -> bool:
         """Store a problem for health(), and return whether the next rebalance may wait for the interval."""
         text = str(error)
         if isinstance(error, NoRouteError) and topic == RETRY_PREFIX + self._group.name:

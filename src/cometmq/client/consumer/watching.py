@@ -18,7 +18,7 @@ from cometmq.text import seconds
 log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
-_LOOKS = 4
+_CHECKS_PER_STALL = 4
 """Number of checks of a queue within the time after which it counts as stalled."""
 
 
@@ -45,7 +45,7 @@ async def lag_of(
 
 
 @dataclass(slots=True)
-class _Seen:
+class _QueuePosition:
     """The position of a queue, and the time since which it has not changed in monotonic seconds."""
 
     position: tuple[int | None, int]
@@ -68,15 +68,17 @@ class Watchdog:
     """Returns the health of the queues, for a time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
     """A sentence about each stalled queue."""
-    _seen: dict[MessageQueue, _Seen] = field(default_factory=dict)
+    _seen: dict[MessageQueue, _QueuePosition] = field(default_factory=dict)
 
     def periodic(self) -> Periodic:
         """Return the periodic task, to be started by the caller."""
         loop = asyncio.get_running_loop()
-        every_s = self._after_s / _LOOKS
-        return Periodic(loop, every_s, lambda: self.look(loop.time()), name=f"watchdog of {self._name}")
+        every_s = self._after_s / _CHECKS_PER_STALL
+        return Periodic(
+            loop, every_s, lambda: self.check_queues(loop.time()), name=f"watchdog of {self._name}"
+        )
 
-    def look(self, now: float) -> None:
+    def check_queues(self, now: float) -> None:
         """Check all queues."""
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
@@ -85,7 +87,7 @@ class Watchdog:
             position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:
-                before = _Seen(position, now)
+                before = _QueuePosition(position, now)
             self._seen[each.queue] = before
             if each.waiting in ("suspended", "paused"):
                 before.since = now

@@ -35,7 +35,7 @@ class Agreement:
         self._differed: tuple[Wants, set[str]] = frozenset(), set()
         """This member's subscriptions and the set of other members when `problems` was last updated."""
 
-    async def look(self) -> None:
+    async def compare(self) -> None:
         """Compare the subscriptions, and log new differences."""
         group = self._group
         instance = group.instance

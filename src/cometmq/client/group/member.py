@@ -24,7 +24,7 @@ class Member:
 
     async def join(self) -> None:
         """Compare the subscriptions with those of the other members, then send heartbeats."""
-        await self.agreement.look()
+        await self.agreement.compare()
         await self.group.instance.send_heartbeats()
 
     def topics(self) -> Collection[str]:
@@ -42,7 +42,7 @@ class Member:
         )
 
     async def compare_subscriptions(self) -> None:
-        await self.agreement.look()
+        await self.agreement.compare()
 
     def offsets(self, topic: str) -> dict[MessageQueue, int]:
         known = self.group.offsets.snapshot()

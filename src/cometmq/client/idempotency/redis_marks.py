@@ -91,7 +91,7 @@ class RedisMarks:
                 elif not await self._do_all(name, token, effects.command_stack):
                     raise BeingHandled(key)
             except BaseException:
-                await self._let_go(name, token)
+                await self._release_lease(name, token)
                 raise
         return True
 
@@ -122,7 +122,7 @@ class RedisMarks:
             # The lease expired between the two commands.
         raise BeingHandled(key)
 
-    async def _let_go(self, name: str, token: str) -> None:
+    async def _release_lease(self, name: str, token: str) -> None:
         try:
             await self._redis.eval(_IF_OURS, 1, name, token)
         except Exception as error:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 
 from cometmq.client.cluster.hooks import Sending, notify_hooks
 from cometmq.client.cluster.instance import ClientInstance
-from cometmq.client.cluster.lookups import LookingClient
+from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.options import ClientOptions, check_range
 from cometmq.client.cluster.requests import UNREACHABLE_HINT, NameServersUnreachable
 from cometmq.client.cluster.routes import TopicRoute
@@ -78,7 +78,7 @@ def _check_queue(queue: object, topic: str) -> None:
         raise MessageIllegal(f"{queue!r} is not a queue of topic {topic}", topic, "queue")
 
 
-class Producer(LookingClient):
+class Producer(QueryClient):
     """A producer: sends messages to the brokers of a cluster.
 
     Use it with `async with`, or call start() and stop(). start() sends no request to any server. stop() waits
@@ -110,7 +110,7 @@ class Producer(LookingClient):
     ) -> None:
         super().__init__("producer", group, namesrv, client, client_options)
         self.options = options if options is not None else ProducerOptions()
-        self._robin = RoundRobin(random.getrandbits(31))
+        self._round_robin = RoundRobin(random.getrandbits(31))
         self._slow = SlowBrokers() if self.options.send_latency_fault_enable else None
         hooked = self.options.check_forbidden or self.options.send_hooks
         self._attempt = self._hooked_try if hooked else self._try
@@ -438,7 +438,7 @@ class Producer(LookingClient):
                     is_final = tries == 1 or not options.retry_another_broker_when_not_store_ok
                     if is_final or result.status is SendStatus.SEND_OK:
                         return result
-                    if not attempts.stored_badly(chosen.broker_name, result, loop.time()):
+                    if not attempts.stored_without_ok(chosen.broker_name, result, loop.time()):
                         break
             return attempts.outcome(topic, loop.time() - begun)
         finally:
@@ -478,7 +478,7 @@ class Producer(LookingClient):
 
     def _choose(self, route: TopicRoute, failed: str | None = None) -> MessageQueue:
         slow = () if self._slow is None else self._slow.avoided(self.client.loop.time())
-        return self._robin.select(route.write_queues, failed, slow)
+        return self._round_robin.select(route.write_queues, failed, slow)
 
     def _master_of(self, queue: MessageQueue) -> str:
         client = self.client

@@ -86,7 +86,7 @@ class SendAttempts(msgspec.Struct):
         self.broker_pause_s = pause if momentary else 0.0
         return self.broker_pause_s
 
-    def stored_badly(self, broker_name: str, result: SendResult, now: float) -> bool:
+    def stored_without_ok(self, broker_name: str, result: SendResult, now: float) -> bool:
         """Record a try that stored the message without SEND_OK, and return whether another try is allowed."""
         self.stored, self.broker_pause_s = result, 0.0
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))

@@ -40,12 +40,12 @@ class Polling:
         self._ended = ended
         self._fetcher = Fetcher(pull, self._count)
         self._auto_commit = auto_commit
-        self._given: Fetched | None = None
+        self._last_polled: Fetched | None = None
         """The batch of the last poll. The next poll counts it as consumed."""
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
         """The messages of the iterated batch that were not returned yet."""
-        self._in_hand: tuple[MessageExt, ...] = ()
+        self._last_iterated: tuple[MessageExt, ...] = ()
         """The message that the iteration returned last, until the next one is requested."""
         self._consumed: dict[MessageQueue, int] = {}
         """Without auto_commit: the consumed offset of each queue since the last commit."""
@@ -66,10 +66,10 @@ class Polling:
 
     def health(self) -> tuple[QueueHealth, ...]:
         given: dict[MessageQueue, list[MessageExt]] = {}
-        if self._given is not None:
-            given[self._given.queue] = self._given.messages
+        if self._last_polled is not None:
+            given[self._last_polled.queue] = self._last_polled.messages
         elif self._iterated is not None:
-            given[self._iterated.queue] = [*self._in_hand, *self._rest]
+            given[self._iterated.queue] = [*self._last_iterated, *self._rest]
         committed = self._group.offsets.memory
         return (*self._fetcher.health(committed, given), *self.schedule.health(committed))
 
@@ -123,12 +123,12 @@ class Polling:
         if self._rest:
             # The iteration was left within a batch: return its remaining messages.
             assert self._iterated is not None
-            self._given = self._iterated
-            self._given.messages = list(self._rest)
+            self._last_polled = self._iterated
+            self._last_polled.messages = list(self._rest)
             self._rest.clear()
         else:
-            self._given = await self._next_batch(timeout_s)
-        return [] if self._given is None else self._given.messages
+            self._last_polled = await self._next_batch(timeout_s)
+        return [] if self._last_polled is None else self._last_polled.messages
 
     async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
         begun_ns = time.time_ns()
@@ -153,9 +153,9 @@ class Polling:
             batch = self._iterated
             assert batch is not None
             message = self._rest.popleft()
-            self._in_hand = (message,)
+            self._last_iterated = (message,)
             yield message
-            self._in_hand = ()
+            self._last_iterated = ()
             if self._iterated is batch:  # no seek and no new assignment happened since then
                 batch.counted = not self._rest
                 self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
@@ -176,7 +176,7 @@ class Polling:
         while True:
             messages = run(poll())
             for number, message in enumerate(messages):
-                if self._given is None or self._given.messages is not messages:
+                if self._last_polled is None or self._last_polled.messages is not messages:
                     break  # a seek or a new assignment happened in between
                 try:
                     yield message
@@ -188,9 +188,9 @@ class Polling:
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
         """Return the messages after the last returned one again. That last one is not consumed yet."""
-        given = self._given
+        given = self._last_polled
         if given is not None and given.messages is messages:
-            self._given, self._iterated = None, given
+            self._last_polled, self._iterated = None, given
             self._count(given.queue, messages[number].queue_offset)
             self._rest.extend(messages[number + 1 :])
 
@@ -203,8 +203,8 @@ class Polling:
             self._consumed[queue] = max(offset, self._consumed.get(queue, 0))
 
     def _count_given(self) -> None:
-        given, self._given = self._given, None
-        self._in_hand = ()
+        given, self._last_polled = self._last_polled, None
+        self._last_iterated = ()
         if given is not None:
             given.counted = True
             self._count(given.queue, given.next_offset)
@@ -212,8 +212,8 @@ class Polling:
     def _forget_given(self, queue: MessageQueue) -> None:
         """Forget the returned messages of a queue, so that they do not move its offset any more."""
         self._consumed.pop(queue, None)
-        if self._given is not None and self._given.queue == queue:
-            self._given = None
+        if self._last_polled is not None and self._last_polled.queue == queue:
+            self._last_polled = None
         if self._iterated is not None and self._iterated.queue == queue:
             self._iterated = None
             self._rest.clear()

@@ -63,7 +63,7 @@ class _Reader:
     pulled_at: float = 0.0
     given_at: float = 0.0
     """The time of the last answer, or of the last delivery of a batch, in monotonic seconds."""
-    asked_at: float | None = None
+    requested_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     moved: Backoff = field(default_factory=lambda: Backoff(IDLE_S, _MOVED_AGAIN_S))
@@ -181,7 +181,7 @@ class Fetcher:
                 since_pull_s=now - reader.pulled_at,
                 since_consume_s=now - reader.given_at,
                 waiting=waiting,
-                problem=self.problems.get(queue) or unanswered(now, reader.asked_at),
+                problem=self.problems.get(queue) or unanswered(now, reader.requested_at),
             )
 
     async def close(self) -> None:
@@ -203,19 +203,19 @@ class Fetcher:
                 await reader.room.wait()
                 continue
             loop = asyncio.get_running_loop()
-            reader.asked_at = loop.time()
+            reader.requested_at = loop.time()
             try:
                 # Every request has its own timeout. This one is for an answer that was lost within the
                 # client.
                 async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
                     result = await self._pull(queue, reader.offset)
             except Exception as error:
-                reader.asked_at = None
+                reader.requested_at = None
                 delay_s = self._failed(reader, error)
                 await asyncio.sleep(delay_s)
                 continue
-            held_s = loop.time() - reader.asked_at
-            reader.asked_at, reader.pulled_at = None, loop.time()
+            held_s = loop.time() - reader.requested_at
+            reader.requested_at, reader.pulled_at = None, loop.time()
             reader.flow_control.since = None
             self.problems.pop(queue, None)
             pause_s = self._took(reader, result) - held_s

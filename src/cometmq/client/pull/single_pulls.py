@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from cometmq.client.cluster.lookups import LookingClient
+from cometmq.client.cluster.lookups import QueryClient
 from cometmq.client.cluster.requests import pull_request
 from cometmq.client.cluster.routes import ReadTarget
 from cometmq.client.group.group import Group
@@ -14,7 +14,7 @@ from cometmq.message import MessageQueue, PullResult
 from cometmq.protocol.frame import Frame
 
 
-class SinglePulls(LookingClient):
+class SinglePulls(QueryClient):
     """A client that pulls messages from one queue per call."""
 
     options: PullOptions

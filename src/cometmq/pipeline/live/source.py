@@ -133,7 +133,7 @@ class CometReader(DataSourceReader):
             if starting != Position(LATEST):
                 fail = self._options.fail_on_data_loss
                 check_readable(cluster, topics, fail=fail, group=starting.group)
-            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # only readable ones
+            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # no unreadable queues
             start = cluster.resolve(starting, queues)
             # The end is resolved after the start. Otherwise "latest" could be below an offset that a running
             # group stores in between.

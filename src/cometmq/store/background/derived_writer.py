@@ -31,7 +31,7 @@ from cometmq.store.tables.min_offsets import MinOffsets
 
 log = logs.logger(__name__)
 
-_EAGER_LOOK = 4096
+_MIN_RECORDS_PER_SEARCH = 4096
 _MANY_FILES = 256  # for more files than this, one sync of the whole file system is cheaper
 _SLICES_PER_CYCLE = 2  # ten thousand busy queues are written every 20 s, a few hundred every second
 _SLICE = 256  # queues written per iteration of the loop
@@ -83,7 +83,7 @@ class DerivedWriter:
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # records written since the last search for queues with large windows
-        self._look_at = _EAGER_LOOK  # the number of such records that starts the next search
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # the number of such records that starts the next search
         self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
         self._unsynced_names: set[str] = set()  # directories that must still be synced
@@ -95,17 +95,17 @@ class DerivedWriter:
         """Register `count` more visible records. Write queues and index if too much of them is unwritten."""
         self._unwritten += count
         index = self.index
-        if self._unwritten < self._look_at and not index.has_batch_waiting():
+        if self._unwritten < self._search_at and not index.has_batch_waiting():
             return
         part = Flag.WRITE_INDEX_ERROR
         try:
             if index.has_batch_waiting():
                 index.index_waiting_keys()
             part = Flag.WRITE_LOGICS_ERROR
-            if self._unwritten >= self._look_at:
+            if self._unwritten >= self._search_at:
                 self._unwritten = 0
                 self.queues.write_eager()
-                self._look_at = max(_EAGER_LOOK, 8 * self.queues.waiting)
+                self._search_at = max(_MIN_RECORDS_PER_SEARCH, 8 * self.queues.waiting)
         except OSError as failure:
             self._failed(part, failure)
 

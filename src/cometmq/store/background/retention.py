@@ -60,7 +60,7 @@ class Retention:
         on_space_freed: Called after segments were deleted.
         before_delete: Called before the log is deleted up to a position, to move the messages that are still
         needed. Returns whether it succeeded.
-        wanted_from: Returns the first log position that a connected slave still needs.
+        first_needed_position: Returns the first log position that a connected slave still needs.
     """
 
     disk: Disk
@@ -78,7 +78,7 @@ class Retention:
     make_durable_before: Callable[[int], Awaitable[bool]]
     on_space_freed: Callable[[], None]
     before_delete: Callable[[int], Awaitable[bool]] | None = None
-    wanted_from: Callable[[], int] = lambda: _NOWHERE
+    first_needed_position: Callable[[], int] = lambda: _NOWHERE
 
     def __post_init__(self) -> None:
         self._manual = 0
@@ -184,7 +184,7 @@ class Retention:
 
     def _is_needed(self, path: str, behind: int, forced: bool) -> bool:
         """Return whether the first segment (it ends at `behind`) stays because a slave needs it."""
-        wanted = self.wanted_from()
+        wanted = self.first_needed_position()
         if wanted >= behind:
             return False
         if forced:

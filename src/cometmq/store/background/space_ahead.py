@@ -79,8 +79,8 @@ class SpaceAhead:
     def __post_init__(self) -> None:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
-        self._again_at = 0.0  # monotonic time of the next attempt after a failure
-        self._short_of = -1  # the segment whose successor could not be reserved
+        self._retry_at = 0.0  # monotonic time of the next attempt after a failure
+        self._unreserved_segment = -1  # the segment whose successor could not be reserved
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool
@@ -97,19 +97,19 @@ class SpaceAhead:
         """Reserve the next segment in the executor if the present one is half full."""
         failure = self.commit_log.reservation_done()
         if failure is not None:
-            if self._short_of != self.commit_log.segment_base:
-                self._short_of = self.commit_log.segment_base
+            if self._unreserved_segment != self.commit_log.segment_base:
+                self._unreserved_segment = self.commit_log.segment_base
                 log.warning("the next segment could not be allocated, trying again: %s", failure)
-            self._again_at = self.clock.monotonic() + _RESERVE_RETRY_INTERVAL_S
+            self._retry_at = self.clock.monotonic() + _RESERVE_RETRY_INTERVAL_S
         if self._pool is None:
             return
-        base = self.commit_log.wants_reservation()
-        if base is not None and (not self._again_at or self.clock.monotonic() >= self._again_at):
+        base = self.commit_log.segment_to_reserve()
+        if base is not None and (not self._retry_at or self.clock.monotonic() >= self._retry_at):
             self.commit_log.reservation_started(base, self._pool.submit(self.commit_log.reserve_file, base))
 
     def retry_reservation(self) -> None:
         """Allow a failed reservation to be tried again immediately: files were deleted."""
-        self._again_at = 0.0
+        self._retry_at = 0.0
 
     def write_zeros(self) -> None:
         """Write the next part of the segment's space under SYNC_FLUSH."""

@@ -101,7 +101,7 @@ class Checkpoint:
             _FIELDS.pack(*times) + self._rest[:_POSITION_AT] + saved + self._rest[_POSITION_AT + len(saved) :]
         )
 
-    def distrust(self) -> None:
+    def reset(self) -> None:
         """Reset the checkpoint to zeros and sync it. Raises OSError.
 
         A rebuild that starts before the checkpoint calls this first, so that after an interruption the next
@@ -112,7 +112,7 @@ class Checkpoint:
             self.saved = None
             self.flush()
 
-    def distrust_index(self) -> None:
+    def reset_index(self) -> None:
         """Reset the index part of the checkpoint and sync it. Raises OSError.
 
         A recovery that overwrites index entries below the checkpoint calls this first: the new entries may

@@ -27,13 +27,13 @@ _MAX_PARALLEL_READS = 2
 class UncachedReads:
     """The uncached reads of one store that are in progress. For the loop thread only."""
 
-    __slots__ = ("_disk", "_handing_over", "_places", "_under_way")
+    __slots__ = ("_disk", "_passing", "_places", "_under_way")
 
     def __init__(self, disk: Disk) -> None:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._handing_over = asyncio.Lock()  # the one query that receives bytes directly holds it
+        self._passing = asyncio.Lock()  # the one query that receives bytes directly holds it
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Return the result of a query after `missing` was not in memory. Raises OSError."""
@@ -49,8 +49,8 @@ class UncachedReads:
                 if failure.errno != errno.EIO:
                     raise
                 break  # a sector of the block is bad, but the requested range itself may be readable
-        async with self._handing_over:
-            return await self._hand_over(question, missing)
+        async with self._passing:
+            return await self._pass_ranges(question, missing)
 
     async def fetch(self, missing: FileRange) -> None:
         """Read the blocks of READ_AHEAD bytes around a range into the page cache. Raises OSError."""
@@ -67,7 +67,7 @@ class UncachedReads:
         async with self._places:
             await self._read(whole)
 
-    async def _hand_over(self, question: Callable[[Reads], T], missing: FileRange) -> T:
+    async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Collect the ranges that the query needs until it completes, so each try gets further.
 
         A range that the device cannot read raises inside the query, which may be able to do without it.

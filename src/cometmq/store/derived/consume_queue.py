@@ -40,10 +40,31 @@ class ConsumeQueue:
     """The units of one (topic, queue id). For the loop thread only."""
 
     __slots__ = (
-        "_dir_made", "_files", "_last_base", "_last_path", "damaged", "deleted", "dirty", "file_size",
-        "key_prefix", "magic", "max_offset", "max_physical", "min_offset", "new_names", "next_offset", "path",
-        "positions", "queue_id", "record_topic", "tidy", "topic", "unsynced_files", "window", "window_start",
+        "_dir_made",
+        "_files",
+        "_last_base",
+        "_last_path",
+        "damaged",
+        "deleted",
+        "dirty",
+        "file_size",
+        "key_prefix",
+        "magic",
+        "max_offset",
+        "max_physical",
+        "min_offset",
+        "new_names",
+        "next_offset",
+        "path",
+        "positions",
+        "queue_id",
+        "record_topic",
+        "topic",
+        "unsynced_files",
+        "window",
+        "window_start",
         "written",
+        "zeros_after_end",
     )  # fmt: skip
 
     def __init__(self, files: StoreFiles, path: str, topic: str, queue_id: int, file_size: int) -> None:
@@ -71,7 +92,7 @@ class ConsumeQueue:
         self.dirty = False
         self.deleted = False
         self.damaged = False  # whether units have certainly been lost from the files
-        self.tidy = False  # whether only zeros followed the end when the files were loaded
+        self.zeros_after_end = False  # whether only zeros followed the end when the files were loaded
         self.unsynced_files: set[int] = set()
         self.new_names = False  # whether files were created or deleted since the directories were last synced
 
@@ -349,7 +370,7 @@ class ConsumeQueue:
             if count:
                 end = base // UNIT + count
                 break
-        self._look_behind(end, log_end)
+        self._check_after_end(end, log_end)
         self.next_offset = self.max_offset = self.written = self.window_start = end
         self.window = bytearray()
         self.min_offset = min(end, self.begin)
@@ -399,10 +420,10 @@ class ConsumeQueue:
                 stop = begin
         return 0
 
-    def _look_behind(self, end: int, log_end: int) -> None:
+    def _check_after_end(self, end: int, log_end: int) -> None:
         """Detect damage: if units of older records follow the end, it is not the true end."""
         disk = self._files.disk
-        self.tidy = True
+        self.zeros_after_end = True
         for base in self.positions:
             at: int | None = max(0, end * UNIT - base)
             fd = self._files.descriptors.get(self.path_of(base))
@@ -411,7 +432,7 @@ class ConsumeQueue:
                 stop = min(self.file_size, at + length - at % length)
                 data = disk.pread(fd, stop - at, at)
                 if not is_zero(data):
-                    self.tidy = False
+                    self.zeros_after_end = False
                     units = np.frombuffer(data[: len(data) - len(data) % UNIT], UNIT_DTYPE)
                     position = units["position"]
                     older = (units["size"] > 0) & (units["size"] != FILLER_SIZE)
@@ -429,7 +450,7 @@ class ConsumeQueue:
         """
         changed = False
         end = self.max_offset * UNIT
-        if self.tidy and (len(self.positions) < 2 or end > self.positions[-1]):
+        if self.zeros_after_end and (len(self.positions) < 2 or end > self.positions[-1]):
             return False
         for base in list(self.positions):
             path = self.path_of(base)

@@ -62,8 +62,8 @@ class IndexService:
         # Hashes, positions and times of the oldest records, whose keys are not all in a file.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
-        self._unproven: list[IndexFile] = []
-        self._doomed: list[str] = []  # damaged files, and files after the checkpoint position
+        self._unchecked_files: list[IndexFile] = []
+        self._files_to_delete: list[str] = []  # damaged files, and files after the checkpoint position
         self._new_names = False
 
     @property
@@ -238,16 +238,16 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if counted is not None and saved is not None and path >= counted.path:
                 if path > counted.path:
-                    self._doomed.append(path)  # made after the checkpoint position
+                    self._files_to_delete.append(path)  # made after the checkpoint position
                     continue
                 file, good = counted, True
                 if file.full and file.slots_lack < file.count:
-                    self._unproven.append(file)
+                    self._unchecked_files.append(file)
             else:
                 good = file.load()
             if good and not clean and counted is None and file.end_ms > checkpoint_ms:
                 good = file.check_entries() == file.count - 1
-                self._unproven.append(file)
+                self._unchecked_files.append(file)
             self.files.append(file)
             if not good:
                 # All newer files are deleted, too, because positions must ascend from file to file.
@@ -259,7 +259,7 @@ class IndexService:
         names = self._files.disk.listdir(self._directory)
         for name in names:
             if is_numbered(name, 17) and name >= os.path.basename(self.files[-1].path):
-                self._doomed.append(os.path.join(self._directory, name))
+                self._files_to_delete.append(os.path.join(self._directory, name))
         self.files.pop()
         return notes, self.enabled
 
@@ -273,10 +273,10 @@ class IndexService:
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
         """Make the newest file writable, after removing the entries of records at or after `cut_at`."""
-        for path in self._doomed:
+        for path in self._files_to_delete:
             self._files.delete(path)
             self._new_names = True  # the files must not reappear after a power failure
-        self._doomed.clear()
+        self._files_to_delete.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
                 self._files.delete(self.files.pop().path)
@@ -284,13 +284,13 @@ class IndexService:
                 self.files[-1].cut(cut_at)
         if self.files and not self.files[-1].full:
             self.files[-1].resume(rebuild_slots=not clean)
-        for file in self._unproven:
+        for file in self._unchecked_files:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # its entries are valid, its slots may not be
+                file.resume(rebuild_slots=True)  # the entries are valid, but the slots may be invalid
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)
-        self._unproven.clear()
+        self._unchecked_files.clear()
         self.full_until_ms = max((file.end_ms for file in self.files if file.full), default=0)
         # After an unclean stop there may be files whose names have not been synced yet.
         self._new_names = self._new_names or (not clean and bool(self.files))

@@ -87,8 +87,8 @@ class IndexCheck:
         self._missing = _Keys()
         self._behind = _Keys()  # keys of records after the last entry
         self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of entries, first entry
-        self._twice = 0
-        self._first_twice = "", -1
+        self._repeated = 0
+        self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
 
     # -- entries and records ----------------------------------------------------------------------
@@ -204,7 +204,7 @@ class IndexCheck:
                 if positions[at] > self._expired_to:
                     (self._behind if exhausted and at >= last else self._missing).add(int(positions[at]))
 
-    def _spot(self, entries: Entries, at: int) -> tuple[str, int]:
+    def _location(self, entries: Entries, at: int) -> tuple[str, int]:
         """Return the file of an entry, and its offset in the file."""
         return self._readable[int(entries.file[at])][0].path, self._index.location(int(entries.number[at]))
 
@@ -218,16 +218,16 @@ class IndexCheck:
             f"entry {window.number[at]} (hash {window.hash[at]}) points at log position "
             f"{window.position[at]}, {what}"
         )
-        self._findings.add(ERROR, "index-entry", *self._spot(window, at), problem, REBUILD)
+        self._findings.add(ERROR, "index-entry", *self._location(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
         """Return whether an entry repeats an earlier, correct entry."""
         facts = self._log.facts(int(window.position[at]))
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False
-        if not self._twice:
-            self._first_twice = self._spot(window, at)
-        self._twice += 1
+        if not self._repeated:
+            self._first_repeated = self._location(window, at)
+        self._repeated += 1
         return True
 
     def _check_times(self, entries: Entries, times: IntArray) -> None:
@@ -267,13 +267,13 @@ class IndexCheck:
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
             self._findings.add(ERROR, "index-time", path, self._index.location(number), problem, REBUILD)
         while len(self._peek(1)):
-            self._left_over()
-        if self._twice:
+            self._report_left_over()
+        if self._repeated:
             problem = (
-                f"{self._twice} entries repeat earlier ones: Apache's broker indexes a record again when it "
+                f"{self._repeated} entries repeat others: Apache's broker indexes a record again when it "
                 "recovers, so a query can answer with it twice"
             )
-            self._findings.add(NOTE, "index-twice", *self._first_twice, problem, REBUILD)
+            self._findings.add(NOTE, "index-twice", *self._first_repeated, problem, REBUILD)
         directory = self._layout.config.location(INDEX)
         missing, behind = self._missing, self._behind
         if missing.count:
@@ -291,7 +291,7 @@ class IndexCheck:
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)
 
-    def _left_over(self) -> None:
+    def _report_left_over(self) -> None:
         """Report entries after the last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
@@ -299,7 +299,7 @@ class IndexCheck:
             return
         number = ahead.number[strange[0]]
         problem = f"{len(strange)} entries from {number} on point after the log's last record"
-        self._at_the_end("index-ahead", *self._spot(ahead, strange[0]), problem)
+        self._at_the_end("index-ahead", *self._location(ahead, strange[0]), problem)
 
 
 def _hashes(facts: Facts) -> set[int]:

@@ -63,7 +63,7 @@ class LogWalk:
 
     def __post_init__(self) -> None:
         self._size = self.layout.config.mapped_file_size_commit_log
-        self._seen_twice = -1
+        self._rechecked = -1
         self._open: tuple[StoreFile, int, bool] | None = None  # the last used segment, the end in it, dirty
         self.segments = 0
         self.log_min = self.layout.log_min
@@ -132,7 +132,7 @@ class LogWalk:
                     self.end = group.end
                     self.last_store_ms = max(self.last_store_ms, int(group.store_ms.max()))
                     yield group
-            if not again and scan.dirt and self._should_recheck(scan.end):
+            if not again and scan.dirty and self._should_recheck(scan.end):
                 position, again = scan.end, True
             if not again:
                 break
@@ -141,9 +141,9 @@ class LogWalk:
         if scan.blank_end >= 0:
             self._check_after_blank(file, scan.blank_end)
         if scan.end > file.base or self._open is None:
-            self._open = None if scan.closed else (file, scan.end, scan.dirt)
+            self._open = None if scan.closed else (file, scan.end, scan.dirty)
             self.end = scan.end
-        elif scan.dirt:
+        elif scan.dirty:
             self._torn(file, file.base)
 
     def _enter(self, file: StoreFile) -> None:
@@ -158,9 +158,9 @@ class LogWalk:
 
     def _should_recheck(self, position: int) -> bool:
         """Return whether to read invalid data once more, because a broker may be writing it."""
-        if position == self._seen_twice or not self.layout.live:
+        if position == self._rechecked or not self.layout.live:
             return False
-        self._seen_twice = position
+        self._rechecked = position
         self.pause(RECHECK_DELAY_S)
         return True
 

@@ -363,7 +363,7 @@ class QueueCheck:
             self.fillers += int(np.count_nonzero(filler))
             expired = (position < self.log_min) & (size > 0) & (position >= 0)
             empty = (position == 0) & (size == 0) & (units["tags"] == 0)
-            for stretch in _stretches(empty):
+            for stretch in _consecutive_groups(empty):
                 self._report_empty(state, offset + int(stretch[0]), len(stretch))
             for number in np.flatnonzero(~(filler | expired | empty)):
                 self._report_surplus_unit(
@@ -477,7 +477,7 @@ def _pieces(units: bytes) -> list[bytes]:
     return [units[at : at + UNIT] for at in range(0, len(units), UNIT)]
 
 
-def _stretches(chosen: NDArray[np.bool_]) -> list[IntArray]:
+def _consecutive_groups(chosen: NDArray[np.bool_]) -> list[IntArray]:
     """Return the indexes of the true elements, divided into groups of consecutive ones."""
     numbers = np.flatnonzero(chosen)
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

@@ -75,14 +75,14 @@ class UnitFiles:
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
         """Yield the units of [start, stop) in chunks of a few thousand, each with its first offset."""
         while start < stop:
-            start = self._behind_hole(start)
+            start = self._after_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
             if count <= 0:
                 return
             yield start, np.frombuffer(self.read(start, start + count), UNIT_DTYPE)
             start += count
 
-    def _behind_hole(self, offset: int) -> int:
+    def _after_hole(self, offset: int) -> int:
         """Return the start of the next file if the hole before it is too wide: then its name is damaged."""
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)

@@ -79,7 +79,7 @@ class CommitLog:
         self._room_at_failure = -1  # free bytes when a reservation last failed for lack of space
         # The areas that failed writes may have changed (descriptor, segment, first position, end). `claim`
         # zeroes them.
-        self.scars: list[tuple[int, int, int, int]] = []
+        self.areas_to_zero: list[tuple[int, int, int, int]] = []
         self.before_write: Callable[[int], None] | None = None  # called with the end of a tick's data
         self.unsynced: dict[int, int] = {}  # descriptors of segments with data that is not on the device
 
@@ -132,7 +132,7 @@ class CommitLog:
         except OSError:
             return -1
 
-    def wants_reservation(self) -> int | None:
+    def segment_to_reserve(self) -> int | None:
         """Return the first position of the segment that a thread should reserve now, or None."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
@@ -215,8 +215,8 @@ class CommitLog:
         Raises:
             OSError: A segment cannot be created. Nothing has changed.
         """
-        if self.scars:
-            self._heal()
+        if self.areas_to_zero:
+            self._zero_areas()
         if self.next + size + behind > self.limit:
             self.roll()
         if self.used + size > len(self.buffer):
@@ -224,7 +224,7 @@ class CommitLog:
 
     def room(self) -> int:
         """Return the log position up to which records may be `put` without a `claim`."""
-        if self.scars:
+        if self.areas_to_zero:
             return 0
         return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
 
@@ -257,7 +257,7 @@ class CommitLog:
         except OSError:
             self._undo_tick()
             try:
-                self._heal()
+                self._zero_areas()
             except OSError as failure:
                 log.error("the partial records of a failed write could not be cleared yet: %s", failure)
             raise
@@ -274,7 +274,7 @@ class CommitLog:
         """Drop all data of this tick: none of it was written."""
         self._end_extent()
         self._undo_tick()
-        self.scars.clear()
+        self.areas_to_zero.clear()
 
     def _new_tick(self) -> None:
         self._extents = []
@@ -286,7 +286,7 @@ class CommitLog:
         for extent in extents:
             if extent.stop > extent.start:
                 length = extent.stop - extent.start
-                self.scars.append((extent.fd, extent.base, extent.position, extent.position + length))
+                self.areas_to_zero.append((extent.fd, extent.base, extent.position, extent.position + length))
             if extent.base not in self.segments:
                 self._spares[extent.base] = extent.fd
         self.next = self.end
@@ -298,15 +298,15 @@ class CommitLog:
             self.segment_base, self.limit, self._fd = -1, 0, -1
         self._new_tick()
 
-    def _heal(self) -> None:
+    def _zero_areas(self) -> None:
         """Zero the areas that failed writes may have changed. Until this succeeds, nothing may be written.
 
         Raises OSError.
         """
-        while self.scars:
-            fd, base, start, stop = self.scars[-1]
+        while self.areas_to_zero:
+            fd, base, start, stop = self.areas_to_zero[-1]
             write_all(self._disk, fd, bytes(stop - start), start - base)
-            self.scars.pop()
+            self.areas_to_zero.pop()
 
     # -- reading ----------------------------------------------------------------------------------
 

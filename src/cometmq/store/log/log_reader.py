@@ -36,7 +36,7 @@ class LogReader:
         found = self._read(position)
         return found[0] if found is not None else None
 
-    def facts_behind(self, position: int) -> Facts | None:
+    def facts_after(self, position: int) -> Facts | None:
         """Return the facts of the record that follows log position `position` or begins a segment there."""
         return self.facts(position + self.framing.gap)
 

@@ -43,7 +43,7 @@ class SegmentScan:
         end: The position after the last valid record, or the end of the segment if a blank record closed it.
         closed: Whether a blank record closed the segment.
         blank_end: The position after the used bytes of that record, or -1.
-        dirt: Whether anything but zeros follows `end`.
+        dirty: Whether anything but zeros follows `end`.
         damage: The skipped parts.
         unreadable: The positions of 4 KiB pieces that the device could not read. If one lies after the last
             record, its content is unknown: the segment counts as closed before it, so that nothing is cut or
@@ -66,7 +66,7 @@ class SegmentScan:
         self.end = self.base
         self.closed = False
         self.blank_end = -1
-        self.dirt = False
+        self.dirty = False
         self.damage: list[Damage] = []
         self.unreadable: set[int] = set()
 
@@ -95,7 +95,7 @@ class SegmentScan:
                     # A blank record holds no message, so if only a blank one follows, this is a torn end,
                     # unless a later segment holds messages.
                     self.end = self.damage.pop().start
-                    self.dirt = True
+                    self.dirty = True
                     return
                 self.closed = True
                 self.blank_end = self.base + at + BLANK_SIZE
@@ -105,11 +105,11 @@ class SegmentScan:
             if found is None:
                 if any(position + _PIECE > self.base + at for position in self.unreadable):
                     self.damage.append(Damage(self.path, self.base + at, self.base + self.length))
-                    self.closed, self.dirt = True, False
+                    self.closed, self.dirty = True, False
                     self.end = self.base + self.length
                 return
             self.damage.append(Damage(self.path, self.base + at, self.base + found))
-            self.dirt = False
+            self.dirty = False
             at = found
 
     def _group(self, at: int) -> RecordGroup | None:
@@ -217,7 +217,7 @@ class SegmentScan:
             if not data:
                 break  # the file has become shorter
             if not is_zero(data):
-                self.dirt = True
+                self.dirty = True
                 found = self._search_block(data, place)
                 if found is not None:
                     return found
@@ -228,8 +228,8 @@ class SegmentScan:
                 break
             # Blocks overlap, so that a magic number that crosses the border of two blocks is found.
             place = max(place + 1, stop - self.framing.magic_at - MAGIC_AT)
-        if not self.dirt and self._read(1, at).strip(b"\0"):
-            self.dirt = True
+        if not self.dirty and self._read(1, at).strip(b"\0"):
+            self.dirty = True
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:

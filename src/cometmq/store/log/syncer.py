@@ -82,10 +82,10 @@ class ChildSyncer:
 
     def __post_init__(self) -> None:
         self._held: list[int] = []  # segments whose descriptors the process holds
-        self._flying: tuple[Sequence[Unsynced], Done] | None = None
+        self._in_flight: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._again: asyncio.TimerHandle | None = None  # the scheduled start of the next process
+        self._restart_timer: asyncio.TimerHandle | None = None  # the scheduled start of the next process
         self._delays = Backoff(_RESTART_DELAY_S, _MAX_RESTART_DELAY_S)
         self._started_at = 0.0  # the start of the process by the loop's clock
         self._start()
@@ -132,11 +132,11 @@ class ChildSyncer:
         if self.loop.time() - self._started_at >= _MAX_RESTART_DELAY_S:
             self._delays.reset()
         seconds = self._delays.next_s()
-        self._again = self.loop.call_later(seconds, self._start_again)
+        self._restart_timer = self.loop.call_later(seconds, self._restart)
         return seconds
 
-    def _start_again(self) -> None:
-        self._again = None
+    def _restart(self) -> None:
+        self._restart_timer = None
         self._start()
         if self._process is not None:
             log.info("the sync process started (process id %d)", self._process.pid)
@@ -151,11 +151,11 @@ class ChildSyncer:
         if self._socket is None or len(segments) > sync_child.MAX_DESCRIPTORS:
             self.thread.sync(segments, done)
             return
-        self._flying = segments, done
+        self._in_flight = segments, done
         try:
             self._ask(self._socket, segments)
         except OSError as problem:
-            self._lose(problem)
+            self._replace_process(problem)
 
     def _ask(self, process: socket.socket, segments: Sequence[Unsynced]) -> None:
         bases = [segment.base for segment in segments]
@@ -181,18 +181,18 @@ class ChildSyncer:
         except BlockingIOError:
             return
         except OSError as problem:
-            self._lose(problem)
+            self._replace_process(problem)
             return
-        if len(answer) != sync_child.ANSWER.size or self._flying is None:
-            self._lose(OSError("it ended"))
+        if len(answer) != sync_child.ANSWER.size or self._in_flight is None:
+            self._replace_process(OSError("it ended"))
             return
-        (_, done), self._flying = self._flying, None
+        (_, done), self._in_flight = self._in_flight, None
         (error,) = sync_child.ANSWER.unpack(answer)
         done(OSError(error, os.strerror(error)) if error else None)
 
-    def _lose(self, problem: OSError) -> None:
+    def _replace_process(self, problem: OSError) -> None:
         """Use the thread, beginning with the sync in progress, until another process has started."""
-        flying, self._flying = self._flying, None
+        flying, self._in_flight = self._in_flight, None
         self._end()
         log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)
         if flying is not None:
@@ -200,10 +200,10 @@ class ChildSyncer:
 
     def close(self) -> None:
         """End the process. The result of a sync in progress is not reported."""
-        self._flying = None
-        if self._again is not None:
-            self._again.cancel()
-            self._again = None
+        self._in_flight = None
+        if self._restart_timer is not None:
+            self._restart_timer.cancel()
+            self._restart_timer = None
         self._end()
 
     def _end(self) -> None:

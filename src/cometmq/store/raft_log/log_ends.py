@@ -86,7 +86,7 @@ class LogEnds:
         self.end, self.last = start, index - 1
         self._walk()
         if not self.suspect:
-            self._judge()
+            self._check_losses()
         if self._torn:
             log.warning(
                 "%s: cut off an incomplete entry at position %d", ", ".join(self.directories.all), self.end
@@ -102,9 +102,9 @@ class LogEnds:
             self.visible = location.end
         elif self.committed >= 0:
             raise StoreError(f"the index lacks entry {self.committed}", self.config.raft_log_dir)
-        self.waiting = [group for group in map(self._behind_visible, self.waiting) if group is not None]
+        self.waiting = [group for group in map(self._uncommitted, self.waiting) if group is not None]
 
-    def _behind_visible(self, group: RecordGroup) -> RecordGroup | None:
+    def _uncommitted(self, group: RecordGroup) -> RecordGroup | None:
         """Return the entries of a group that are not committed yet; None if all are."""
         count = int(np.count_nonzero(group.position > self.visible))
         return group.last_ones(count) if count else None
@@ -156,7 +156,7 @@ class LogEnds:
             if scan.unreadable:
                 raise StoreError("the device cannot read the end of the log", path)
             if self._holes or not scan.closed:
-                self._torn = scan.dirt
+                self._torn = scan.dirty
                 break
             self.end = base + self._size
         self._holes = self._holes or any(self._head(base) is not None for base in behind)
@@ -181,7 +181,7 @@ class LogEnds:
 
     # -- missing entries --------------------------------------------------------------------------
 
-    def _judge(self) -> None:
+    def _check_losses(self) -> None:
         """Raise EntriesLost if the log ends before an entry that must exist."""
         following, checkpoint = self.last + 1, self.checkpoint
         ours = checkpoint.synced >= 0

@@ -94,7 +94,7 @@ def write_forgotten(disk: Disk, directory: str, why: str) -> None:
     write_suspect(disk, directory, why)
 
 
-def forget_suspect(disk: Disk, directory: str) -> None:
+def remove_suspect(disk: Disk, directory: str) -> None:
     """Record that the log is complete again. Raises OSError. Any thread may call it."""
     unlink_any(disk, os.path.join(directory, _FORGOT))
     unlink_any(disk, os.path.join(directory, _SUSPECT))

@@ -113,7 +113,7 @@ class RaftLog:
         """Called before the appender's entries are written, with their number. May raise RaftRefused."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
         """Called when a tick, or the index of its entries, could not be written."""
-        appender.shut = FOLLOWING
+        appender.why_closed = FOLLOWING
         for group in ends.waiting:
             dispatcher.dispatch_flushed(group.end, [group])
         ends.waiting = []
@@ -214,12 +214,12 @@ class RaftLog:
             raise StoreError(f"entries are committed up to {self.committed} only, not up to {self.last}")
         for queue in self._queues:
             queue.next_offset = queue.max_offset
-        self._appender.shut = ""
+        self._appender.why_closed = ""
 
     def follow(self) -> None:
         """Close the appender. The entries of this tick are still written."""
         self._appender.encode_pending()
-        self._appender.shut = FOLLOWING
+        self._appender.why_closed = FOLLOWING
 
     def append_own(self, body: bytes) -> int:
         """Add an entry that is not a message to this tick. Return its index. Raises OSError."""
@@ -436,7 +436,7 @@ class RaftLog:
 
     # -- the member's files -----------------------------------------------------------------------
 
-    def distrust(self, why: str) -> None:
+    def record_loss(self, why: str) -> None:
         """Record durably that log, term and vote may be lost although others rely on them. Raises OSError."""
         write_forgotten(self._disk, self.directory, why)
 

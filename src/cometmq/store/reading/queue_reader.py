@@ -46,7 +46,7 @@ _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # units checked as a whole
 _MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read loads: 3 ms
-_STRETCH = 1024  # units read at a time and cached for the next pulls: 20 KiB
+_UNITS_PER_CACHED_READ = 1024  # units read at a time and cached for the next pulls: 20 KiB
 _MAX_CACHED_QUEUES = 64  # queues with cached units: 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
@@ -94,7 +94,7 @@ class GetStatus(enum.Enum):
     NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
 
 
-class Got(msgspec.Struct, frozen=True, gc=False):
+class ReadResult(msgspec.Struct, frozen=True, gc=False):
     """The result of a read. The concatenation of `buffers` is `count` complete commit-log records.
 
     `behind` is the distance in bytes from the last examined record to the end of the log, 0 if no record was
@@ -122,7 +122,7 @@ class QueueReader:
     def __init__(self, log: CommitLog, config: StoreConfig, memory_bytes: int) -> None:
         self._log = log
         self.memory_bytes = memory_bytes
-        self._stretches: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
+        self._cached_units: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
         self.refused: Callable[[int, str], None] = _log_refused  # called for damage that a reader finds
 
@@ -153,7 +153,7 @@ class QueueReader:
         bulk: bool = False,
         correct: bool = True,
         reads: Reads = WAITING,
-    ) -> Got:
+    ) -> ReadResult:
         """Read up to `max_count` messages from `offset` on.
 
         The result has at least one message and at most what the settings allow, or BULK with `bulk`.
@@ -174,11 +174,11 @@ class QueueReader:
             OSError: The data cannot be read.
         """
         if queue is None:
-            return Got(GetStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0 if correct else offset, 0, 0, False)
+            return ReadResult(GetStatus.NO_MESSAGE_IN_QUEUE, [], 0, 0 if correct else offset, 0, 0, False)
         low, high = queue.min_offset, queue.max_offset
         if not low <= offset < high:
             status, corrected = _outside(offset, low, high)
-            return Got(status, [], 0, corrected if correct else offset, low, high, False)
+            return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
         several = max(1, limits.messages, limits.messages_on_disk)  # never more units than messages
         if tags is not None or records is not None:
@@ -186,7 +186,7 @@ class QueueReader:
         data = self._units(queue, offset, min(several, high - offset), reads)
         if not data:
             following = queue.next_file_offset(offset) if correct else offset
-            return Got(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
+            return ReadResult(GetStatus.OFFSET_FOUND_NULL, [], 0, following, low, high, False)
         picked = None
         if records is None and not self._config.check_crc_on_read:
             picked = self._pick_all(data, limits) if tags is None else None
@@ -207,30 +207,30 @@ class QueueReader:
                 slave = lag > self.memory_window
                 following = offset + scanned
                 if found:
-                    return Got(GetStatus.FOUND, [found], count, following, low, high, slave, lag)
-                following = self._behind_fillers(queue, data, following, reads)
-                return Got(GetStatus.NO_MATCHED_MESSAGE, [], 0, following, low, high, slave, lag)
+                    return ReadResult(GetStatus.FOUND, [found], count, following, low, high, slave, lag)
+                following = self._skip_fillers(queue, data, following, reads)
+                return ReadResult(GetStatus.NO_MATCHED_MESSAGE, [], 0, following, low, high, slave, lag)
         return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
         """Return units like `ConsumeQueue.read`, but from the cache, which saves most pulls a system call."""
-        several = min(_STRETCH, queue.window_start - offset)
+        several = min(_UNITS_PER_CACHED_READ, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
-        first, data = self._stretches.get(queue) or (0, b"")
+        first, data = self._cached_units.get(queue) or (0, b"")
         begin = (offset - first) * UNIT
         if not 0 <= begin <= len(data) - count * UNIT:
             ahead = queue.read(offset, several, reads)
             if ahead is None:
                 return None
             data, begin = ahead, 0
-            self._stretches[queue] = offset, data
-            self._stretches.move_to_end(queue)
-            if len(self._stretches) > _MAX_CACHED_QUEUES:
-                self._stretches.popitem(last=False)
+            self._cached_units[queue] = offset, data
+            self._cached_units.move_to_end(queue)
+            if len(self._cached_units) > _MAX_CACHED_QUEUES:
+                self._cached_units.popitem(last=False)
         return data[begin : begin + count * UNIT]
 
-    def _behind_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
+    def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
         """Return the next offset if no unit of `data` is a message: the offset after the run of fillers."""
         if data[-UNIT:] != FILLER:
             return offset
@@ -374,7 +374,7 @@ class QueueReader:
         records: RecordFilter,
         limits: Limits,
         reads: Reads,
-    ) -> Got:
+    ) -> ReadResult:
         """Read records one by one: they are filtered by content, or some are missing or damaged."""
         log, check_crc = self._log, self._config.check_crc_on_read
         buffers: list[Buffer] = []
@@ -423,10 +423,10 @@ class QueueReader:
             status = GetStatus.FOUND
         else:
             status = GetStatus.MESSAGE_WAS_REMOVING if missing else GetStatus.NO_MATCHED_MESSAGE
-            following = self._behind_fillers(queue, data, following, reads)
+            following = self._skip_fillers(queue, data, following, reads)
         low, high, lag = queue.min_offset, queue.max_offset, log.end - position
         slave = lag > self.memory_window
-        return Got(status, buffers, len(buffers), following, low, high, slave, lag)
+        return ReadResult(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
         """Return the bytes of one record, from a cached block if the block was requested often."""

@@ -108,7 +108,7 @@ class Recovery:
             self._index_until = self.index.end_position if self.index.files else -1
         result.rebuilt = index_lost or not clean
         if index_lost and self._segments:
-            self.checkpoint.distrust()
+            self.checkpoint.reset()
             saved = None
         start = max(self.queues.max_physical, self._first) if clean else self._checked_start(saved)
         start = min(start, max(self._visible, self._first))
@@ -121,7 +121,7 @@ class Recovery:
             elif known != start:
                 self._reload(start, result)
             if loss or any(queue.damaged for queue in self.queues):
-                self.checkpoint.distrust()
+                self.checkpoint.reset()
                 start = self._first
                 self._reload(start, result)
         # The last records may have no queue unit. After a clean stop, the index contains their keys.
@@ -129,7 +129,7 @@ class Recovery:
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
         if not clean and (saved is None or index_from < saved.position):
-            self.checkpoint.distrust_index()
+            self.checkpoint.reset_index()
         self.index.resume(clean=clean, cut_at=None if clean and not index_lost else index_from)
         replay = self._scan_log(start, index_from, result)
         self._finish(replay, result)
@@ -170,7 +170,7 @@ class Recovery:
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
         """Return the start of the scan: the checkpoint position, or a segment that the times cover."""
         if saved is not None:
-            return max(walk_from(saved, self.commit_log.segment_size), self._first)
+            return max(scan_start(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
         if self.config.message_index_safe and self.config.message_index_enable:
             trusted = min(trusted, self.checkpoint.index_ms)
@@ -229,7 +229,7 @@ class Recovery:
         except StartEarlier as reason:
             log.warning("%s: rebuilding all queues from the log", reason)
             result.notes.append(f"{reason}: all queues were rebuilt from the log")
-            self.checkpoint.distrust()
+            self.checkpoint.reset()
             result.clean, result.rebuilt = False, True
             start = self._first
             self._reload(start, result)
@@ -350,7 +350,7 @@ def is_position_valid(
     base = position - position % segment_size
     if base not in segments:
         return position == (segments[-1] + segment_size if segments else 0)
-    if log.facts_behind(position) is not None:
+    if log.facts_after(position) is not None:
         return True
     head = log.bytes_at(position, BLANK_SIZE)
     return head is not None and (
@@ -358,7 +358,7 @@ def is_position_valid(
     )
 
 
-def walk_from(saved: CheckpointPosition, segment_size: int) -> int:
+def scan_start(saved: CheckpointPosition, segment_size: int) -> int:
     """Return where a scan from the checkpoint position begins.
 
     Small segments are scanned as a whole, which costs little and repairs more.
@@ -372,7 +372,7 @@ def walk_from(saved: CheckpointPosition, segment_size: int) -> int:
 def trusted_segment(log: LogReader, segments: list[int], trusted_ms: int) -> int | None:
     """Return the position of the newest segment whose first record was stored at or before `trusted_ms`."""
     for base in reversed(segments):
-        facts = log.facts_behind(base)
+        facts = log.facts_after(base)
         if facts is not None and 0 < facts.store_ms <= trusted_ms:
             return base
     return None

@@ -39,7 +39,7 @@ class Recovered:
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
-    def note_not_served(self, note: str) -> None:
+    def record_not_served(self, note: str) -> None:
         """Count a scanned record that fits no queue."""
         self.not_served += 1
         if self.not_served <= MAX_REPORTED_REJECTIONS:
@@ -75,7 +75,7 @@ class RecoveryScan:
 
     def __post_init__(self, former_ends: Mapping[str, Mapping[int, int]]) -> None:
         self._dispatch = RecordDispatch(
-            self.queues, self.index, self.deleted, self.config, former_ends, self.result.note_not_served
+            self.queues, self.index, self.deleted, self.config, former_ends, self.result.record_not_served
         )
         self._touched: set[ConsumeQueue] = set()
         self.last_used = -1
@@ -146,7 +146,7 @@ class RecoveryScan:
                     )
                 result.end = reached = scan.end
                 self.last_used = base
-                self.torn = scan.dirt
+                self.torn = scan.dirty
             else:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 

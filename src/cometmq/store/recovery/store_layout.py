@@ -303,8 +303,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
             parent = os.path.dirname(parent)
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
-        cure = "move it to the new path, or remove the setting, which Apache's broker ignores"
-        raise ConfigError(key, config.location(key), f"the path of what is at {usual} now ({cure})")
+        remedy = "move it to the new path, or remove the setting, which Apache's broker ignores"
+        raise ConfigError(key, config.location(key), f"the path of what is at {usual} now ({remedy})")
 
 
 def check_paths(config: StoreConfig) -> None:
@@ -467,8 +467,8 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
 
     segments = log_files(disk, config, [])
     where, key = ", ".join(config.commit_log_dirs), f"mappedFileSizeCommitLog={of_segments}"
-    cure = f"truncate -s {of_segments} gives it its length back"
-    _check(disk, segments, of_segments, last_of_segments, where, key, cure)
+    remedy = f"truncate -s {of_segments} gives it its length back"
+    _check(disk, segments, of_segments, last_of_segments, where, key, remedy)
 
     where = config.location(INDEX)
     files = [file._replace(base=0) for file in numbered_files(disk, where, 17, [])]
@@ -485,7 +485,9 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
 
 
-def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, cure: str) -> None:
+def _check(
+    disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, remedy: str
+) -> None:
     """Check the files of one kind.
 
     Args:
@@ -493,7 +495,7 @@ def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str,
         last: The length at the last clean stop, 0 if unknown.
         where: The directories, for the error.
         key: The setting, for the error.
-        cure: The remedy, for the error.
+        remedy: The remedy, for the error.
     """
     for file in files:
         if file.length > size or file.base % size:
@@ -509,6 +511,6 @@ def _check(disk: Disk, files: list[StoreFile], size: int, last: int, where: str,
             if first_byte(contents, file.path, 0, file.length) is not None:
                 misfit = f"{file.length} bytes in {file.path} contradict {key}"
                 raise StoreError(
-                    f"{misfit}, and which of them is wrong is unknown; if the file was cut short, {cure}",
+                    f"{misfit}, and which of them is wrong is unknown; if the file was cut short, {remedy}",
                     where,
                 )

@@ -151,6 +151,7 @@ class Appender:
 
     __slots__ = (
         "_encoded",
+        "_first_unput",
         "_flags",
         "_gap",
         "_groups",
@@ -158,12 +159,11 @@ class Appender:
         "_queues",
         "_refused",
         "_time_ms",
-        "_unput",
         "entries",
         "limits",
         "pending",
-        "shut",
         "store_host",
+        "why_closed",
     )  # fmt: skip
 
     def __init__(
@@ -180,11 +180,11 @@ class Appender:
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
-        self.shut = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
+        self.why_closed = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
         self.pending: list[TickMessage] = []  # messages to encode; always the same list object
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
-        self._unput = 0  # index in `_encoded` of the first record that is not in the tick's buffer
+        self._first_unput = 0  # index in `_encoded` of the first record that is not in the tick's buffer
         self._groups: list[EncodedGroup] = [self._encoded]  # records of this tick; only the last group grows
         self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker's port is known
         self.set_max_message_size(config.max_message_size)
@@ -298,7 +298,7 @@ class Appender:
         As in 4.9, the `properties` of the request are added to those of every item. Raises StoreRefused.
         """
         self.encode_pending()
-        self._refuse_if_shut()
+        self._refuse_if_closed()
         if len(body) > self.limits.body:
             _refuse_size(self.limits, len(body), 0, 0)
         items = batch_items(body, properties)
@@ -364,7 +364,7 @@ class Appender:
         """Return the queue, created if necessary. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
-            self._refuse_if_shut()
+            self._refuse_if_closed()
             queue = self._queues.get_or_make(topic, queue_id)
         return queue
 
@@ -396,9 +396,9 @@ class Appender:
     def _encode_or_refuse(
         self, messages: list[TickMessage], limits: SizeLimits, *, makes_room: bool = False
     ) -> None:
-        self._unput = len(self._encoded)
+        self._first_unput = len(self._encoded)
         try:
-            self._refuse_if_shut(makes_room=makes_room)
+            self._refuse_if_closed(makes_room=makes_room)
             self._encode(messages, limits)
         except BaseException as error:
             self._refuse_rest(messages, error)
@@ -412,11 +412,11 @@ class Appender:
         else:  # memory is exhausted, or there is a bug: only these messages are lost
             log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
-        lost = self._encoded[self._unput :]
+        lost = self._encoded[self._first_unput :]
         self.roll_back([lost])
         for message in lost:
             message.size = 0
-        del self._encoded[self._unput :]
+        del self._encoded[self._first_unput :]
         self._refused += [Refused(message.sender, refusal) for message in messages if message.size == 0]
 
     def _encode(self, messages: list[TickMessage], limits: SizeLimits) -> None:
@@ -504,11 +504,13 @@ class Appender:
             for piece in pieces:
                 self._log.put(piece)
         pieces.clear()
-        self._unput = len(self._encoded)
+        self._first_unput = len(self._encoded)
 
-    def _refuse_if_shut(self, *, makes_room: bool = False) -> None:
-        if self.shut:
-            raise StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are accepted: {self.shut}")
+    def _refuse_if_closed(self, *, makes_room: bool = False) -> None:
+        if self.why_closed:
+            raise StoreRefused(
+                ResponseCode.SERVICE_NOT_AVAILABLE, f"no messages are accepted: {self.why_closed}"
+            )
         reasons = self._flags.reasons
         if reasons and not (makes_room and reasons.keys() == {Flag.DISK_FULL}):
             raise StoreRefused(

@@ -91,7 +91,7 @@ class Dispatcher:
         """
         self._queues = queues
         self._index = index
-        self.received = RecordDispatch(queues, index, deleted, config, {}, self._note_not_served)
+        self.received = RecordDispatch(queues, index, deleted, config, {}, self._record_not_served)
         self._not_served = 0
         self._dispatched = dispatched
         self._unflushed: deque[tuple[int, Sequence[WrittenGroup]]] = deque()
@@ -186,7 +186,7 @@ class Dispatcher:
             if not queue.dirty:
                 self._queues.add_dirty(queue)
 
-    def _note_not_served(self, note: str) -> None:
+    def _record_not_served(self, note: str) -> None:
         self._not_served += 1
         if self._not_served <= MAX_REPORTED_REJECTIONS:
             log.warning("%s, not served", note)

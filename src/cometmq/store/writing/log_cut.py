@@ -23,7 +23,7 @@ from cometmq.store.tables.table_checks import CUT, TIMERS, LogCutTable
 log = logs.logger(__name__)
 
 
-class CutNote:
+class LogCutFile:
     """The file `config/logCut.json`, which exists during a cut.
 
     A damaged file does not show the intended end of the log, so it is ignored and left for `verify` to
@@ -66,7 +66,7 @@ class CutNote:
 
 def finish_cut(
     disk: Disk,
-    note: CutNote,
+    note: LogCutFile,
     directories: LogDirectories,
     segment_size: int,
     abort: AbortFile,

@@ -59,7 +59,7 @@ class QueueOrder:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
             self._push(queue, facts)
-        elif not self._bridges(queue, facts):
+        elif not self._may_follow_gap(queue, facts):
             self._leave_out(facts, queue.max_offset, None)
         elif may_wait:
             self.waiting[queue] = facts
@@ -72,7 +72,7 @@ class QueueOrder:
         """The number of units that were accepted although the log had no space for them."""
         return SPARE - self._spare
 
-    def _bridges(self, queue: ConsumeQueue, facts: Facts) -> bool:
+    def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
         """Return whether a record may follow its queue's end after a gap.
 
         The method uses spare units if necessary.
