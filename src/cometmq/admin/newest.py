@@ -144,7 +144,7 @@ class _Tail:
         self.stored = self._end - self._first
 
     async def _end_by_time(self, end: int, end_ms: int) -> int:
-        """Return the offset after the last message stored before a time; with a 4.9 broker a near one."""
+        """Return the offset after the last message stored before a time. 4.9 brokers return a near one."""
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))
         while at < end:

@@ -10,7 +10,7 @@ import click
 
 from cometmq.text import did_you_mean
 
-MAX_LIST_LINE_CHARS = 500  # maximum characters of a line; click cuts the lines of its own list at 45
+MAX_LIST_LINE_CHARS = 500  # for the list of commands; click truncates its lines at 45
 Commands = Mapping[str, tuple[str, str]]
 """Command name to ("module:attribute", line in the list)."""
 

@@ -148,7 +148,7 @@ NEVER_BY_REQUEST = keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
 
 
 class RunningConfig:
-    """The settings of a running name server. A change replaces `now`; ports and paths change at a start."""
+    """The settings of a running name server. `now` has the current ones, and a change replaces it."""
 
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config

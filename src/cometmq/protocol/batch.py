@@ -49,7 +49,7 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
         try:
             parts.append(ITEM_HEAD.pack(size, 0, 0, flag, len(body)))
         except struct.error as error:
-            raise MessageIllegal(f"a number does not fit a batch item: {error}") from None
+            raise MessageIllegal(f"a number is out of range for a message of a batch: {error}") from None
         parts += (body, _LENGTH.pack(len(properties)), properties)
     return b"".join(parts)
 

@@ -382,9 +382,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
-        """Handle the complete frames in buf[pos:end], at most a callback's share.
+        """Handle the complete frames in buf[pos:end], at most as many as one callback may.
 
-        Return the end of the last one.
+        Return the end of the last handled frame.
         """
         limits = self._limits
         max_payload = limits.max_frame - 4

@@ -74,7 +74,7 @@ def truncate_log(
     disk = disk or OsDisk()
     with locked_layout(disk, root, config=config, commit_log_dir=commit_log_dir) as layout:
         if layout.config.enable_d_leger_commit_log:
-            raise StoreError("only the group of a raft member cuts its log", layout.root)
+            raise StoreError("the log of a raft member can only be truncated by its group", layout.root)
         report, stored_ms = _plan(disk, layout, position)
         if dry_run:
             return report

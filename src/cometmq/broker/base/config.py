@@ -264,7 +264,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
 
 def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Split properties into the broker's values by field, the store's texts, and all others.
+    """Split properties into the broker's (parsed, by field name), the store's (as texts), and all others.
 
     Raises ConfigError.
     """

@@ -25,7 +25,7 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items, and let the loop do other work after every 64 items of all calls."""
+        """Yield the items, and yield to the event loop after every 64 items, counted over all calls."""
         for item in items:
             self._left -= 1
             if not self._left:

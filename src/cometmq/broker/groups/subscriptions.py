@@ -10,7 +10,7 @@ ALL = "*"
 SEPARATOR = "||"
 TAG = "TAG"
 MAX_EXPRESSION_LENGTH = 32_767
-"""The maximum length of an expression: a tag is never longer. Hashing takes 40 ns per character."""
+"""The maximum length of an expression. It bounds the time of hashing, 40 ns per character."""
 _MAX_CACHED_LENGTH = 256
 """The maximum length of expressions that are cached by the thousand, which takes at most 30 MB.
 

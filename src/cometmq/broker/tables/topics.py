@@ -101,9 +101,9 @@ class TopicTable:
         if self.registered_bytes + more > most:
             raise CommandError(
                 code,
-                f"topic[{topic}] not exist, and is not created: registrations have "
-                f"{self.registered_bytes} bytes for {len(self.table)} topics; from {most} on only "
-                f"administrators can create more, up to {MAX_REGISTRATION_BYTES}",
+                f"topic[{topic}] not exist, and is not created: the registration of {len(self.table)} topics "
+                f"has {self.registered_bytes} bytes. Above {most} bytes only administrators can create "
+                f"topics, up to {MAX_REGISTRATION_BYTES} bytes",
             )
 
     def get(self, topic: str) -> TopicConfig | None:

@@ -71,7 +71,7 @@ class Bucket:
         self.first_out = min(self.first_out, out_ms)
 
     def _views(self) -> list[Ints]:
-        """Return views of the remaining due times, positions and outs.
+        """Return views of three columns of the remaining messages: due times, log positions, delivery times.
 
         While a view exists, no message can be added.
         """
@@ -79,7 +79,7 @@ class Bucket:
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """Return a copy of the remaining due times, positions and outs, one row for each of the three."""
+        """Return a copy of the three columns, one row for each: due times, log positions, delivery times."""
         return np.stack(self._views())
 
     @classmethod

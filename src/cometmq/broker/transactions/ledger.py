@@ -88,7 +88,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Move the head over closed half messages, up to the end of the queue."""
+        """Advance the head past committed and rolled back half messages, up to the end of the queue."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)

@@ -95,9 +95,9 @@ class Scanner:
 
 
 def read(root: Path, path: str) -> tuple[JobResult, bytes]:
-    """Return a report or summary with its content. Call it in a thread.
+    """Return the report or summary at a path, and its content. Blocks: call it in a thread.
 
-    Raises ReportError for any other path.
+    Raises ReportError if the path is neither.
     """
     parent, _, name = path.rpartition("/")
     kind = KINDS.get(os.path.splitext(name)[1])

@@ -419,7 +419,7 @@ text_element = TextElement
 
 
 def frame(view: View, current: str) -> Element:
-    """Add the bar and the menu, and return the element for the page. current: path of its menu entry."""
+    """Add bar and menu, and return the element for the content. current: path of the page's menu entry."""
     page = copy.copy(view.client.page)
     page.language = _LOCALES[view.language]  # type: ignore[assignment]
     page.dark = view.dark
@@ -492,7 +492,7 @@ def _choose_cluster(view: View, name: str) -> None:
 
 
 def no_cluster(view: View) -> None:
-    """Fill a page whose cluster was removed, with status 404; the user must choose another cluster."""
+    """Show that the cluster was removed, with status 404, and let the user choose another cluster."""
     view.client.status_code = 404
     view.title(view.t("clusters.gone", name=view.cluster_name[:MAX_NAME_LENGTH]))
     view.note(view.t("clusters.gone_hint"))

@@ -50,9 +50,9 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Topic:
-    """The queues of a topic. Messages without a key fill one queue's batch after the other.
+    """The queues of a topic. Messages without a key go to one queue until its batch is full.
 
-    `placed` has the queues of keys, which do not change even if a broker leaves the route.
+    Messages with a key are distributed over `placed`, which stays the same even if a broker leaves the route.
     """
 
     queues: Sequence[MessageQueue]

@@ -1,9 +1,9 @@
 """The archive as a Delta table, by delta-rs: no JVM, no jars.
 
-A batch is one version of the table: its files, a transaction identifier (`txn`, application `cometmq`,
-version = batch), and the whole commit in the commit's info. The identifier survives checkpoints and the
-clean-up of the log, the info does not. The position is therefore read from the copy of the batch that the
-identifier names.
+A batch is one version of the table. It consists of files, a transaction identifier (`txn`, application
+`cometmq`, version = batch) and, in Delta's commitInfo, a copy of the batch's record. The identifier survives
+checkpoints and the clean-up of the log, commitInfo does not. So the identifier gives the batch's number, and
+the position is read from another copy of the record, in `_cometmq/commits`.
 """
 
 from __future__ import annotations

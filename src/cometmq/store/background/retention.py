@@ -211,8 +211,8 @@ class Retention:
     def _gains_nothing(self) -> bool:
         """Return whether deleting the first segment would gain no space.
 
-        This is the case if the whole log was moved since the disk became full and less than a segment of
-        other messages has arrived.
+        This is the case if all messages of the log have been copied to its end since the disk became full,
+        and less than a segment of new messages has been stored.
         """
         commit_log = self.commit_log
         if commit_log.segments[0] < self._sweep_end:

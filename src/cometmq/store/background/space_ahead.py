@@ -50,7 +50,7 @@ class ZeroAhead:
             self._task = None
             if failure is not None:  # no reason to stop: syncs take longer, and report the problem
                 log.warning("the next part of the log could not be allocated: %s", failure)
-                self._stop = commit_log.limit  # prepare no more of this segment
+                self._stop = commit_log.limit  # stop allocating in this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:

@@ -29,8 +29,8 @@ _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
 """The maximum size that the request's properties may add to all messages together.
 
-A frame of 4 MiB holds 190,000 empty messages. 16 MiB suffice for Apache's clients, whose requests of a batch
-have less than 80 bytes of properties.
+They are added to each message, and a frame of 4 MiB can contain 190,000 empty messages. 16 MiB is enough for
+Apache's clients, whose batch requests have less than 80 bytes of properties.
 """
 # The head of a record by its length, with everything between physical offset and body length as one field,
 # because all messages of a batch share it.

@@ -47,7 +47,7 @@ class LogCutFile:
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """Remove the file after the cut. Raises OSError."""
+        """Remove the file, once the log has been cut. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
