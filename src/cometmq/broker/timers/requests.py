@@ -84,7 +84,7 @@ class TimerProcessor:
 
     @handles(RequestCode.RECALL_MESSAGE)
     async def recall_message(self, connection: Connection, frame: Frame) -> None:
-        """Recall a waiting message: write a record to the timer topic (docs/reference/remoting.md, Recall)."""
+        """Recall a message: write a record to the timer topic (docs/reference/remoting.md, Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
         try:

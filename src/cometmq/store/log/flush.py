@@ -24,7 +24,7 @@ log = logs.logger(__name__)
 
 Waiter = Callable[[bool], None]
 _PAGE = 4096
-# The maximum number of turns of the event loop for which a sync waits for more senders. The first turn without
+# The maximum number of loop turns for which a sync waits for more senders. The first turn without
 # a new sender ends the wait, which saves up to 8 % of CPU time.
 _TURNS = 4
 
