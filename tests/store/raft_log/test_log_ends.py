@@ -140,7 +140,7 @@ def test_a_log_from_before_is_refused(tmp_path: Path) -> None:
 def test_a_members_log_is_not_cut_by_hand(tmp_path: Path) -> None:
     store = filled(tmp_path, 10)
     store.close()
-    with pytest.raises(StoreError, match="only the group of a raft member"):
+    with pytest.raises(StoreError, match="can only be truncated by its group"):
         truncate_log(str(tmp_path), raft_log(store).location_of(5).position, config=store.config)
 
 
