@@ -65,7 +65,7 @@ def test_the_state_keeps_no_secret_of_the_source(tmp_path: Path) -> None:
     (tmp_path / "replay.json").write_text(content.replace("s3://bucket/archive", source))
     assert state.begin(asked).id == replay.id, "as older versions wrote it"
     other = msgspec.structs.replace(ASKED, source="s3://key:secret@bucket/other")
-    with pytest.raises(ReplayError, match="has source s3://bucket/archive; go on") as raised:
+    with pytest.raises(ReplayError, match="has source s3://bucket/archive; continue it") as raised:
         state.begin(other)
     assert "key:" not in str(raised.value)
 
