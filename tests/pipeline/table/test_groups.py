@@ -103,7 +103,7 @@ def test_a_damaged_picture_is_passed_over(
     path.write_text(content)
     assert kept.newest()["offset"].to_pylist() == [1]
     assert kept.read()["offset"].to_pylist() == [0, 1]
-    assert f"skipping {path}: " in caplog.text
+    assert f"skipping the damaged file {path}: " in caplog.text
 
 
 def test_a_picture_has_an_end(kept: GroupLog, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,7 +132,7 @@ class GroupLog:
                 kept = read_json(self._filesystem, info.path)
                 picture = None if kept is None else _picture(kept)  # None: another job has deleted the file
             except (ArchiveError, *WRONG_TYPES) as error:
-                log.warning("skipping %s", error)
+                log.warning("skipping the damaged file %s: %s", info.path, error)
             else:
                 if picture is not None:
                     yield picture
