@@ -24,7 +24,7 @@ POLL_INTERVAL_S = 0.05
     type=click.FloatRange(min=0),
     default=0.0,
     metavar="SECONDS",
-    help="Maximum wait for the end of the processes; exit code 1 if one still runs then.",
+    help="Maximum time to wait for the processes to stop; exit code 1 if one is still running then.",
 )
 @click.version_option(version("cometmq"), "-V", "--version")
 def mqshutdown(kind: str, wait_s: float) -> int:

@@ -40,8 +40,8 @@ async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -
 )
 @opt("-i", "--defaultTopicPerm", "topic_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
 @opt("-u", "--defaultGroupPerm", "group_perm", metavar="PERM", help="DENY, PUB, SUB or PUB|SUB.")
-@opt("-t", "--topicPerms", "topics", metavar="LIST", help="topicA=DENY,topicD=SUB")
-@opt("-g", "--groupPerms", "groups", metavar="LIST", help="groupA=DENY,groupD=SUB")
+@opt("-t", "--topicPerms", "topics", metavar="LIST", help="Permissions by topic: topicA=DENY,topicD=SUB.")
+@opt("-g", "--groupPerms", "groups", metavar="LIST", help="Permissions by group: groupA=DENY,groupD=SUB.")
 @switch("-m", "--admin", "is_admin", help="Permission for administration requests.", default=None)
 @changes
 async def update_acl_config(

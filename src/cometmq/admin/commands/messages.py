@@ -205,7 +205,7 @@ async def query_msg_trace_by_id(
 
 @admin_command("sendMessage")
 @TOPIC
-@opt("-p", "--body", required=True, metavar="TEXT", help="UTF-8 string format of the message body.")
+@opt("-p", "--body", required=True, metavar="TEXT", help="Message body, as UTF-8 text.")
 @opt("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
 @opt("-c", "--tags", metavar="TAG", help="Message tag.")
 @opt("-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker to send to; needs -i.")
