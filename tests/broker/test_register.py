@@ -132,7 +132,7 @@ async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_clust
         lambda n: peer.call(17, msgspec.structs.replace(header, topic=f"{n}".rjust(127, "a")))
     )
     assert (sent.code, beaten.code, made.code) == (17, 0, 1)
-    assert "only administrators can create more" in sent.remark
+    assert "only administrators can create topics" in sent.remark
     assert f"{start + 15_000}" in made.remark
     name = "0".rjust(127, "t")
     longer = [

@@ -262,7 +262,7 @@ class TestBounds:
         assert retries == {"%RETRY%" + group for group in made}
         codes = [(await peer.send(f"T{n}")).code for n in range(5)]
         assert codes == [0, 0, 0, 17, 17]
-        refused(await peer.send("%RETRY%elsewhere"), 17, "only administrators can create more")
+        refused(await peer.send("%RETRY%elsewhere"), 17, "only administrators can create topics")
         assert (await peer.pull("T0", group="G9")).code == 26
         assert (await peer.set_group(b'{"groupName":"G9"}')).code == 0
         assert len(records(await peer.pull("T0", group="G9"))) == 1
