@@ -232,6 +232,18 @@ async def test_what_cannot_be_used_is_written_back_unchanged_and_shown(tmp_path:
     await clusters.stop()
 
 
+async def test_a_file_is_not_written_longer_than_it_may_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "clusters.json"
+    path.write_text(json.dumps({"clusters": {"bad": [1] * 200_000}}))
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    before = path.read_text()
+    with pytest.raises(ClusterError, match="would exceed 1048576 bytes"):
+        await clusters.put("b", "127.0.0.1:2")
+    assert path.read_text() == before
+    await clusters.stop()
+
+
 async def test_a_failing_write_leaves_no_client_running(tmp_path: Path, admins: list[Admin]) -> None:
     (tmp_path / "clusters.json.new").mkdir()
     clusters = Clusters(tmp_path / "clusters.json", "127.0.0.1:1")

@@ -18,7 +18,7 @@ from tests.store.raft_log.members import add, elect, hand_over, leader, member, 
 
 from cometmq.broker.replication import raft_state, raft_wire
 from cometmq.broker.replication.raft_member import MemberConfig, RaftMember
-from cometmq.errors import CometError, RaftMessageError
+from cometmq.errors import CometError, RaftMessageError, RaftRefused
 from cometmq.protocol.codes import ResponseCode
 from cometmq.raft import (
     AppendRequest,
@@ -241,3 +241,15 @@ async def test_a_member_goes_on_when_the_index_of_entries_can_be_written_again(
     await alone.member.stop()
     assert seen(alone.store) == [b"one"]
     alone.store.close()
+
+
+async def test_a_transfer_does_not_wait_for_the_tables_for_as_long_as_sends_are_held(
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member, copied = alone.member, asyncio.Event()
+    monkeypatch.setattr("cometmq.broker.replication.raft_member.TRANSFER_COPY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(alone.desk, "copy_tables", copied.wait)
+    monkeypatch.setattr(member, "leading", True)
+    with pytest.raises(RaftRefused, match="no majority has copied the tables in time"):
+        await member.transfer("n1")
+    monkeypatch.setattr(member, "leading", False)

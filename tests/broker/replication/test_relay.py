@@ -263,6 +263,7 @@ async def test_the_limit_of_what_is_held_counts_headers(monkeypatch):
     former = Former()
     held = former.send(i="x" * 60_000)
     assert (await former.send()).code == REFUSED
+    assert former.answered == [], "it must not be stored before those that are held"
     assert not held.done()
     former.leader.refuses = False
     await held

@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -229,6 +231,31 @@ def test_a_file_does_not_lie_in_another_store_whichever_starts_first(tmp_path: P
     open_store(other).crash()
     with pytest.raises(ConfigError, match=f"a path outside {other}, which belongs to another store"):
         open_store(tmp_path / "store", **setting)
+
+
+@pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
+def test_a_file_does_not_lie_in_a_store_around_the_own_one(tmp_path: Path, key: str) -> None:
+    open_store(tmp_path).close()
+    with pytest.raises(ConfigError, match=f"a path outside {tmp_path}, which belongs to another store"):
+        open_store(tmp_path / "own", **{FIELD_OF_KEY[key]: str(tmp_path / "file")})
+
+
+def test_a_damaged_record_of_an_owner_keeps_no_store_from_its_start(tmp_path: Path) -> None:
+    (tmp_path / "shared.owner").write_bytes(bytes(64))
+    open_store(tmp_path / "own", abort_file=f"{tmp_path}/shared").close()
+    assert (tmp_path / "shared.owner").read_text() == str(tmp_path / "own")
+
+
+def test_a_refused_start_releases_no_lock_of_this_process(tmp_path: Path) -> None:
+    setting = {"abort_file": f"{tmp_path}/shared"}
+    store = open_store(tmp_path / "first", **setting)
+    with pytest.raises(ConfigError, match="belongs to"):
+        open_store(tmp_path / "second", **setting)
+    code = "import sys; from cometmq.store.base import disk, guards;"
+    code += "print(guards.lock_held(disk.OsDisk(), sys.argv[1]))"
+    run = subprocess.run([sys.executable, "-c", code, tmp_path / "first"], stdout=subprocess.PIPE, check=True)
+    assert run.stdout == b"True\n"
+    store.close()
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EBADF])

@@ -24,7 +24,7 @@ from cometmq.broker.replication.commit_waits import CommitWaits
 from cometmq.broker.replication.raft_peers import Peers
 from cometmq.broker.replication.raft_state import NodeLog, behind, body_of, with_entries
 from cometmq.errors import CometError, RaftMessageError, RaftRefused, StoreError
-from cometmq.periodic import Tasks
+from cometmq.periodic import Backoff, Tasks
 from cometmq.raft import (
     AnyMessage,
     Append,
@@ -49,10 +49,14 @@ HANDOFF_TIMEOUT_S = 1.0
 """Maximum time, in seconds, that a stopping leader waits for another member to lead."""
 COPY_TIMEOUT_S = 0.5
 """Maximum time, in seconds, that a stopping leader waits before that until a majority has its tables."""
+TRANSFER_COPY_TIMEOUT_S = 1.5
+"""The same for a leader that continues, in seconds. Sends are held meanwhile, at most for 2 s (relay.py)."""
 DISK_TEST_INTERVAL_S = 5.0
 """Interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
+MAX_PREFER_INTERVAL_S = 640.0
+"""Maximum of this interval, in seconds. A refused transfer doubles it, because each transfer holds sends."""
 
 
 class LeaderRole(Protocol):
@@ -132,6 +136,7 @@ class RaftMember:
         self._addresses = config.addresses
         self._preferred = config.preferred
         self._prefer_at = 0.0
+        self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)  # of automatic transfers
         self._options = options
         self.received = Received()
         self._store = store
@@ -224,6 +229,8 @@ class RaftMember:
         to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
             async with asyncio.timeout(COPY_TIMEOUT_S):
+                if self._slow is not None:  # A change that is being written to the disk refuses a transfer.
+                    await asyncio.wait({self._slow})
                 await self.transfer(to)
         except (RaftRefused, TimeoutError):
             with contextlib.suppress(RaftRefused):
@@ -502,7 +509,11 @@ class RaftMember:
         async with self._handoff:
             if self.leading:
                 self._leader_role.hand_over()
-                await self._leader_role.copy_tables()
+                try:
+                    async with asyncio.timeout(TRANSFER_COPY_TIMEOUT_S):
+                        await self._leader_role.copy_tables()
+                except TimeoutError:
+                    raise RaftRefused("no majority has copied the tables in time", self.me) from None
             self._transfer_now(to)
 
     def _transfer_now(self, to: str) -> None:
@@ -539,8 +550,10 @@ class RaftMember:
     async def _try_transfer(self, to: str) -> None:
         try:
             await self.transfer(to)
+            self._refusals.reset()
         except RaftRefused as refusal:  # An operator's transfer, or a change of members, may be in progress.
             log.warning("raft: %s does not transfer the leadership: %s", self.me, refusal)
+            self._prefer_at = self._clock.boottime() + self._refusals.next_s()
 
     def keeps_up(self, member: str) -> bool:
         """Return whether a member, as this leader sees it, answers and lacks only the newest entries."""

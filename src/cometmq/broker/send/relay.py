@@ -116,6 +116,8 @@ class Relay:
                 if not self._group.accepts:  # The tables may be old, and a refusal for their sake wrong.
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():
+                if self._held_bytes >= MAX_HELD_BYTES:
+                    return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "the leader is changing")
                 size = _size_of(frame)
                 self._held_bytes += size
                 return self._relay(connection, frame, handler, size)
@@ -127,7 +129,7 @@ class Relay:
         late = self._loop.time() > self._until
         if late or (not self._held_bytes and (self._group.accepts or self._group.leader_addr is None)):
             self._active = False
-        return self._active and self._held_bytes < MAX_HELD_BYTES
+        return self._active
 
     async def _relay(self, connection: Connection, frame: Frame, handler: Handler, size: int) -> Frame | None:
         held = _Held(next(self._numbers), self._loop.time(), frame, self._loop.create_future())

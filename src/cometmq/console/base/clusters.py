@@ -247,8 +247,11 @@ class Clusters:
             refused | {each.name: each.namesrv for each in added},
             [name for name in self._signed if name in refused] + [each.name for each in added if each.signed],
         )
+        data = msgspec.json.format(msgspec.json.encode(content))
+        if len(data) > MAX_FILE_BYTES:
+            raise ClusterError(f"{self._path} would exceed {MAX_FILE_BYTES} bytes: repair its entries")
         try:
-            replace_private(str(self._path), msgspec.json.format(msgspec.json.encode(content)))
+            replace_private(str(self._path), data)
         except OSError as error:
             raise ClusterError(f"{self._path} cannot be written: {error.strerror}") from None
 

@@ -72,7 +72,7 @@ class StoreLock:
                     self._lock_directory(path)
             for key in (CHECKPOINT, ABORT):
                 _claim(disk, config, key)
-        except (OSError, StoreError, ConfigError):
+        except BaseException:
             self.release()
             raise
 
@@ -112,10 +112,15 @@ def lock_held(disk: Disk, root: str) -> bool:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Return whether a directory has the `lock` of a store, running or not."""
+    """Return whether a directory has the `lock` of a store, running or not, or one that cannot be read."""
     try:
-        return read_file(disk, _lock_path(root), len(_LOCK_TEXT) + 1) == _LOCK_TEXT
-    except OSError:
+        path = _lock_path(root)
+        if path in _held:
+            return True  # Closing the file would release our own lock.
+        return read_file(disk, path, len(_LOCK_TEXT) + 1) == _LOCK_TEXT
+    except PermissionError:
+        return True
+    except (OSError, ValueError):  # ValueError: the path contains NUL.
         return False
 
 

@@ -301,6 +301,8 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
             if key in (CHECKPOINT, ABORT) and is_store(disk, parent):
                 raise ConfigError(key, path, f"a path outside {parent}, which belongs to another store")
             parent = os.path.dirname(parent)
+        if key in (CHECKPOINT, ABORT) and parent != root and is_store(disk, parent):
+            raise ConfigError(key, path, f"a path outside {parent}, which belongs to another store")
     for key in misplaced(disk, config):
         usual = os.path.join(config.root, LOCATIONS[key])
         remedy = "move it to the new path, or remove the setting, which Apache's broker ignores"
