@@ -1,1 +1,1 @@
-"""The filter server: runs filter classes that consumers upload, each in a process beside the broker."""
+"""The filter server: it runs filter classes that consumers upload, each class in its own worker process."""

@@ -1,7 +1,7 @@
-"""The confinement of a worker: it can only compute and use the socket that it already has.
+"""The confinement of a worker process: it can only compute and use the socket that it already has.
 
-The kernel enforces it with seccomp (libseccomp): for the rest of the process every system call except those
-of `ALLOWED_CALLS` fails with EPERM, whatever code runs. Nothing here relies on restrictions within Python.
+The kernel enforces the confinement with seccomp (libseccomp): until the process ends, every system call that
+is not in `ALLOWED_CALLS` fails with EPERM. No part of it depends on restrictions within Python.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import resource
 from cometmq.errors import CometError, Terminal
 
 MAX_MEMORY_BYTES = 256 << 20
-"""The address space of a worker in bytes. The interpreter takes about 30 MiB of it."""
+"""The maximum size of a worker's address space, in bytes. The interpreter itself takes about 30 MiB."""
 ALLOWED_CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),
-    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # system calls of 32-bit machines
+    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # the equivalents on 32-bit machines
 )
 
 
 class CannotConfine(CometError, Terminal):
-    """This machine cannot confine filter classes, so no class may run."""
+    """This machine cannot confine filter classes, so no class may run on it."""
 
     problem: str
 
 
 def confine(parent: int) -> None:
-    """Confine this process permanently.
+    """Confine the current process permanently. It must have only one thread.
 
     Args:
-        parent: The process id of the parent. This process must have one thread only.
+        parent: The expected process id of the parent; another parent means that the filter server has ended.
 
     Raises:
         CannotConfine: The process is not confined and must not run any class.
@@ -46,7 +46,7 @@ def confine(parent: int) -> None:
     if os.getppid() != parent:
         raise CannotConfine("the filter server has ended")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # so that the kernel ends this process first if memory is short
+        file.write("1000")  # if memory is short, the kernel ends this process before others
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         for limit in ("CORE", "FSIZE", "NOFILE", "NPROC"):

@@ -1,4 +1,4 @@
-"""An uploaded class and its process, in the form that the filter server uses."""
+"""An uploaded filter class and its worker process, as seen by the filter server."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from cometmq.text import printable, seconds
 log = logs.logger(__name__)
 
 LOAD_TIMEOUT_S = 5.0
-"""The timeout for starting a process and loading a class, in seconds."""
+"""Maximum time, in seconds, for a new worker process to start and load its class."""
 BATCH_TIMEOUT_S = 5.0
-"""The timeout for filtering the messages of one pull, in seconds."""
+"""Maximum time, in seconds, for a worker process to filter the messages of one pull."""
 QUEUE_TIMEOUT_S = 5.0
-"""The timeout, in seconds, for the earlier pulls that wait for the same class."""
-_RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
+"""Maximum time, in seconds, that a pull waits while the class filters for earlier pulls."""
+_RESTART_DELAY_S = 1.0  # first delay before a failed worker is replaced; it grows with each failure
 _AGAIN_MOST_S = 60.0
 REPLACED = "it was replaced, or was not used any more"
 
 
 def worker_command() -> list[str]:
-    """Return the command that starts a worker.
+    """Return the command that starts a worker process.
 
-    It runs with a lower priority than the broker (nice) and ends together with this process, even if this
-    process is killed (setpriv).
+    The worker has a lower priority than the broker (nice). The kernel kills it when the filter server ends,
+    even if that is killed itself (setpriv).
     """
     script = os.path.abspath(worker.__file__)
     around = ["nice", "-n", "5", "setpriv", "--pdeathsig", "KILL", "--"]
@@ -44,11 +44,11 @@ def worker_command() -> list[str]:
 
 
 def check() -> None:
-    """Start a worker and stop it, to test that this machine can confine one.
+    """Check that this machine can confine a worker: start one, which ends after its confinement.
 
     Raises:
         CannotConfine: This machine cannot confine a worker.
-        OSError: No process can be started now.
+        OSError: A process cannot be started at present.
     """
     try:
         found = subprocess.run(
@@ -62,14 +62,17 @@ def check() -> None:
 
 
 class Process:
-    """A worker process, and the server's end of the socket that is its input and output. Raises OSError."""
+    """A worker process, and the filter server's end of the socket to it.
+
+    Creating one starts the process. Raises OSError if that fails.
+    """
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
         with theirs:
             try:
-                # The worker inherits no environment and no other descriptors.
+                # The worker inherits no environment variables and no file descriptors except its socket.
                 self._popen: subprocess.Popen[bytes] = subprocess.Popen(
                     worker_command(),
                     stdin=theirs.fileno(),
@@ -87,14 +90,14 @@ class Process:
         return self._popen.pid
 
     async def ask(self, request: bytes, expected: int) -> tuple[bool, bytes]:
-        """Send a request and return whether it succeeded, and the answer.
+        """Send a request to the worker. Return whether the request succeeded, and the answer.
 
         Args:
             request: The encoded request.
             expected: The length of a successful answer, in bytes.
 
         Raises:
-            asyncio.IncompleteReadError: The process has ended.
+            asyncio.IncompleteReadError: The process has ended, or its answer is invalid.
             OSError: The socket failed.
         """
         if self._streams is None:
@@ -108,7 +111,7 @@ class Process:
         return done, await reader.readexactly(size)
 
     async def end(self) -> int:
-        """Kill the process unless it has ended. Return its exit code, -9 for a kill."""
+        """Kill the process if it still runs. Return its exit code, which is -9 if it was killed."""
         if self._streams is None:
             self._socket.close()
         else:
@@ -119,14 +122,14 @@ class Process:
 
 @dataclass(eq=False)
 class Filter:
-    """The class of one group and topic, with its name and source.
+    """The filter class that one consumer group has uploaded for one topic, and its worker process.
 
-    Its errors are answers to consumers: SYSTEM_ERROR if the class cannot be loaded, raises an exception,
-    exceeds its time or has ended its process; FLOW_CONTROL if the class cannot filter now.
+    If the class cannot be loaded, raises an exception, exceeds its time or ends its process, the consumer
+    receives SYSTEM_ERROR; if the class cannot filter at present, FLOW_CONTROL.
 
     Attributes:
         used_at: The time of the last use, on the loop's clock.
-        judged: The bytes of messages that wait to be filtered.
+        judged: The total size, in bytes, of the messages that are being filtered or wait for it.
     """
 
     name: str
@@ -141,12 +144,16 @@ class Filter:
     _closed: bool = False
 
     async def load(self) -> None:
-        """Start the process and load the class in it. Raises CommandError."""
+        """Start the worker process and load the class in it. Raises CommandError if that fails."""
         async with self._line:
             await self._start()
 
     async def judge(self, records: bytes, count: int) -> bytes:
-        """Return one byte for each of the `count` records: 1 if it matches. Raises CommandError."""
+        """Filter `count` records. Return one byte per record: 1 if it matches, otherwise 0.
+
+        Raises:
+            CommandError: The class failed, or cannot filter at present.
+        """
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
                 await self._line.acquire()
@@ -164,7 +171,7 @@ class Filter:
             self._line.release()
 
     async def close(self) -> None:
-        """End the process permanently."""
+        """End the process. No later request starts another one."""
         self._closed = True
         await self._end()
 
@@ -182,15 +189,15 @@ class Filter:
                 json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
             )
         except CommandError:
-            await self._end()  # ended, because the process has not loaded the class
+            await self._end()  # a process without its class is of no use
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
-        """Send a request and return its answer.
+        """Send a request to the worker within `limit_s` seconds. Return its answer.
 
         Raises:
-            CommandError: The request failed. The process keeps running if the worker itself reported the
-                failure.
+            CommandError: The request failed. If the worker itself reported the failure, its process keeps
+                running; otherwise it has been ended.
         """
         assert self.process is not None
         try:
@@ -205,7 +212,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # a late answer would be mistaken for the answer to the next request
+            await self._end()  # otherwise the late answer would be taken for the answer to the next request
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))
@@ -218,7 +225,10 @@ class Filter:
         return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")
 
     def _lost(self, problem: str) -> NoReturn:
-        """Record that the process has ended. A later request starts another one."""
+        """Record that the process has been lost, and set the earliest time of a restart.
+
+        Raises CommandError.
+        """
         self._problem = problem
         self._again_at = asyncio.get_running_loop().time() + self._restarts.next_s()
         log.warning("filter class %s: %s", self.name, problem)

@@ -1,7 +1,8 @@
-"""The process of a filter server: `python -m cometmq.filtersrv.process`, started by a broker only.
+"""The main program of a filter server process (`python -m cometmq.filtersrv.process`), started by a broker.
 
-The first line of its standard input holds its settings (server.Settings, JSON). It stops at the end of that
-input, however the broker ended. It ignores signals, because they are meant for the broker.
+The first line of its standard input holds its settings (server.Settings as JSON). The process stops at the
+end of its input, so it stops in every case in which the broker ends. It ignores SIGINT, SIGTERM and SIGHUP,
+because these signals are meant for the broker.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logs.logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Run a filter server until the end of the standard input."""
+    """Run a filter server until the standard input ends."""
     ended = asyncio.Event()
     await end_of_input(ended)
     server = FilterServer(settings)
@@ -35,7 +36,12 @@ async def serve(settings: Settings) -> None:
 
 
 def main() -> int:
-    """Return 0 after an orderly stop, 1 if it cannot start, EX_UNAVAILABLE if filters cannot run here."""
+    """Run the filter server. Return the exit code of the process.
+
+    Returns:
+        0 after an orderly stop, EX_UNAVAILABLE if this machine cannot confine filter classes, 1 after any
+            other error.
+    """
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     logs.set_up()

@@ -1,8 +1,9 @@
-"""The filter server: receives classes (302) and pulls (11) of consumers and returns the matching messages.
+"""The filter server: it filters a consumer's pulls with the class that the consumer's group has uploaded.
 
-It forwards a pull to the broker with a subscription to all messages and removes the messages that the class
-rejects. While no message matches and the pull's time is not over, it pulls more messages. If the class fails,
-the pull fails, so that no message is skipped before the class has examined it.
+It handles two requests: the upload of a class (302) and the pull (11). It forwards a pull to the broker with
+a subscription to all messages and removes the messages that the class rejects. While no message matches, it
+pulls again until the pull's timeout. If the class fails, the pull fails, so that no message is skipped that
+the class has not examined.
 """
 
 from __future__ import annotations
@@ -40,24 +41,24 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 log = logs.logger(__name__)
 
 REGISTER_S = 10.0
-MAX_FILTERS = 32  # maximum number; each is a process of about 25 MiB
-MAX_SOURCE_BYTES = 256 << 10  # maximum size in bytes
-IDLE_TIMEOUT_S = 120.0  # seconds after which an unused class is removed
-MAX_PULLS_PER_CONNECTION = 4_096  # maximum pulls of one connection; most of them wait for messages
+MAX_FILTERS = 32  # maximum number of classes; the process of each takes about 25 MiB
+MAX_SOURCE_BYTES = 256 << 10  # maximum size of a class's source, in bytes
+IDLE_TIMEOUT_S = 120.0  # time in seconds after which an unused class is removed
+MAX_PULLS_PER_CONNECTION = 4_096  # maximum concurrent pulls of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
-BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, in addition to the time that it may park a pull
-MAX_FILTERED_BYTES = 64 << 20  # maximum bytes of messages that wait to be filtered or have just been filtered
-MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same maximum for one class, to leave room for others
+BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, beyond the pull's suspend time
+MAX_FILTERED_BYTES = 64 << 20  # maximum size of all messages that wait for a filter, in bytes
+MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same limit for one class, so that no class takes all of it
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """The settings that a broker passes to the filter server that it starts.
 
     Attributes:
-        broker: The broker's address as reached from this machine.
+        broker: The address at which the filter server reaches the broker.
         host: The host that consumers connect to.
-        interface: The address to listen on.
-        token: Proves to the broker that it has started this filter server.
+        interface: The local address to listen on.
+        token: A secret that proves to the broker that it has started this filter server.
     """
 
     broker: str
@@ -68,7 +69,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(eq=False)
 class FilterServer:
-    """A filter server with `start()` and `stop()`, created inside the running loop."""
+    """A filter server with `start()` and `stop()`. It must be created in a running event loop."""
 
     settings: Settings
 
@@ -76,7 +77,7 @@ class FilterServer:
         self._loop = asyncio.get_running_loop()
         self.filters: dict[tuple[str, str], Filter] = {}  # filter classes by group and topic
         self._loading = 0
-        self._judged = 0  # bytes that count towards MAX_FILTERED_BYTES
+        self._judged = 0  # total size of the messages that wait for a filter, in bytes
         self._client = RemotingClient()
         self._server = RemotingServer(handlers_of(self), limits=Limits(handlers=MAX_PULLS_PER_CONNECTION))
         self._timer = Periodic(self._loop, REGISTER_S, self.look_round, name="registration with the broker")
@@ -91,14 +92,14 @@ class FilterServer:
         self._timer.start()
 
     async def stop(self) -> None:
-        """Close the connections and end the processes."""
+        """Close the connections and end the worker processes."""
         self._timer.cancel()
         await self._server.stop(0)
         await asyncio.gather(*(each.close() for each in self.filters.values()))
         await self._client.close()
 
     async def look_round(self) -> None:
-        """Remove unused classes and register with the broker."""
+        """Remove classes that have not been used for IDLE_TIMEOUT_S. Then register with the broker."""
         for key, each in list(self.filters.items()):
             if self._loop.time() - each.used_at > IDLE_TIMEOUT_S and self.filters.get(key) is each:
                 del self.filters[key]
@@ -117,7 +118,10 @@ class FilterServer:
 
     @handles(RequestCode.REGISTER_MESSAGE_FILTER_CLASS)
     async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
-        """Load an uploaded class for a group and topic. Once loaded, it replaces the previous one."""
+        """Load the uploaded class of a group and topic.
+
+        If it loads, it replaces the group's previous class.
+        """
         header = frame.header(RegisterMessageFilterClassRequestHeader)
         source = self._checked(header, bytes(frame.body))
         key = header.consumer_group, header.topic
@@ -141,7 +145,7 @@ class FilterServer:
 
     @staticmethod
     def _checked(header: RegisterMessageFilterClassRequestHeader, source: bytes) -> str:
-        """Return the source of an upload. Raises CommandError for an invalid one."""
+        """Check an upload and return its source as text. Raises CommandError if it is invalid."""
         problem = ""
         if not is_legal_name(header.consumer_group, MAX_GROUP_LENGTH):
             problem = "consumerGroup is no name of a group"
@@ -165,7 +169,7 @@ class FilterServer:
 
     @handles(RequestCode.PULL_MESSAGE)
     async def pull_message(self, connection: Connection, frame: Frame) -> Frame:
-        """Return the matching messages from an offset on."""
+        """Return the messages that match the class, beginning at the requested offset."""
         header = frame.header(PullMessageRequestHeader)
         held_s = 0.0
         if header.sys_flag & PullSysFlag.SUSPEND:
@@ -173,7 +177,7 @@ class FilterServer:
         until = self._loop.time() + held_s
         flags = (header.sys_flag | PullSysFlag.SUBSCRIPTION) & ~PullSysFlag.CLASS_FILTER
         header = msgspec.structs.replace(header, sys_flag=flags, subscription="*", expression_type="TAG")
-        nothing: Frame | None = None  # the answer if no further messages are pulled
+        nothing: Frame | None = None  # the last "no match" answer, returned when the pull's time is over
         while nothing is None or (self._loop.time() < until and not connection.closed):
             try:
                 answer = await self._ask_broker(frame.version, header, until - self._loop.time())
@@ -182,21 +186,21 @@ class FilterServer:
             except CommandError:
                 if nothing is None:
                     raise
-                break  # the next pull starts at this message and reports the failure again
+                break  # return `nothing`; the next pull begins at the failed message and reports the error
             if matching or not found:
                 return frame.response(answer.code, answer.remark, ext=answer.ext, body=matching)
             nothing = frame.response(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", ext=answer.ext
             )
-            # Commit the offset with the first pull only, because the consumer may store a later offset in the
-            # meantime.
+            # Only the first forwarded pull commits the consumer's offset: by the time of the others, the
+            # consumer may have stored a later offset.
             flags &= ~PullSysFlag.COMMIT_OFFSET
             offset = answer.header(PullMessageResponseHeader).next_begin_offset
             header = msgspec.structs.replace(header, sys_flag=flags, queue_offset=offset)
         return nothing
 
     def _filter(self, header: PullMessageRequestHeader) -> Filter:
-        """Return the class of a pull, which may have been replaced while it waited. Raises CommandError."""
+        """Return the class that applies to a pull now. Raises CommandError if none was uploaded."""
         found = self.filters.get((header.consumer_group, header.topic))
         if found is None:
             raise CommandError(
@@ -207,7 +211,11 @@ class FilterServer:
         return found
 
     async def _ask_broker(self, version: int, header: PullMessageRequestHeader, held_s: float) -> Frame:
-        """Return the broker's answer to a pull that it may park for `held_s` seconds. Raises CommandError."""
+        """Forward a pull to the broker, which may park it for `held_s` seconds. Return the broker's response.
+
+        Raises:
+            CommandError: There is no class for the pull, or the broker did not answer.
+        """
         self._filter(header)
         flags = header.sys_flag
         forwarded = msgspec.structs.replace(
@@ -222,7 +230,7 @@ class FilterServer:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the pull failed: {error}") from error
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
-        """Return the matching records in their stored form. Raises CommandError."""
+        """Return the records that match the class, in their stored form. Raises CommandError."""
         size = len(records)
         for taken, most in ((self._judged, MAX_FILTERED_BYTES), (found.judged, MAX_FILTERED_BYTES_PER_CLASS)):
             if taken and taken + size > most:

@@ -1,9 +1,11 @@
-"""The process that runs one uploaded class: it imports the modules for filters, then confines itself.
+"""The process that runs one uploaded filter class.
 
-A request is a length in 4 bytes and as many bytes. The first request is a JSON object with the name and the
-source of the class; later ones are records in the format of a pull's answer. An answer is a byte (1 success,
-0 failure), a length and as many bytes: one byte per record, 1 if it matches, or the reason of the failure as
-text. The process ends at the end of its input.
+It imports the modules that filters may use, confines itself, and then answers requests from its input.
+
+- Request: a length in 4 bytes, then that many bytes. The first request is a JSON object with the name and
+  the source of the class. Each later request holds message records, in the format of a pull response.
+- Answer: a byte (1 success, 0 failure), a length in 4 bytes, then that many bytes. For records, a success has
+  one byte per record, 1 if it matches. A failure has the reason as text.
 """
 
 from __future__ import annotations
@@ -30,24 +32,25 @@ from cometmq.text import shortened
 LENGTH = struct.Struct(">I")
 ANSWER = struct.Struct(">?I")
 MAX_BODY = 32 << 20
-"""The maximum size of a decompressed body in bytes, as in consumers. A larger body stays compressed."""
-MAX_REASON_CHARACTERS = 1000  # maximum length of a reason in characters
+"""The maximum size of a decompressed message body, in bytes. A larger body is passed on compressed."""
+MAX_REASON_CHARACTERS = 1000  # maximum length of a failure's reason, in characters
 REASON_BYTES = 4 * MAX_REASON_CHARACTERS + 100
-# The modules that filters can use. No module can be imported after the confinement.
+# The modules that filter classes can use. They are imported before the confinement, because afterwards the
+# process cannot read files.
 PRELOADED_MODULES = (
     *("base64", "bisect", "collections", "csv", "dataclasses", "datetime", "decimal", "enum", "fnmatch"),
     *("fractions", "functools", "hashlib", "hmac", "ipaddress", "itertools", "json", "math", "operator"),
     *("random", "re", "statistics", "string", "struct", "textwrap", "time", "typing", "unicodedata"),
     *("urllib.parse", "uuid", "zlib", "_strptime"),
 )
-COMPRESSIONS = ("lz4.frame", "zstandard")  # packages of the extra `zstd`
+COMPRESSIONS = ("lz4.frame", "zstandard")  # optional packages, installed with the extra `zstd`
 CODECS = ("ascii", "latin-1", "utf-16", "gb18030", "big5", "shift_jis", "euc_kr")
 
 Match = Callable[[Any], object]
 
 
 def main(parent: int) -> None:
-    """Answer requests until the end of the input."""
+    """Confine the process, then answer requests until the input ends."""
     try:
         for name in PRELOADED_MODULES:
             importlib.import_module(name)
@@ -68,14 +71,14 @@ def main(parent: int) -> None:
                 match, answer = load(**json.loads(request)), b""
             else:
                 answer = judge(match, request)
-        except BaseException as error:  # any exception of a filter, including SystemExit, becomes an answer
+        except BaseException as error:  # even SystemExit of a filter class becomes an answer
             _answer(False, _reason(error).encode("utf-8", "replace"))
         else:
             _answer(True, answer)
 
 
 def load(name: str, source: str) -> Match:
-    """Return the method `match` of an object of the class. Raises any exception of the source."""
+    """Create an object of the class and return its method `match`. Raises any exception of the source."""
     module: dict[str, Any] = {"__name__": name}
     exec(compile(source, f"{name}.py", "exec"), module)
     if not isinstance(module.get(name), type):
@@ -88,11 +91,11 @@ def load(name: str, source: str) -> Match:
 
 
 def judge(match: Match, records: bytes) -> bytes:
-    """Return one byte for each record: 1 if its message matches."""
+    """Return one byte for each record: 1 if its message matches, otherwise 0."""
     verdicts = bytearray()
     for message in iter_records(records):
         if message.sys_flag & COMPRESSED:
-            with contextlib.suppress(BodyError):  # then the body stays compressed
+            with contextlib.suppress(BodyError):  # after an error, the body stays compressed
                 message.body = decompress(message.sys_flag, message.body, MAX_BODY)
                 message.sys_flag &= ~COMPRESSED
         try:

@@ -1,1 +1,1 @@
-"""The name server: route tables without I/O, the requests that use them, and the server around them."""
+"""The name server: route tables without I/O, the request handlers that use them, and the network server."""

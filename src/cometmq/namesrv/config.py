@@ -28,7 +28,8 @@ from cometmq.settings import (
     warn_unknown,
 )
 
-# Settings of Apache's name server that have no effect in a single event loop, with their defaults.
+# Settings of Apache's name server, with their defaults, that are accepted but have no effect here: they
+# configure threads and buffers, and this server is a single event loop.
 WITHOUT_USE = {
     "rocketmqHome": "",
     "productEnvName": "center",
@@ -50,9 +51,9 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
-    "useTLS": "false",  # no effect, because a name server opens no connections
+    "useTLS": "false",  # no effect: the setting is for outgoing connections, and a name server opens none
 }
-# Modes of Apache's name server that are not implemented here.
+# Optional modes of Apache's name server that are not implemented here, with their defaults.
 NOT_BUILT = {
     "clusterTest": "false",
     "supportActingMaster": "false",
@@ -69,7 +70,10 @@ def home_file(name: str) -> str:
 
 
 class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
-    """The settings. Times are in ms unless the name has another unit. `others` holds keys without effect."""
+    """The settings of a name server. Times are in milliseconds unless the field's name has another unit.
+
+    `others` holds the keys that have no effect here, with their values.
+    """
 
     listen_port: Annotated[int, Range(0, 65_535, "a port (0: any free one)"), FIXED] = 9876
     bind_address: Annotated[str, FIXED] = "0.0.0.0"
@@ -87,14 +91,14 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: Annotated[int, Range(1, INT_MAX, "seconds")] = 120
     tls_config_file: Annotated[str, FIXED] = msgspec.field(default="", name="tls.config.file")
     tls_server_mode: Annotated[str, FIXED] = msgspec.field(default="", name="tls.server.mode")
-    log_level: str = ""  # this setting is not in RocketMQ
+    log_level: str = ""  # CometMQ's own setting; RocketMQ has none for it
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> NamesrvConfig:
-        """Create the settings from the pairs of a properties file.
+        """Create the settings from the key-value pairs of a properties file.
 
-        An unknown key is kept in `others`; a warning names the nearest known key.
+        An unknown key is kept in `others` and logged as a warning that names the most similar known key.
 
         Raises:
             ConfigError: The value of a known key is invalid.
@@ -119,7 +123,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
         return config
 
     def check(self) -> None:
-        """Check the values beyond their types. Raises ConfigError for an invalid one."""
+        """Check ranges, addresses, paths and log levels. Raises ConfigError for an invalid value."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELDS[key])))
         if self.bind_address:
             check_host("bindAddress", self.bind_address)
@@ -130,7 +134,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
                 raise ConfigError(key, "", "the path of a file")
 
     def to_properties(self) -> dict[str, str]:
-        """Return every setting by its RocketMQ name, as GET_NAMESRV_CONFIG returns them."""
+        """Return all settings as strings, keyed by their RocketMQ names."""
         own = {key: show_value(getattr(self, field)) for key, field in FIELDS.items()}
         return {**INERT.defaults, **own, **self.others}
 
@@ -148,7 +152,10 @@ NEVER_BY_REQUEST = keys_with(FIXED, NamesrvConfig) | {"rocketmqHome"}
 
 
 class RunningConfig:
-    """The settings of a running name server. `now` has the current ones, and a change replaces it."""
+    """The settings of a running name server.
+
+    The attribute `now` holds the current settings; each change replaces that object.
+    """
 
     def __init__(self, config: NamesrvConfig) -> None:
         self.now = config
@@ -156,12 +163,12 @@ class RunningConfig:
         self._unwritten: set[str] = set()  # keys of changed settings that are not in the file yet
 
     def update(self, properties: Mapping[str, str]) -> None:
-        """Apply `properties`. After a ConfigError nothing has changed."""
+        """Change the settings in `properties`. If ConfigError is raised, no setting has changed."""
         self.now = self.now.updated(properties)
         self._unwritten.update(properties)
 
     async def save(self) -> None:
-        """Write the changed settings to configStorePath. Raises OSError."""
+        """Write the changed settings to the file named by configStorePath. Raises OSError."""
         async with self._lock:
             now = self.now.to_properties()
             values = {key: now[key] for key in now if key in self._unwritten}

@@ -1,4 +1,4 @@
-"""The key-value configuration by namespace, and its file in Apache's format (kvConfig.json)."""
+"""The name server's key-value pairs by namespace, and their file kvConfig.json in Apache's format."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from cometmq.errors import BodyError, CometError
 from cometmq.private import make_private_directory, open_private
 from cometmq.protocol.lenient import loads
 
-# Limits for values from requests. A namespace must fit into a response, because each registration response
-# contains ORDER_TOPIC_CONFIG, and every change rewrites the whole file.
+# Limits for namespaces, keys and values from requests. The namespace ORDER_TOPIC_CONFIG is part of each
+# registration response, so a namespace must fit into one response. Every change rewrites the whole file, so
+# the file must stay small.
 MAX_NAME_CHARACTERS = 255  # maximum length of a namespace or a key
-MAX_NAMESPACE_BYTES = 1 << 20  # maximum size of a namespace's keys and values together: 20,000 ordered topics
+MAX_NAMESPACE_BYTES = 1 << 20  # maximum bytes of a namespace's keys and values: 20,000 ordered topics
 MAX_NAMESPACES = 256
 
 
 class KvRefused(CometError):
-    """A key-value pair was refused; `field` names the invalid part."""
+    """A key-value pair was refused. `field` names the invalid part: namespace, key or value."""
 
     field: str
     problem: str
@@ -31,7 +32,7 @@ class KvRefused(CometError):
 
 
 class KvTables:
-    """The values by namespace and key. `generation` counts the changes, so that a writer can detect them."""
+    """The key-value pairs of all namespaces. `generation` counts changes, so that KvFile can detect them."""
 
     __slots__ = ("_sizes", "_tables", "generation")
 
@@ -44,7 +45,10 @@ class KvTables:
         self.generation = 0
 
     def put(self, namespace: str, key: str, value: str) -> None:
-        """Set a value. Raises KvRefused."""
+        """Set the value of a key in a namespace.
+
+        Raises KvRefused for an invalid name or an exceeded limit.
+        """
         for field, name in (("namespace", namespace), ("key", key)):
             if not name or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
                 raise KvRefused(field, f"1 to {MAX_NAME_CHARACTERS} printable characters are expected")
@@ -62,23 +66,23 @@ class KvTables:
         self.generation += 1
 
     def get(self, namespace: str, key: str) -> str | None:
-        """Return a value, or None if there is none."""
+        """Return the value of a key in a namespace, or None if the key does not exist."""
         return self._tables.get(namespace, {}).get(key)
 
     def delete(self, namespace: str, key: str) -> None:
-        """Remove a value. The namespace stays, even if it is empty, as in Apache's name server."""
+        """Remove a key. An empty namespace continues to exist, as in Apache's name server."""
         value = self._tables.get(namespace, {}).pop(key, None)
         if value is not None:
             self._sizes[namespace] -= _size(key, value)
             self.generation += 1
 
     def namespace(self, namespace: str) -> dict[str, str] | None:
-        """Return all values of a namespace, or None for an unknown namespace."""
+        """Return all key-value pairs of a namespace, or None for an unknown namespace."""
         pairs = self._tables.get(namespace)
         return None if pairs is None else dict(pairs)
 
     def fits(self, namespace: str) -> bool:
-        """Return whether a namespace fits into a response. A file written elsewhere may exceed it."""
+        """Return whether a namespace fits into a response. A namespace from a file may be too large."""
         return self._sizes.get(namespace, 0) <= MAX_NAMESPACE_BYTES
 
     def to_json(self) -> bytes:
@@ -87,7 +91,7 @@ class KvTables:
 
     @classmethod
     def from_json(cls, text: bytes) -> KvTables:
-        """Parse a kvConfig.json, also in fastjson's dialect. Raises BodyError for anything else."""
+        """Parse the content of kvConfig.json: standard JSON or fastjson's dialect. Raises BodyError."""
         content = loads(text)
         tables = content.get("configTable") if isinstance(content, dict) else None
         if tables is None:
@@ -99,7 +103,7 @@ class KvTables:
 
 
 def _size(key: str, value: str) -> int:
-    """Return the size of a pair in UTF-8 bytes."""
+    """Return the size of a key and its value, in bytes of UTF-8."""
     return len(key.encode("utf-8", "replace")) + len(value.encode("utf-8", "replace"))
 
 
@@ -114,8 +118,8 @@ class KvFile:
 
     async def save(self) -> None:
         """Write the tables if they have changed since the last write. Raises OSError."""
-        # One writer at a time, and each writes the current state, so an older state never replaces a newer
-        # one.
+        # The lock admits one writer at a time, and each writer writes the current state. So an older state
+        # never replaces a newer one.
         async with self._lock:
             generation = self.tables.generation
             if generation != self._written:
@@ -124,7 +128,11 @@ class KvFile:
 
 
 def read_file(path: str) -> bytes | None:
-    """Return the content of a configuration file, or of its backup if it is missing or empty, or None."""
+    """Return the content of a configuration file.
+
+    If the file is missing or empty, return the content of its backup, or None if that is missing or empty,
+    too.
+    """
     for name in (path, path + ".bak"):
         with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:
             content = file.read()
@@ -134,7 +142,7 @@ def read_file(path: str) -> bytes | None:
 
 
 def write_file(path: str, content: bytes) -> None:
-    """Replace a configuration file atomically and keep its old content as <path>.bak. Raises OSError."""
+    """Replace a configuration file atomically. Keep its old content as <path>.bak. Raises OSError."""
     directory = os.path.dirname(os.path.abspath(path))
     make_private_directory(directory)
     temporary = path + ".tmp"

@@ -45,7 +45,7 @@ log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
 MAX_NAME_CHARACTERS = 255  # maximum length of the name of a broker, a cluster or a zone
-MAX_ROUTE_BODY_BYTES = 64 << 10  # maximum size of a request that lists the queues of one topic: 600 brokers
+MAX_ROUTE_BODY_BYTES = 64 << 10  # maximum size of a request with one topic's queues: 600 brokers
 MAX_FILTER_SERVERS = 64  # maximum filter servers of one broker
 MAX_HEARTBEAT_TIMEOUT_MS = 3_600_000
 
@@ -54,7 +54,7 @@ Answer: TypeAlias = "Frame | Awaitable[Frame | None]"
 
 @dataclass(eq=False)
 class RequestProcessor:
-    """Handles requests with the route tables. Only requests that write a file wait for I/O."""
+    """Answers requests from the route tables. Only requests that change a file wait for I/O."""
 
     tables: RouteTables
     kv_file: KvFile
@@ -68,7 +68,7 @@ class RequestProcessor:
 
     @handles(RequestCode.PUT_KV_CONFIG)
     def put_kv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """Set a value of a namespace."""
+        """Set the value of a key in a namespace, and write the key-value file."""
         asked = request.header(headers.PutKVConfigRequestHeader)
         try:
             self._kv.put(asked.namespace, asked.key, asked.value)
@@ -78,7 +78,7 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_KV_CONFIG)
     def get_kv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """Return a value of a namespace."""
+        """Return the value of a key in a namespace."""
         asked = request.header(headers.GetKVConfigRequestHeader)
         value = self._kv.get(asked.namespace, asked.key)
         if value is None:
@@ -88,14 +88,14 @@ class RequestProcessor:
 
     @handles(RequestCode.DELETE_KV_CONFIG)
     def delete_kv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """Remove a value of a namespace."""
+        """Remove a key from a namespace, and write the key-value file."""
         asked = request.header(headers.GetKVConfigRequestHeader)
         self._kv.delete(asked.namespace, asked.key)
         return self._answered(request, self.kv_file.save, "kvConfigPath")
 
     @handles(RequestCode.GET_KVLIST_BY_NAMESPACE)
     def get_kvlist_by_namespace(self, _connection: Connection, request: Frame) -> Answer:
-        """Return all values of a namespace."""
+        """Return all key-value pairs of a namespace."""
         asked = request.header(headers.GetKVListByNamespaceRequestHeader)
         pairs = self._kv.namespace(asked.namespace)
         if pairs is None:
@@ -103,7 +103,10 @@ class RequestProcessor:
         return request.response(body=KVTable(pairs).encode())
 
     async def _answered(self, request: Frame, save: Callable[[], Awaitable[None]], path: str) -> Frame:
-        """Answer with success after the change has been saved to the file that the setting `path` names."""
+        """Write a change to its file with `save`, then return a success response.
+
+        `path` is the name of the setting that holds the file's path; it is used in error texts.
+        """
         try:
             await save()
         except OSError as error:
@@ -120,7 +123,7 @@ class RequestProcessor:
         asked = request.header(headers.RegisterBrokerRequestHeader)
         if asked.body_crc32 and crc32(request.body) & CRC_MASK != asked.body_crc32:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "crc32 not match")
-        body = RegisterBrokerBody()  # a registration without a body has no topics
+        body = RegisterBrokerBody()  # a registration without a body registers no topics
         if request.body:
             body = RegisterBrokerBody.decode(request.body, bool(asked.compressed), request.version)
         replaces = self.config.now.delete_topic_with_broker_registration
@@ -145,20 +148,20 @@ class RequestProcessor:
     def _order_topics(self) -> dict[str, str] | None:
         if self._kv.fits(ORDER_TOPIC_CONFIG):
             return self._kv.namespace(ORDER_TOPIC_CONFIG)
-        # Register the broker without the order of its topics rather than refuse it.
+        # A registration without the list of ordered topics is better than a refused registration.
         log.error("%s is too long for registrations: delete some of its keys", ORDER_TOPIC_CONFIG)
         return None
 
     @handles(RequestCode.UNREGISTER_BROKER)
     def unregister_broker(self, _connection: Connection, request: Frame) -> Answer:
-        """Remove a broker that unregisters."""
+        """Remove a broker, as the broker itself requests when it stops."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         self.tables.unregister(asked.broker_addr, asked.broker_name)
         return request.response()
 
     @handles(RequestCode.QUERY_DATA_VERSION)
     def query_data_version(self, _connection: Connection, request: Frame) -> Answer:
-        """Return whether a broker's topics differ from the registered ones."""
+        """Return whether a broker's topics have another data version than the registered ones."""
         asked = request.header(headers.UnregisterBrokerRequestHeader)
         version = DataVersion.decode(request.body)
         changed, held = self.tables.query_data_version(self.now_ms(), asked.broker_addr, version)
@@ -169,21 +172,24 @@ class RequestProcessor:
 
     @handles(RequestCode.BROKER_HEARTBEAT)
     def broker_heartbeat(self, _connection: Connection, request: Frame) -> Answer:
-        """Record a broker's heartbeat. An unknown broker receives success, too, as in RocketMQ 5.x."""
+        """Record a broker's heartbeat.
+
+        As in RocketMQ 5.x, the response is SUCCESS even for an unknown broker.
+        """
         asked = request.header(headers.BrokerHeartbeatRequestHeader)
         self.tables.heartbeat(self.now_ms(), asked.broker_addr)
         return request.response()
 
     @handles(RequestCode.GET_BROKER_MEMBER_GROUP)
     def get_broker_member_group(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the processes that share a broker name."""
+        """Return the addresses of the broker processes (master and slaves) that share a broker name."""
         asked = request.header(headers.GetBrokerMemberGroupRequestHeader)
         group = self.tables.member_group(asked.cluster_name, asked.broker_name)
         return request.response(body=BrokerMemberGroup(group).encode())
 
     @handles(RequestCode.WIPE_WRITE_PERM_OF_BROKER)
     def wipe_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Remove the write permission from the topics of a broker name."""
+        """Remove the write permission from all topics of the brokers with one broker name."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.wipe_write_perm(asked.broker_name)
         log.info("%s removed write permission of %s: %d topics", connection.peer, asked.broker_name, count)
@@ -191,7 +197,7 @@ class RequestProcessor:
 
     @handles(RequestCode.ADD_WRITE_PERM_OF_BROKER)
     def add_write_perm_of_broker(self, connection: Connection, request: Frame) -> Answer:
-        """Add read and write permission to the topics of a broker name."""
+        """Set the permission of all topics of the brokers with one broker name to read and write."""
         asked = request.header(headers.BrokerNameRequestHeader)
         count = self.tables.add_write_perm(asked.broker_name)
         log.info("%s restored write permission of %s: %d topics", connection.peer, asked.broker_name, count)
@@ -201,7 +207,7 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_ROUTEINFO_BY_TOPIC)
     def get_routeinfo_by_topic(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the route of a topic."""
+        """Return the route of a topic: its queues and the addresses of their brokers."""
         asked = request.header(headers.GetRouteInfoRequestHeader)
         route = self.tables.route(asked.topic)
         if route is None:
@@ -217,12 +223,12 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_BROKER_CLUSTER_INFO)
     def get_broker_cluster_info(self, _connection: Connection, request: Frame) -> Answer:
-        """Return all brokers and clusters."""
+        """Return the broker names of each cluster and the addresses of each broker name."""
         return request.response(body=self.tables.cluster_info().encode())
 
     @handles(RequestCode.REGISTER_TOPIC_IN_NAMESRV)
     def register_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
-        """Register the queues of one topic."""
+        """Register the queues that one topic has on each broker."""
         asked = request.header(headers.TopicRequestHeader)
         if len(request.body) > MAX_ROUTE_BODY_BYTES:
             problem = f"{len(request.body)} bytes of one topic's queues are more than {MAX_ROUTE_BODY_BYTES}"
@@ -238,44 +244,44 @@ class RequestProcessor:
 
     @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
-        """Delete the route of a topic, in all clusters or in one."""
+        """Delete the route of a topic, in one cluster if the request names one, otherwise in all."""
         asked = request.header(headers.TopicRequestHeader)
         self.tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
 
     @handles(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
     def get_all_topic_list_from_nameserver(self, _connection: Connection, request: Frame) -> Answer:
-        """Return all topics."""
+        """Return the names of all topics."""
         if not self.config.now.enable_all_topic_list:
             raise CommandError(ResponseCode.SYSTEM_ERROR, "disable")
         return topic_list(request, self.tables.topics())
 
     @handles(RequestCode.GET_TOPICS_BY_CLUSTER)
     def get_topics_by_cluster(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the topics of a cluster."""
+        """Return the names of the topics of a cluster."""
         asked = request.header(headers.GetTopicsByClusterRequestHeader)
         self._check_lists_enabled()
         return topic_list(request, self.tables.topics_of_cluster(asked.cluster))
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS)
     def get_system_topic_list_from_ns(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the names of clusters and brokers, which are topics, too."""
+        """Return the names of all clusters and brokers, each of which is also a system topic."""
         topics, broker_addr = self.tables.system_topics()
         return topic_list(request, topics, broker_addr)
 
     @handles(RequestCode.GET_UNIT_TOPIC_LIST)
     def get_unit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the topics with the unit flag."""
+        """Return the topics that have the system flag UNIT."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT))
 
     @handles(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST)
     def get_has_unit_sub_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the topics to which a unit subscribes."""
+        """Return the topics that have the system flag UNIT_SUB."""
         return self._topics_with(request, lambda flag: bool(flag & TopicSysFlag.UNIT_SUB))
 
     @handles(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST)
     def get_has_unit_sub_ununit_topic_list(self, _connection: Connection, request: Frame) -> Answer:
-        """Return the topics to which a unit subscribes and that have no unit flag."""
+        """Return the topics that have the system flag UNIT_SUB, but not UNIT."""
         both = TopicSysFlag.UNIT | TopicSysFlag.UNIT_SUB
         return self._topics_with(request, lambda flag: flag & both == TopicSysFlag.UNIT_SUB)
 
@@ -291,7 +297,7 @@ class RequestProcessor:
 
     @handles(RequestCode.UPDATE_NAMESRV_CONFIG)
     def update_namesrv_config(self, connection: Connection, request: Frame) -> Answer:
-        """Change settings and write them to the file."""
+        """Change settings and write them to the settings file."""
         changes = requested_settings(request.body)
         config = self.config.now
         refused = sorted(key for key in changes if config.black_listed(key))
@@ -320,16 +326,18 @@ class RequestProcessor:
 def registration(
     request: Frame, asked: headers.RegisterBrokerRequestHeader, body: RegisterBrokerBody, replaces: bool
 ) -> Registration:
-    """Check a registration, because clients connect to its addresses and use its topics and queues.
+    """Check a REGISTER_BROKER request and return its content.
+
+    The check protects clients, which connect to the registered addresses and use the registered topics.
 
     Args:
-        request: The request, for its sender's version.
+        request: The request frame, whose version is that of the broker.
         asked: The request's header.
         body: The request's body.
         replaces: See `Registration.replaces_topics`.
 
     Raises:
-        CommandError: A field is invalid.
+        CommandError: A name or an address is invalid. Invalid topics are only left out.
     """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():
@@ -347,7 +355,7 @@ def registration(
     for topic, config in body.topics.items():
         problem = topic_problem(topic, config.read_queue_nums, config.write_queue_nums)
         if problem:
-            if len(topics) == len(body.topics):  # one log line, however many topics were refused
+            if len(topics) == len(body.topics):  # log only the first refused topic of a registration
                 log.warning("broker %s: topic %s is ignored: %s", asked.broker_addr, topic, problem)
             del topics[topic]
     timeout_ms = asked.heartbeat_timeout_millis
@@ -374,7 +382,7 @@ def _refused(field: str, value: str | None, problem: str) -> CommandError:
 
 
 def topic_problem(topic: str, *queue_nums: int) -> str:
-    """Return why a topic cannot be registered, or ""."""
+    """Return why a topic with these numbers of queues cannot be registered, or "" if it can."""
     if not is_legal_name(topic, MAX_STORED_TOPIC_LENGTH):
         return f"a topic has 1 to {MAX_STORED_TOPIC_LENGTH} of the characters {NAME_PATTERN.pattern}"
     if not all(0 <= number <= MAX_QUEUES_PER_TOPIC for number in queue_nums):

@@ -1,4 +1,4 @@
-"""The name server: sockets, clock and files around the route tables."""
+"""The name server: its sockets, clock and files. The routes themselves are in `tables`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logs.logger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NamesrvMetrics:
-    """Collects metrics from the tables.
+    """Collects the name server's metrics from its route tables.
 
     Attributes:
-        now_ms: The clock that decides when brokers expire, in ms.
+        now_ms: Returns the time in ms, on the clock by which brokers expire.
         connections: Returns the number of open connections.
     """
 
@@ -36,7 +36,7 @@ class NamesrvMetrics:
     connections: Callable[[], int]
 
     def why_not_ready(self) -> str:
-        """Return "": a listening name server is ready, whether brokers have registered or not."""
+        """Return "", which means ready: a name server is ready even before brokers have registered."""
         return ""
 
     async def collect(self, families: Families) -> None:
@@ -56,12 +56,12 @@ class NamesrvMetrics:
 
 
 def monotonic_ms() -> int:
-    """Return a monotonic time in ms, so that changes of the system time expire no broker."""
+    """Return the monotonic time in ms. It never jumps, so no change of the system time expires brokers."""
     return time.monotonic_ns() // 1_000_000
 
 
 class NameServer:
-    """A name server with `start()` and `stop()`. `port` is the port on which it listens."""
+    """A name server with `start()` and `stop()`. After the start, `port` is the port that it listens on."""
 
     def __init__(
         self, config: NamesrvConfig | None = None, *, now_ms: Callable[[], int] = monotonic_ms
@@ -147,11 +147,11 @@ class NameServer:
         if self._kv_file is not None:
             try:
                 await self._kv_file.save()
-            except OSError as error:  # the client of the failed change has already received the error
+            except OSError as error:  # the client that made the change has already received this error
                 log.error("cannot write the key-value configuration: %s", error)
 
     def scan(self) -> None:
-        """Remove brokers that have been silent for longer than their timeout."""
+        """Remove brokers that have sent nothing for longer than their timeout."""
         self._remove(self.tables.scan(self._now_ms()), "was silent for too long")
 
     def _connection_closed(self, connection: Connection) -> None:
@@ -159,7 +159,7 @@ class NameServer:
         self._remove(lost, "lost its connection")
 
     def _remove(self, gone: Iterator[Expired], why: str) -> None:
-        """Remove brokers one by one, and let the loop do other work after each."""
+        """Remove the brokers in `gone`, one per iteration of the event loop, so as not to block it."""
         broker = next(gone, None)
         if broker is None:
             return

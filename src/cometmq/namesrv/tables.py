@@ -1,16 +1,23 @@
 """The name server's state: live brokers and topic routes. It uses no sockets; callers pass the time in ms.
 
-As in Apache's RouteInfoManager, five tables map a topic to broker names and queues, a broker name to
-addresses by id, a cluster to broker names, and an address to its last sign of life and to its filter servers.
-Two more are derived, so that the work for an event depends on one broker only: the topics of a broker name,
-and the addresses registered over a connection.
+There are five tables, as in Apache's RouteInfoManager:
 
-Methods for events change the tables and return the caller's next work or answer. Queries return values that
-the caller may keep. The behaviour is 4.9.7's, except for three cases in which 4.9.7 loses routes:
+- topic: its queues by broker name
+- broker name: the addresses by broker id
+- cluster: its broker names
+- broker address: the time of its last registration or heartbeat
+- broker address: its filter servers
+
+Two more tables (topics by broker name, addresses by connection) are derived from these, so that the work for
+an event depends on one broker only.
+
+Methods for events change the tables and return what the caller needs to answer the request. Queries return
+copies that the caller may keep. The behaviour is that of 4.9.7, except for three cases in which 4.9.7 loses
+routes:
 
 - Unregistering removes only the broker's own address, not another address that has taken over its id.
 - A lost connection removes every broker that registered over it, not only the first one found.
-- The late closing of an old connection does not undo a registration over a new one.
+- If a broker has registered again over a new connection, closing its old connection does not remove it.
 """
 
 from __future__ import annotations
@@ -29,22 +36,24 @@ from cometmq.protocol.bodies import (
 )
 from cometmq.protocol.codes import MASTER_ID, Perm
 
-# The default timeout of a silent broker (BROKER_CHANNEL_EXPIRED_TIME).
+# The default time in ms after which a silent broker expires (BROKER_CHANNEL_EXPIRED_TIME).
 EXPIRY_MS = 120_000
-# Limits of the tables, far beyond any cluster: without access control, any client may register brokers.
+# Limits of the tables. They are far larger than any real cluster and protect the server's memory, because
+# without access control any client may register brokers.
 MAX_BROKERS = 5_000
 MAX_TOPICS = 200_000
-MAX_QUEUES = 2_000_000  # one entry per topic and broker: 100 brokers with 20,000 topics take 400 MB
+MAX_QUEUES = 2_000_000  # entries, one per topic and broker; 100 brokers with 20,000 topics take 400 MB
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
     """The content of a REGISTER_BROKER request.
 
     Attributes:
-        filter_servers: None if the request does not list them (brokers older than 3.0.11).
-        heartbeat_timeout_ms: The broker's own expiry timeout, in ms (5.x).
-        single_topic_needs_known: Whether to refuse a single topic from an unknown broker, because its other
-            topics would seem to be deleted (5.x).
+        filter_servers: The addresses of filter servers, or None from a broker older than 3.0.11, which sends
+            none.
+        heartbeat_timeout_ms: The time in ms after which this broker expires, if it sets one (5.x).
+        single_topic_needs_known: Whether to refuse an unknown broker that registers only one topic, because
+            its other topics would seem to be deleted (5.x).
         replaces_topics: Whether topics that are not listed are removed (deleteTopicWithBrokerRegistration).
     """
 
@@ -63,11 +72,13 @@ class Registration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a registration. Only a slave with a known master receives addresses.
+    """The result of a registration.
+
+    The addresses of the master are set only for a slave whose master is live.
 
     Attributes:
-        refusal: Why nothing was registered, or "".
-        left_out: The number of topics that exceeded the limits.
+        refusal: Why nothing was registered, or "" if the broker was registered.
+        left_out: The number of topics that were not registered, because they exceed the limits.
     """
 
     refusal: str = ""
@@ -90,14 +101,17 @@ class LiveBroker(msgspec.Struct):
 
 
 class Expired(msgspec.Struct, frozen=True):
-    """A broker that exceeded its timeout; the caller closes its connection."""
+    """A broker that was removed because of its timeout. The caller closes its connection."""
 
     broker_addr: str
     connection: Hashable
 
 
 class Broker(msgspec.Struct):
-    """The processes that share a broker name."""
+    """A broker name and the processes (master and slaves) that share it.
+
+    `addrs` has their addresses by id.
+    """
 
     cluster: str
     name: str
@@ -106,7 +120,7 @@ class Broker(msgspec.Struct):
 
 
 class RouteTables:
-    """The tables and the events that change them."""
+    """The route tables and the events that change them."""
 
     def __init__(self) -> None:
         self._topics: dict[str, dict[str, QueueData]] = {}
@@ -116,12 +130,12 @@ class RouteTables:
         self.filters: dict[str, list[str]] = {}
         self._topics_of: dict[str, set[str]] = {}
         self.addrs_of: dict[Hashable, set[str]] = {}
-        self._queue_count = 0  # number of queues of all topics together
+        self._queue_count = 0  # total number of entries in `_topics`, one per topic and broker name
 
     # -- events
 
     def register(self, now_ms: int, registration: Registration, connection: Hashable = None) -> Registered:
-        """Register a broker and the connection that it uses."""
+        """Register a broker, its topics, and the connection over which it registers."""
         broker = self._brokers.get(registration.broker_name)
         known = broker is not None and registration.broker_id in broker.addrs
         if registration.single_topic_needs_known and not known and len(registration.topics) == 1:
@@ -152,24 +166,24 @@ class RouteTables:
         return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
-        """Remove a broker that unregisters."""
+        """Remove a broker at its own request. An address that has another broker name now stays."""
         live = self._live.get(broker_addr)
         if live is not None and live.broker_name == broker_name:
             self._remove_broker(broker_addr)
 
     def connection_lost(self, connection: Hashable) -> Iterator[str]:
-        """Remove the brokers that registered over a closed connection.
+        """Remove the brokers that registered over a closed connection. Yield each address after its removal.
 
-        Removing one takes a tenth of a second with 100,000 topics, so the generator yields each address after
-        its removal and the caller can run other work in between.
+        With 100,000 topics, the removal of one broker takes 0.1 s, so the caller should let the event loop
+        run between two of them.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # unless the broker has registered again
+            if addr in self.addrs_of.get(connection, ()):  # not if it has registered over a new connection
                 self._remove_broker(addr)
                 yield addr
 
     def scan(self, now_ms: int) -> Iterator[Expired]:
-        """Remove brokers that were silent for longer than their timeout, and yield each of them."""
+        """Remove brokers that have been silent for longer than their timeout. Yield each of them."""
         for addr in list(self._live):
             live = self._live.get(addr)
             if live is not None and live.last_update_ms + live.timeout_ms < now_ms:
@@ -187,9 +201,10 @@ class RouteTables:
     def query_data_version(
         self, now_ms: int, broker_addr: str, version: DataVersion
     ) -> tuple[bool, DataVersion | None]:
-        """Return whether the version differs from the registered one, and the registered one.
+        """Return whether `version` differs from the registered version, and the registered version.
 
-        An equal version counts as a heartbeat.
+        A query with the registered version counts as a heartbeat. The result for an unknown broker is (True,
+        None).
         """
         live = self._live.get(broker_addr)
         if live is None:
@@ -200,29 +215,32 @@ class RouteTables:
         return True, live.data_version
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> bool:
-        """Register queues of one topic on known brokers. Return False if the limits are exceeded."""
+        """Register a topic's queues; queues of unknown brokers are ignored.
+
+        Return False if a limit is exceeded.
+        """
         known = [queue for queue in queues if queue.broker_name in self._brokers]
         return all(self._put_queue(topic, queue) for queue in known)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Delete the route of a topic, on all brokers or on those of one cluster."""
+        """Delete the route of a topic, on the brokers of `cluster` or, without a cluster, on all brokers."""
         queues = self._topics.get(topic, {})
         for name in list(self._clusters.get(cluster, ()) if cluster else queues):
             if name in queues:
                 self._drop_queue(topic, name)
 
     def wipe_write_perm(self, broker_name: str) -> int:
-        """Remove the write permission from all topics of a broker name. Return the number of topics."""
+        """Remove the write permission from all topics of a broker name. Return the number of its topics."""
         return self._change_perm(broker_name, lambda perm: perm & ~Perm.WRITE)
 
     def add_write_perm(self, broker_name: str) -> int:
-        """Add read and write permission to all topics of a broker name. Return the number of topics."""
+        """Set all topics of a broker name to read and write permission. Return the number of its topics."""
         return self._change_perm(broker_name, lambda _: Perm.READ | Perm.WRITE)
 
     # -- queries
 
     def route(self, topic: str) -> TopicRouteData | None:
-        """Return the route of a topic, or None if no broker has it."""
+        """Return the route of a topic, or None if no broker has the topic."""
         queues = self._topics.get(topic)
         if not queues:
             return None
@@ -242,21 +260,21 @@ class RouteTables:
         )
 
     def cluster_info(self) -> ClusterInfo:
-        """Return all brokers and clusters."""
+        """Return the broker names of each cluster and the addresses of each broker name."""
         return ClusterInfo(
             broker_addr_table={name: self._data_of(broker) for name, broker in self._brokers.items()},
             cluster_addr_table={cluster: list(names) for cluster, names in self._clusters.items()},
         )
 
     def member_group(self, cluster: str, broker_name: str) -> BrokerData:
-        """Return the processes that share a broker name. An unknown name has no addresses."""
+        """Return the processes that share a broker name. For an unknown name, the result has no addresses."""
         broker = self._brokers.get(broker_name)
         if broker is None or broker.cluster != cluster:
             return BrokerData(cluster=cluster, broker_name=broker_name, broker_addrs={})
         return self._data_of(broker)
 
     def topics(self) -> list[str]:
-        """Return all topics."""
+        """Return the names of all topics."""
         return list(self._topics)
 
     def topics_of_cluster(self, cluster: str) -> list[str]:
@@ -267,12 +285,15 @@ class RouteTables:
         return list(found)
 
     def topics_with(self, want: Callable[[int], bool]) -> list[str]:
-        """Return the topics whose first registered topicSysFlag satisfies `want`."""
+        """Return the topics whose system flags, as registered by their first broker, satisfy `want`."""
         items = self._topics.items()
         return [topic for topic, queues in items if want(next(iter(queues.values())).topic_sys_flag)]
 
     def system_topics(self) -> tuple[list[str], str | None]:
-        """Return the names of clusters and brokers, and the address of a broker with more system topics."""
+        """Return the names of all clusters and brokers, and the address of any broker.
+
+        The client queries that broker for its further system topics.
+        """
         names: dict[str, None] = {}
         for cluster, brokers in self._clusters.items():
             names[cluster] = None
@@ -286,24 +307,24 @@ class RouteTables:
         return len(self._topics)
 
     def live(self) -> dict[str, int]:
-        """Return the addresses of live brokers, each with the time of its last sign of life in ms."""
+        """Return the time in ms of the last registration or heartbeat of each live broker, by address."""
         return {addr: live.last_update_ms for addr, live in self._live.items()}
 
     # -- parts of a registration
 
     def _put_address(self, broker: Broker, registration: Registration) -> None:
-        # An address has only one id: a slave that has become the master loses its old id.
+        # An address has only one id. If a slave has become the master, remove its old id.
         for other_id, addr in list(broker.addrs.items()):
             if addr == registration.broker_addr and other_id != registration.broker_id:
                 del broker.addrs[other_id]
         live = self._live.get(registration.broker_addr)
         if live is not None and live.broker_name != registration.broker_name:
-            # The process has changed its broker name: routes must not keep the old one.
+            # The process has changed its broker name, so remove it from the routes of the old name.
             self._remove_broker(registration.broker_addr)
         broker.addrs[registration.broker_id] = registration.broker_addr
 
     def _put_topics(self, registration: Registration, *, first: bool) -> int:
-        """Register the topics of a broker. Return the number of topics that exceeded the limits."""
+        """Register the topics of a broker. Return the number of topics left out because of the limits."""
         live = self._live.get(registration.broker_addr)
         if not first and live is not None and live.data_version == registration.data_version:
             return 0
@@ -342,7 +363,10 @@ class RouteTables:
     # -- removal
 
     def _remove_broker(self, addr: str) -> None:
-        """Remove a process and, if it was the last one of its broker name, the name and its queues."""
+        """Remove a broker process.
+
+        If it was the last one with its broker name, remove the name and its queues.
+        """
         live = self._forget_liveness(addr)
         broker = None if live is None else self._brokers.get(live.broker_name)
         if broker is None:
@@ -381,7 +405,7 @@ class RouteTables:
     # -- queues
 
     def _put_queue(self, topic: str, queue: QueueData) -> bool:
-        """Set a queue entry. Return False if it would exceed the limits."""
+        """Set the queues of a topic on one broker. Return False if a new entry would exceed a limit."""
         queues = self._topics.get(topic)
         if queues is None or queue.broker_name not in queues:
             if self._queue_count >= MAX_QUEUES or (queues is None and len(self._topics) >= MAX_TOPICS):
