@@ -1,1 +1,1 @@
-"""Access control: accounts, their rights, and the check of each request (docs/security.md, Access)."""
+"""Access control: accounts, their permissions, and the check of each request (docs/security.md, Access)."""

@@ -1,7 +1,7 @@
-"""Accounts and white lists of a plain_acl.yml file, read strictly (docs/reference/remoting.md, ACL).
+"""A strict parser for plain_acl.yml files with accounts and white lists (docs/reference/remoting.md, ACL).
 
-Apache's broker treats an unknown permission as DENY and skips values that it cannot use. Here every key,
-permission and pattern must be known, so that a typing error is reported at the start.
+Apache's broker treats an unknown permission as DENY and skips values that it cannot parse. This parser
+refuses unknown keys, permissions and patterns, so that a broker with a typing error in a file does not start.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cometmq.yaml_file import Node
 
 MAX_FILE_BYTES = 1 << 20
 MAX_YAML_NODES = 50_000
-"""The maximum number of YAML nodes of one file: about 3,500 accounts with a few permissions each."""
-_SHOWN = 80  # maximum characters of an invalid value in an error text
+"""The maximum number of YAML nodes in one file: enough for 3,500 accounts with a few permissions each."""
+_SHOWN = 80  # maximum characters of an invalid value that an error text shows
 
 
 class Perm(IntFlag):
@@ -44,7 +44,7 @@ PERMS = {
 
 
 class Rule(NamedTuple):
-    """A line of a file that decides about a request, with its text."""
+    """A permission from a line of an ACL file. `text` is that line, for explanations of decisions."""
 
     perm: Perm
     text: str
@@ -53,9 +53,9 @@ class Rule(NamedTuple):
 class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account.
 
-    `white` holds the addresses whose requests are allowed without a signature. As in Apache's broker, an
-    admin without topic and group permissions may do everything, and an admin with some may do only what they
-    allow.
+    `white` holds the addresses from which requests of this account are allowed without a signature. As in
+    Apache's broker, an admin without topic and group permissions may do everything; an admin with such
+    permissions may use only the topics and groups that they allow.
     """
 
     access_key: str
@@ -72,7 +72,7 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AclFile(msgspec.Struct, frozen=True):
-    """The content of one file with accounts and white lists."""
+    """The content of one ACL file: its global white list, its accounts, and its data version."""
 
     white: list[AddressPattern] = []
     accounts: list[Account] = []
@@ -80,10 +80,10 @@ class AclFile(msgspec.Struct, frozen=True):
 
 
 def read_acl(path: str, data: bytes) -> AclFile:
-    """Parse a file with accounts and white lists.
+    """Parse the content of an ACL file.
 
     Raises:
-        ConfigError: The file is invalid. The error has file and line, and never a secret.
+        ConfigError: The file is invalid. The error names the file and the line, and never contains a secret.
     """
     try:
         root = yaml_file.load(data, MAX_FILE_BYTES, MAX_YAML_NODES)
@@ -95,9 +95,10 @@ def read_acl(path: str, data: bytes) -> AclFile:
 
 
 def account_of(plain: dict[str, Any]) -> Account:
-    """Create an account from the form of `to_plain`, with the checks for accounts in files.
+    """Create an account from the dict that `to_plain` returns, with the same checks as for ACL files.
 
-    Raises ConfigError.
+    Raises:
+        ConfigError: A value is invalid.
     """
     nodes = {
         name: Node([Node(item, 0) for item in value] if isinstance(value, list) else show_value(value), 0)
@@ -110,12 +111,12 @@ def account_of(plain: dict[str, Any]) -> Account:
 
 
 def parse_perm(text: str) -> Perm | None:
-    """Return the permission for DENY, PUB, SUB or PUB|SUB, or None for other text."""
+    """Return the permission that a text such as PUB|SUB stands for, or None for an unknown text."""
     return PERMS.get(text.replace(" ", ""))
 
 
 def check_key(name: str, key: str) -> str:
-    """Return the problem of an access key or a secret, or ""."""
+    """Return why an access key or a secret key is invalid, or "" if it is valid."""
     if not MIN_KEY_LENGTH <= len(key) <= MAX_KEY_LENGTH:
         return f"{name} needs {MIN_KEY_LENGTH} to {MAX_KEY_LENGTH} characters"
     return (
@@ -131,7 +132,7 @@ ACCOUNT_KEYS = (
 
 
 class _Reader:
-    """A typed reader of YAML nodes. Raises YamlError."""
+    """Converts YAML nodes to accounts and white lists. Raises YamlError for an invalid node."""
 
     def file(self, root: Node) -> AclFile:
         top = self._pairs(root, "the file", _TOP)
@@ -246,7 +247,7 @@ class _Reader:
 
 
 def to_plain(account: Account) -> dict[str, Any]:
-    """Return an account in the form of a file."""
+    """Return an account as a dict with the keys of an ACL file."""
     return {
         "accessKey": account.access_key,
         "secretKey": account.secret_key,

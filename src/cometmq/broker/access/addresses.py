@@ -1,12 +1,12 @@
 """Patterns of client addresses in plain_acl.yml (docs/reference/remoting.md, ACL).
 
-    *                                every address
-    192.168.0.1   fe80::1            this address
-    192.168.0.*   192.168.1-4.*      any part, or a part in a range
-    192.168.0.{1,4}                  one of several parts
-    10.0.0.1,10.0.0.2                several addresses
+  *                                every address
+  192.168.0.1   fe80::1            one address
+  192.168.0.*   192.168.1-4.*      addresses with any number, or a number in a range, in one part
+  192.168.0.{1,4}                  addresses with one of several numbers in one part
+  10.0.0.1,10.0.0.2                several addresses
 
-Parts of IPv6 addresses are hexadecimal.
+The parts of IPv6 addresses are hexadecimal.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MAX_LENGTH = 4096
 _BETWEEN = re.compile(r",(?![^{]*\})")
 
 Part = tuple[tuple[int, int], ...]
-"""The inclusive ranges of one part of an address, one of which must contain the number."""
+"""The inclusive ranges (first, last) of one part of an address. The part matches if any range contains it."""
 
 
 class AddressPattern:
-    """A pattern of a white list. Raises ConfigError for an invalid one."""
+    """An address pattern of a white list. Raises ConfigError for an invalid pattern."""
 
     __slots__ = ("_all", "_patterns", "text")
 
@@ -55,7 +55,7 @@ class AddressPattern:
 
 
 def split_patterns(text: str) -> list[AddressPattern]:
-    """Return several patterns that are separated by commas. Raises ConfigError."""
+    """Parse address patterns that are separated by commas. Raises ConfigError for an invalid pattern."""
     return [AddressPattern(item) for item in _BETWEEN.split(text) if item.strip()]
 
 
@@ -64,7 +64,7 @@ def _wrong(text: str) -> ConfigError:
 
 
 def _numbers(host: str) -> tuple[int, ...]:
-    """Return the four or eight numbers of an address, or none for an invalid one."""
+    """Return the numbers of an address (four for IPv4, eight for IPv6), or () for an invalid address."""
     try:
         address = ipaddress.ip_address(host.strip("[]").partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""The decision about a request, for the broker and for `cometmq acl explain`."""
+"""The access decision about a request, for the broker itself and for `cometmq acl explain`."""
 
 from __future__ import annotations
 
@@ -12,18 +12,21 @@ from cometmq.errors import ConfigError
 from cometmq.protocol.codes import DLQ_PREFIX
 
 MAX_HOSTS = 10_000
-"""The maximum number of addresses whose matching white list entries are cached."""
+"""The maximum number of cached white list decisions, one per client address and account."""
 
 
 class Verdict(NamedTuple):
-    """A decision and its reason: the rule that allows the request, or what is missing, in Apache's words."""
+    """An access decision. `reason` is the rule that allows the request, or the refusal in Apache's words."""
 
     allowed: bool
     reason: str
 
 
 class Policy:
-    """All accounts and white lists in force at one time. It is immutable; a reload creates another one."""
+    """All accounts and white lists in force at one time.
+
+    They are immutable; a reload creates a new policy.
+    """
 
     def __init__(self, white: Iterable[AddressPattern], accounts: Iterable[Account]) -> None:
         self._white = list(white)
@@ -36,12 +39,12 @@ class Policy:
 
     @property
     def remembered(self) -> int:
-        """The number of cached addresses."""
+        """The number of cached white list decisions."""
         return len(self._known)
 
     @property
     def first_admin(self) -> Account | None:
-        """An account that may do everything, or None."""
+        """The first account that may do everything, or None."""
         return next((each for each in self._accounts.values() if each.admin and _unbounded(each)), None)
 
     def account(self, access_key: str) -> Account | None:
@@ -57,10 +60,11 @@ class Policy:
         """Decide whether an account may make a request.
 
         Args:
-            access_key: The access key of the request.
-            rights: Returns the required rights, see rights.needed. It is called once the account is known.
+            access_key: The access key in the request, if any.
+            rights: Returns the rights that the request requires, as rights.needed does. It is called only if
+                no white list allows the request and its signature is valid.
             host: The client's address without port.
-            is_signed: Returns whether the request has the account's signature.
+            is_signed: Returns whether the request has a valid signature of the account.
         """
         white = self._white_listed("", host)
         if white is not None:
@@ -78,7 +82,10 @@ class Policy:
         return permitted(account, rights())
 
     def _white_listed(self, access_key: str, host: str) -> Verdict | None:
-        """Return the white list entry that allows an address: the account's, or with "" the global one."""
+        """Return the decision of the white list that allows an address, or None if it does not.
+
+        `access_key` selects the white list of an account; "" selects the global white list.
+        """
         key = access_key, host
         if key in self._known:
             return self._known[key]
@@ -99,7 +106,7 @@ class Policy:
 
 
 def permitted(account: Account, rights: Rights | None) -> Verdict:
-    """Decide by the permissions of an account whose signature is valid."""
+    """Decide whether an account, whose signature is valid, has the required rights."""
     if rights is None:
         if account.admin:
             return Verdict(True, "admin: true")
@@ -130,7 +137,7 @@ def _rule(account: Account, right: Right) -> Rule:
     own, default = account.topics, account.default_topic
     if right.group:
         own, default = account.groups, account.default_group
-    elif right.name.startswith(DLQ_PREFIX):  # dead letters may come from any topic of the group
+    elif right.name.startswith(DLQ_PREFIX):  # a dead-letter topic is subject to its group's permissions
         default = account.groups.get(right.name.removeprefix(DLQ_PREFIX), account.default_group)
     return own.get(right.name, default if by_default(right) else _NO_DEFAULT)
 
@@ -139,13 +146,13 @@ ACTIONS = ("pub", "sub", "admin")
 
 
 def explained(policy: Policy, user: str, action: str, resource: str, host: str = "") -> Verdict:
-    """Return the decision about an action, with the rule that decides.
+    """Return the decision about an action of an account, and the rule on which it is based.
 
     Args:
         policy: The accounts and white lists.
-        user: The access key.
+        user: The access key of the account.
         action: One of ACTIONS.
-        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" with admin.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; "" for the action admin.
         host: The client's address, for white lists.
 
     Raises:

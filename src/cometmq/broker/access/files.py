@@ -1,7 +1,8 @@
-"""The files of accounts and white lists, read at the start and whenever they change.
+"""The ACL files, which hold accounts and white lists. They are read at the start and after each change.
 
-As Apache's, they lie in the `conf` directory of rocketmqHome (or ROCKETMQ_HOME), else in the directory of the
-broker's settings file: `plain_acl.yml`, and all files ending in .yml or .yaml below `acl/`.
+As for Apache's broker, they are in the directory `conf` of rocketmqHome (or of ROCKETMQ_HOME). Without these,
+they are in the directory of the broker's settings file. The files are `plain_acl.yml`, and all files below
+`acl/` whose names end in .yml or .yaml.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
 Stamp = tuple[int, int, int]
-"""Modification time, length and inode of a file, which change when it is written."""
+"""Modification time in ns, length and inode of a file. At least one of them changes when it is written."""
 
 
 class _Read(NamedTuple):
@@ -39,7 +40,7 @@ class _Read(NamedTuple):
 
 
 class AclFiles:
-    """Reads and writes the files. All methods block and must run in one thread at a time.
+    """Reads and writes the ACL files. All methods block, and only one thread at a time may call them.
 
     Raises:
         ConfigError: A file is invalid.
@@ -50,12 +51,12 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        self._in_force: dict[str, Stamp] = {}  # the files of the policy that was returned last
+        self._in_force: dict[str, Stamp] = {}  # the files that the last returned policy contains
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
     def load(self) -> Policy:
-        """Return the policy of all files. The caller applies it."""
+        """Read all files and return their policy. The caller puts it into force."""
         policy = self._look()
         self._in_force = self._stamps()
         return policy
@@ -64,7 +65,7 @@ class AclFiles:
         return {path: each.stamp for path, each in self._read.items()}
 
     def _look(self) -> Policy:
-        """Read the files that have changed since they were last read."""
+        """Read the files that have changed since they were last read. Return the policy of all files."""
         read: dict[str, _Read] = {}
         for path in self._paths():
             before = self._read.get(path)
@@ -80,11 +81,11 @@ class AclFiles:
         return policy
 
     def reload(self) -> Policy | None:
-        """Return a new policy if a file has changed and is stable, or None.
+        """Return the new policy if a file has changed, and None otherwise.
 
-        A file must be equal in two successive checks: the first half of a file that is being written may be
-        valid, with other rights. An invalid file is logged once while it stays unchanged, and the previous
-        policy stays in force.
+        A change is applied only if two successive checks find the same files: while a file is being written,
+        its first half may be valid, but with other permissions. If a file is invalid, the previous policy
+        stays in force; the error is logged once per change.
         """
         stamps: dict[str, Stamp | None] = {}
         try:
@@ -105,26 +106,26 @@ class AclFiles:
 
     @property
     def versions(self) -> dict[str, DataVersion]:
-        """Return the number of changes by requests for each file."""
+        """The data version of each file, by path. It counts the changes that requests have made."""
         none = DataVersion(timestamp=0, counter=0)
         return {path: each.content.version or none for path, each in self._read.items()}
 
     @property
     def contents(self) -> dict[str, AclFile]:
-        """Return the content of each file."""
+        """The content of each file, by path."""
         return {path: each.content for path, each in self._read.items()}
 
     # -- changes by requests
 
     def put(self, account: Account) -> Policy:
-        """Add an account, or replace it in its file."""
+        """Replace an account in the file that contains it, or add a new one to the default file."""
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
         others = [each for each in content.accounts if each.access_key != account.access_key]
         return self._write(path, AclFile(content.white, [*others, account], content.version))
 
     def delete(self, access_key: str) -> Policy:
-        """Remove an account. Raises KeyError for an unknown one."""
+        """Remove an account from its file. Raises KeyError for an unknown account."""
         path = self._home_of(access_key)
         if path is None:
             raise KeyError(access_key)
@@ -133,9 +134,10 @@ class AclFiles:
         return self._write(path, AclFile(content.white, kept, content.version))
 
     def set_white(self, patterns: list[AddressPattern], path: str) -> Policy:
-        """Replace the global white list of a file ("": the default one).
+        """Replace the global white list of a file. An empty path means the default file.
 
-        Raises KeyError for an unknown file.
+        Raises:
+            KeyError: The path is not that of an ACL file.
         """
         path = os.path.abspath(path) if path else self.default
         if path not in self._read and path != self.default:
@@ -144,13 +146,13 @@ class AclFiles:
         return self._write(path, AclFile(patterns, content.accounts, content.version))
 
     def account(self, access_key: str) -> Account | None:
-        """Return the account in its file now, or None."""
+        """Return the current account with this access key, read from the files, or None."""
         path = self._home_of(access_key)
         found = [] if path is None else self._read[path].content.accounts
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self._look()  # the files may have been edited since they were read
+        self._look()  # the files may have been edited since they were last read
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
@@ -161,7 +163,7 @@ class AclFiles:
         return self._read[path].content if path in self._read else AclFile()
 
     def _write(self, path: str, content: AclFile) -> Policy:
-        """Check the policy that would result, and replace the file."""
+        """Check the policy that would result from a new file content. If it is valid, write the file."""
         contents = {other: each.content for other, each in self._read.items()}
         policy = _joined({**contents, path: content})
         if not len(policy):
@@ -170,7 +172,7 @@ class AclFiles:
         version = DataVersion(timestamp=int(time.time() * 1000), counter=counter)
         content = AclFile(content.white, content.accounts, version)
         data = yaml_file.dump(_plain(content))
-        read_acl(path, data)  # verify that the written text can be read
+        read_acl(path, data)  # check that the written text can be parsed
         real = os.path.realpath(path)
         replace_private(real, data)
         self._read[path] = _Read(_stamp(path), content)
@@ -178,7 +180,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # read before the content, so that a change during the read is noticed
+        stamp = _stamp(path)  # taken before the read, so that the next check notices a write during it
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
@@ -202,9 +204,9 @@ class AclFiles:
 
 
 def _below(directory: str, depth: int) -> Iterator[str]:
-    """Yield the account files of a directory in the order of their names.
+    """Yield the paths of the ACL files below a directory, sorted by name within each directory.
 
-    Names that begin with a dot are skipped: mounted secrets of Kubernetes have their older versions there.
+    Names that begin with a dot are skipped, because Kubernetes keeps older versions of mounted secrets there.
     """
     try:
         entries = sorted(os.scandir(directory), key=lambda entry: entry.name)
@@ -221,7 +223,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """Return the contents of all files as one policy. Raises ConfigError for an account in two files."""
+    """Combine the contents of all files into one policy. Raises ConfigError if two files have an account."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:
@@ -252,7 +254,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def replace_private(path: str, data: bytes) -> None:
-    """Replace a file atomically by one that only its owner may read."""
+    """Replace a file atomically with one that only its owner can read."""
     beside = f"{path}.new"
     with open_private(beside) as file:
         file.write(data)
@@ -267,7 +269,7 @@ def replace_private(path: str, data: bytes) -> None:
 
 
 def conf_directory(rocketmq_home: str, broker_config_path: str) -> str:
-    """Return the directory of the files. Raises ConfigError if no setting gives it."""
+    """Return the directory of the ACL files. Raises ConfigError if no setting determines it."""
     if rocketmq_home:
         return os.path.join(rocketmq_home, "conf")
     if broker_config_path:

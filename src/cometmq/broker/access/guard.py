@@ -1,6 +1,6 @@
-"""The check of each request of a broker with aclEnable, before its handler (docs/security.md, Access).
+"""The access check that a broker with aclEnable makes before it handles a request (docs/security.md, Access).
 
-Without aclEnable there is no guard, and handlers are called directly.
+Without aclEnable there is no guard, and requests go to their handlers directly.
 """
 
 from __future__ import annotations
@@ -26,39 +26,39 @@ from cometmq.remoting import Connection, Handler
 log = logs.logger(__name__)
 
 FILE_CHECK_INTERVAL_S = 1.0
-"""The interval in seconds at which the files are checked for changes."""
+"""The interval, in seconds, between two checks of the ACL files for changes."""
 REFUSED = "org.apache.rocketmq.acl.common.AclException: "
-"""The text with which Apache's 4.9 begins a refusal, and by which clients recognise it."""
+"""The text at the beginning of a refusal by Apache's 4.9 broker. Clients recognise refusals by it."""
 
 
 CheckTopic = Callable[[Connection, Frame, str], None]
-"""A further check of an allowed request, for a topic that only its handler knows. Raises CommandError."""
+"""A check of the right to a topic that only the request's handler can determine. Raises CommandError."""
 
 
 class Guard:
-    """Allows or refuses requests. It is created inside the running loop."""
+    """Allows or refuses requests by the current policy. It must be created in a running event loop."""
 
     def __init__(self, files: AclFiles, policy: Policy) -> None:
         self.files = files
         self.policy = policy
         self.lock = asyncio.Lock()
-        """The lock for the files, held while a thread uses them."""
+        """Must be held while a thread reads or writes the ACL files."""
         self.refused = 0
         self._log_limit = logs.LogLimiter()
         self._accounts: dict[Connection, str | None] = {}
-        """The account that signed the last heartbeat of each client connection."""
+        """The access key of the last heartbeat on each connection."""
         loop = asyncio.get_running_loop()
         self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="look at the files of accounts")
 
     def start(self) -> None:
-        """Start to check the files for changes."""
+        """Start the periodic check of the files for changes."""
         self._looks.start()
 
     async def stop(self) -> None:
         await self._looks.stop()
 
     async def reload(self) -> None:
-        """Load the files if they have changed."""
+        """Put a new policy into force if the files have changed."""
         async with self.lock:
             policy = await asyncio.to_thread(self.files.reload)
             if policy is not None:
@@ -67,7 +67,7 @@ class Guard:
     # -- requests to this broker
 
     def guarded(self, handlers: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Return the handlers with the check before each of them."""
+        """Return handlers that check a request and then call the original handler."""
         return {code: self._before(handler) for code, handler in handlers.items()}
 
     def _before(self, handler: Handler) -> Handler:
@@ -78,7 +78,7 @@ class Guard:
         return checked
 
     def check(self, connection: Connection, frame: Frame) -> None:
-        """Raise CommandError for a request that is not allowed."""
+        """Raise CommandError if the policy does not allow the request."""
         ext = frame.ext or {}
 
         def signed(account: Account) -> bool:
@@ -103,11 +103,11 @@ class Guard:
         raise CommandError(ResponseCode.SYSTEM_ERROR, REFUSED + verdict.reason)
 
     def check_read(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """Check the read of a message that the request identifies by its position, see CheckTopic."""
+        """Check the right to read a message whose topic the handler has found. Raises CommandError."""
         self._check_topic(connection, frame, topic_right(Perm.SUB, topic))
 
     def check_write(self, connection: Connection, frame: Frame, topic: str) -> None:
-        """Check a request that ends the transaction of a message, see CheckTopic."""
+        """Check the right to end the transaction of a message of `topic`. Raises CommandError."""
         self._check_topic(connection, frame, topic_right(Perm.PUB, topic))
 
     def _check_topic(self, connection: Connection, frame: Frame, right: Right) -> None:
@@ -120,23 +120,24 @@ class Guard:
     # -- connected clients
 
     def may_write(self, connection: Connection, topic: str) -> bool:
-        """Return whether a client may send to a topic, by the account of its heartbeats."""
+        """Return whether the account of a client's last heartbeat may send to a topic."""
         return self._decide(self._accounts.get(connection), connection, topic_right(Perm.PUB, topic)).allowed
 
     def same_account(self, connection: Connection, other: Connection) -> bool:
-        """Return whether the heartbeats of two clients are from the same account."""
+        """Return whether the last heartbeats of two clients have the same access key."""
         return self._accounts.get(connection) == self._accounts.get(other)
 
     def closed(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Remove the account of a closed connection."""
         self._accounts.pop(connection, None)
 
     # -- requests of this broker
 
     def sign(self, frame: Frame) -> None:
-        """Sign a request to a master as the first admin: the master has the same accounts.
+        """Sign a request to the master as the first admin account, because the master has the same accounts.
 
-        Requests to name servers are not signed: a name server needs no signature, and could misuse it.
+        Requests to name servers are not signed: a name server does not check signatures, and could misuse
+        them.
         """
         admin = self.policy.first_admin
         if admin is not None and frame.code not in NAMESRV_REQUESTS:
@@ -149,7 +150,7 @@ def host_of(connection: Connection) -> str:
 
 
 async def guard_of(config: BrokerConfig) -> Guard | None:
-    """Return the guard that the settings require, or None. Raises ConfigError."""
+    """Create the guard for these settings, or return None without aclEnable. Raises ConfigError."""
     if not config.acl_enable:
         return None
     if config.filter_server_nums:

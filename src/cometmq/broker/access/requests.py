@@ -1,6 +1,7 @@
-"""Requests 50 to 53, which change accounts and white lists in their files (docs/reference/remoting.md, ACL).
+"""Handlers of the requests that change and show ACL files (docs/reference/remoting.md, ACL).
 
-CometMQ's own requests 21006 and 21007 list accounts and explain permissions.
+Requests 50 to 53 change accounts and white lists, and return versions. CometMQ's own requests 21006 and 21007
+list accounts and explain decisions.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class AclRequests:
-    """Handles requests about access control. Without a guard (aclEnable=false) every change is refused."""
+    """Handles requests about access control. Without a guard (aclEnable=false), it refuses all of them."""
 
     config: BrokerConfig
     address: BrokerAddress
@@ -72,7 +73,7 @@ class AclRequests:
 
     @handles(RequestCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG)
     async def update_global_white_addrs_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Replace the global white list of a file."""
+        """Replace the global white list of an ACL file."""
         header = frame.header(UpdateGlobalWhiteAddrsConfigRequestHeader)
         code = ResponseCode.UPDATE_GLOBAL_WHITE_ADDRS_CONFIG_FAILED
         guard = self._guard(frame, code)
@@ -87,7 +88,7 @@ class AclRequests:
 
     @handles(RequestCode.GET_BROKER_CLUSTER_ACL_INFO)
     def get_broker_cluster_acl_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the number of changes of the files."""
+        """Return the data version of each ACL file, which counts the file's changes."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         versions = guard.files.versions
         none = DataVersion(timestamp=0, counter=0)
@@ -104,7 +105,7 @@ class AclRequests:
 
     @handles(RequestCode.LIST_ACCOUNTS)
     async def list_accounts(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return all accounts without their secrets, and the global white lists (CometMQ's own request)."""
+        """Return all accounts without secret keys, and the global white lists (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         async with guard.lock:
             body = await asyncio.to_thread(_listing, guard.files.contents)
@@ -112,7 +113,7 @@ class AclRequests:
 
     @handles(RequestCode.EXPLAIN_ACCESS)
     def explain_access(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return whether the current policy allows an account an action (CometMQ's own request)."""
+        """Return whether the current policy allows an account's action, and why (CometMQ's own request)."""
         guard = self._guard(frame, ResponseCode.SYSTEM_ERROR)
         header = frame.header(ExplainAccessRequestHeader)
         try:
@@ -149,7 +150,11 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
-    """Return the account with the changes of a request. Raises ConfigError. Absent values stay unchanged."""
+    """Return the account with the values of a request. Values that the request lacks stay as they are.
+
+    Raises:
+        ConfigError: A value is invalid.
+    """
     given = {
         "accessKey": header.access_key,
         "secretKey": header.secret_key or None,

@@ -1,8 +1,8 @@
-"""The rights that each request requires (docs/security.md, Access).
+"""The rights that each kind of request requires (docs/security.md, Access).
 
-Apache's 4.9 broker checks the topics and groups of ten requests and reserves five for admins; all others need
-only a signature. Here every request that is not listed below requires an admin, so that a new request is
-refused until this module permits it.
+Apache's 4.9 broker checks the topics and groups of ten requests, reserves five requests for admins, and
+requires only a signature for all others. Here every request that is not listed below requires an admin, so a
+request that is added later is refused until this module permits it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageReques
 
 EITHER = Perm.PUB | Perm.SUB
 MAX_RESOURCES = 10_000
-"""The maximum number of topics and groups of one heartbeat."""
+"""The maximum number of topics and groups in one heartbeat."""
 
 
 class Right(NamedTuple):
-    """A required permission for a topic or, with `group`, for a consumer group."""
+    """A required permission for a topic or, if `group` is true, for a consumer group."""
 
     perm: Perm
     name: str
@@ -45,22 +45,23 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Return the right for a topic. A retry topic requires the right to consume as its group."""
+    """Return the right to use a topic. For a retry topic, it is the right to consume as its group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)
 
 
 def group_right(name: str) -> Right:
-    """Return the right to consume as a group."""
+    """Return the right to consume as a consumer group."""
     return Right(Perm.SUB, name.removeprefix(HANDOFF_PREFIX), True)
 
 
 def by_default(right: Right) -> bool:
-    """Return whether defaultTopicPerm and defaultGroupPerm apply to a right.
+    """Return whether defaultTopicPerm or defaultGroupPerm of an account can grant a right.
 
-    They do not apply to reading what the broker stores for others (delayed, half and timer messages, traces,
-    copies of replies) and to acting as one of its own groups. These require an explicit entry.
+    They cannot grant the right to read system topics (which hold delayed, half and timer messages, and
+    traces), reply topics, or the right to act as a system group. For these, an account needs an explicit
+    permission.
     """
     if right.group:
         return not right.name.startswith(CID_RMQ_SYS_PREFIX)
@@ -69,17 +70,20 @@ def by_default(right: Right) -> bool:
 
 
 def needed(frame: Frame) -> Rights | None:
-    """Return the rights that a request requires: an empty list for a signature only, None for an admin.
+    """Return the rights that a request requires.
+
+    Returns:
+        The required rights, [] if a valid signature is enough, or None if the request requires an admin.
 
     Raises:
-        ProtocolError: The request cannot be read.
+        ProtocolError: The request cannot be parsed.
     """
     find = _NEEDS.get(frame.code)
     return None if find is None else find(frame)
 
 
 def is_trace(rights: Rights) -> bool:
-    """Return whether the rights are those of sending traces, which every account has."""
+    """Return whether the rights are only that to send traces, which every account has."""
     return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
 
 
@@ -88,9 +92,9 @@ def _send(frame: Frame) -> Rights:
 
 
 def _reply(frame: Frame) -> Rights | None:
-    """Return the rights of a reply.
+    """Return the rights that a reply requires. Without a reply topic, it requires an admin.
 
-    A reply goes to the client that it names, so the right to a topic is not enough.
+    The reply is sent to the client that its properties name, so the right to another topic is not sufficient.
     """
     topic = frame.header(SendMessageRequestHeader).topic
     return [topic_right(Perm.PUB, topic)] if topic.endswith(REPLY_TOPIC_POSTFIX) else None
@@ -104,9 +108,9 @@ def _pull(frame: Frame) -> Rights:
 def _fields(
     perm: Perm, topic: str = "", group: str = "", *, optional: tuple[str, ...] = ()
 ) -> Callable[[Frame], Rights]:
-    """Return a function that reads the rights from these ext fields.
+    """Return a function that determines the required rights from the given ext fields of a request.
 
-    A missing field counts as a topic or group without a name, unless the field is optional.
+    A missing field counts as a topic or group with an empty name, unless it is in `optional`.
     """
 
     def find(frame: Frame) -> Rights:
@@ -157,7 +161,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.RECALL_MESSAGE: _fields(Perm.PUB, "topic"),
     RequestCode.SEND_REPLY_MESSAGE: _reply,
     RequestCode.SEND_REPLY_MESSAGE_V2: _reply,
-    # The handlers of these requests check the rights, because only they know the topic of the message.
+    # The handlers of these requests check the rights themselves, because only they can determine the topic.
     RequestCode.END_TRANSACTION: _nothing,
     RequestCode.VIEW_MESSAGE_BY_ID: _nothing,
     RequestCode.PULL_MESSAGE: _pull,
@@ -167,7 +171,7 @@ _NEEDS: dict[int, Callable[[Frame], Rights | None]] = {
     RequestCode.HEART_BEAT: _heartbeat,
     RequestCode.UNREGISTER_CLIENT: _fields(Perm.SUB, group="consumerGroup", optional=("consumerGroup",)),
     RequestCode.GET_CONSUMER_LIST_BY_GROUP: _fields(Perm.SUB, group="consumerGroup"),
-    # CometMQ's consumers compare the subscriptions of their group's members.
+    # CometMQ's consumers send this request to compare the subscriptions of their group's members.
     RequestCode.GET_CONSUMER_CONNECTION_LIST: _fields(Perm.SUB, group="consumerGroup"),
     RequestCode.QUERY_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),
     RequestCode.UPDATE_CONSUMER_OFFSET: _fields(Perm.SUB, "topic", "consumerGroup"),

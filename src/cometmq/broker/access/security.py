@@ -1,4 +1,4 @@
-"""The accounts and TLS of a broker, as the settings require."""
+"""The access control and the TLS of a broker, created from its settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from cometmq.remoting import Connection, ServerTls, client_tls, server_tls
 
 
 class Security(NamedTuple):
-    """The security of a broker. client_context: the TLS of its connections to name servers and the master."""
+    """The access control and the TLS of a broker.
+
+    `client_context` is the TLS context of the broker's connections to name servers and to its master.
+    """
 
     guard: Guard | None = None
     tls: ServerTls | None = None
@@ -21,35 +24,35 @@ class Security(NamedTuple):
 
     @property
     def check_read(self) -> CheckTopic | None:
-        """The check Guard.check_read, or None without accounts."""
+        """The method Guard.check_read, or None without access control."""
         return None if self.guard is None else self.guard.check_read
 
     @property
     def check_write(self) -> CheckTopic | None:
-        """The check Guard.check_write, or None without accounts."""
+        """The method Guard.check_write, or None without access control."""
         return None if self.guard is None else self.guard.check_write
 
     def may_write(self, connection: Connection, topic: str) -> bool:
-        """Return whether a client may send to a topic, see Guard.may_write."""
+        """Return whether a client may send to a topic (see Guard.may_write)."""
         return self.guard is None or self.guard.may_write(connection, topic)
 
     def same_account(self, connection: Connection, other: Connection) -> bool:
-        """Return whether two clients have the same account, see Guard.same_account."""
+        """Return whether two clients have the same account (see Guard.same_account)."""
         return self.guard is None or self.guard.same_account(connection, other)
 
     def closed(self, connection: Connection) -> None:
-        """Forget a closed connection."""
+        """Remove the account of a closed connection."""
         if self.guard is not None:
             self.guard.closed(connection)
 
     def start(self) -> None:
-        """Start to check the files of accounts and certificates for changes."""
+        """Start the periodic checks of the ACL files and certificates for changes."""
         for part in (self.guard, self.tls):
             if part is not None:
                 part.start()
 
     async def stop(self) -> None:
-        """Stop to check the files."""
+        """Stop the periodic checks of the files."""
         for part in (self.guard, self.tls):
             if part is not None:
                 await part.stop()
@@ -59,10 +62,10 @@ OPEN = Security()
 
 
 async def security_of(config: BrokerConfig) -> Security:
-    """Return the security that the settings require. Raises ConfigError for incomplete settings.
+    """Create the access control and the TLS for these settings. Raises ConfigError for invalid settings.
 
-    As in Apache's brokers, useTLS concerns the connections that a broker opens. A broker that enforces TLS
-    for its clients uses it for them, too.
+    As in Apache's broker, useTLS is for the connections that the broker opens. A broker that enforces TLS for
+    its clients also uses TLS for those connections.
     """
     guard = await guard_of(config)
     path = config.tls_config_file

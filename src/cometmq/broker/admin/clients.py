@@ -1,4 +1,4 @@
-"""Requests of tools about connected clients."""
+"""Handlers of the requests by which tools list connected clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SubscriptionOfGroup(Body):
 
 @dataclass(eq=False, kw_only=True)
 class ClientAdmin:
-    """Answers requests about clients from the tables of producers and consumers."""
+    """Answers requests about clients from the broker's tables of producers and consumers."""
 
     clock: Clock
     producers: ProducerTable
@@ -54,7 +54,7 @@ class ClientAdmin:
 
     @handles(RequestCode.GET_CONSUMER_CONNECTION_LIST)
     def get_consumer_connection_list(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the online members of a consumer group and its subscriptions."""
+        """Return the online members of a consumer group, its subscriptions and its settings."""
         group = frame.header(GetConsumerConnectionListRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
@@ -81,8 +81,8 @@ class ClientAdmin:
 
     @handles(RequestCode.GET_ALL_PRODUCER_INFO)
     def get_all_producer_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return every producer group and its clients."""
-        shift = self.clock.time_ms() - awake_ms(self.clock)  # tools expect wall-clock milliseconds
+        """Return the online members of every producer group."""
+        shift = self.clock.time_ms() - awake_ms(self.clock)  # tools expect wall-clock times, in ms
         table = {
             group: [
                 ProducerInfo(
@@ -108,7 +108,7 @@ class ClientAdmin:
 
 
 def connections_of(group: Group) -> list[ClientConnection]:
-    """Return the clients of a group in the form for tools."""
+    """Return the online members of a group in the form that tools expect."""
     return [
         ClientConnection(
             client_id=client.client_id,

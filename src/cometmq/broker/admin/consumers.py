@@ -1,4 +1,4 @@
-"""Requests that a broker forwards to consumers: offset reset, running info, direct consumption."""
+"""Handlers that forward tools' requests to consumers: offset reset, running info, direct consumption."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from cometmq.store import MessageStore
 
 log = logs.logger(__name__)
 
-# The first client versions that support the forwarded requests (docs/reference/remoting.md, Languages and
-# versions).
+# The first protocol versions of clients that support running info and offset resets
+# (docs/reference/remoting.md, Languages and versions).
 RUNNING_INFO_SINCE = 62
 RESET_SINCE = 28
 FORWARD_TIMEOUT_S = 10.0
@@ -41,7 +41,7 @@ STATUS_TIMEOUT_S = 5.0
 
 
 class ClientStatus(GetConsumerStatusBody):
-    """The consumer status in the answer of one client."""
+    """The answer of one client to GET_CONSUMER_STATUS_FROM_CLIENT: its offsets."""
 
     MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
@@ -57,10 +57,10 @@ class ConsumerAdmin:
 
     @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """Reset a group's offsets and notify every online consumer (RESET_CONSUMER_CLIENT_OFFSET).
+        """Calculate new offsets for a group and send them to its online consumers, which then apply them.
 
-        The new offsets are those of a point in time. For a single queue, the request may contain the offset
-        (5.x).
+        The request contains a point in time, and the new offset of each queue is that of this time. For a
+        single queue, it may contain the offset itself (5.x).
         """
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group
@@ -101,7 +101,7 @@ class ConsumerAdmin:
         )
         answer = await encoded(body, len(offsets))
         for client in clients:
-            # C++ clients read only the list form, Java clients only the map form.
+            # C++ clients can parse only the list form of the offsets, Java clients only the map form.
             for_cpp = "CPP" in (str(frame.language), client.language)
             data = body.encode_for_cpp() if for_cpp else answer
             send_oneway(client.channel, Frame.request(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, told, data))
@@ -122,12 +122,12 @@ class ConsumerAdmin:
         else:
             queue = store.queues.find_queue(header.topic, queue_id)
             target = max(await store.lookups.offset_by_time(queue, header.timestamp, mode), 0)
-        # Without `force`, an offset may only move backwards.
+        # Unless the reset is forced, it may only move an offset backwards.
         return target if header.is_force or target < stored else stored
 
     @handles(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS)
     async def invoke_broker_to_get_consumer_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Request the offsets of online consumers (GET_CONSUMER_STATUS_FROM_CLIENT)."""
+        """Return the offsets that a group's online consumers report (GET_CONSUMER_STATUS_FROM_CLIENT)."""
         header = frame.header(GetConsumerStatusRequestHeader)
         clients = self.consumers.online(header.group)
         if not clients:
@@ -151,14 +151,14 @@ class ConsumerAdmin:
 
     @handles(RequestCode.GET_CONSUMER_RUNNING_INFO)
     async def get_consumer_running_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Forward the request for running info to the client unchanged."""
+        """Forward the request for running info unchanged to the client that it names."""
         header = frame.header(GetConsumerRunningInfoRequestHeader)
         request = Frame.request(RequestCode.GET_CONSUMER_RUNNING_INFO, header)
         return await self._forward(frame, request, header.consumer_group, header.client_id)
 
     @handles(RequestCode.CONSUME_MESSAGE_DIRECTLY)
     async def consume_message_directly(self, _connection: Connection, frame: Frame) -> Frame:
-        """Send the record and the broker's name to the client, which consumes it immediately."""
+        """Forward a request to consume one message, with the stored message, to the client that it names."""
         header = frame.header(ConsumeMessageDirectlyRequestHeader)
         record = None
         if header.msg_id:
@@ -191,7 +191,7 @@ class ConsumerAdmin:
 
 
 def check_resets(client: ClientInfo) -> None:
-    """Raise CommandError for a client that is too old for requests about its offsets."""
+    """Raise CommandError if a client is too old for requests about its offsets."""
     if client.version < RESET_SINCE:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR, f"the client does not support this feature. version={client.version}"

@@ -1,8 +1,8 @@
 """The metrics of a broker (docs/metrics.md).
 
-They have the names of rocketmq-exporter, those of RocketMQ 5.x's own metrics, and otherwise names that begin
-with `cometmq_`. Metrics of the whole broker come first, then topics, groups and queues, so that a limit of
-samples drops the most detailed ones.
+A metric has the name that rocketmq-exporter or RocketMQ 5.x uses; metrics that neither has begin with
+`cometmq_`. Metrics of the whole broker come first, then those of topics, groups and queues, so that the limit
+on the number of samples drops the most detailed ones.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from cometmq.protocol.codes import (
 from cometmq.store import Clock, MessageStore
 
 MAX_LATENCIES = 2_000
-"""The maximum number of queues whose oldest waiting message one collection reads.
+"""The maximum number of queues for which one collection reads the age of the oldest unconsumed message.
 
-For further queues only the number of messages is reported.
+For further queues, only the number of unconsumed messages is reported.
 """
-# The end of rocketmq-exporter's metric name for each key of the runtime table.
+# The end of rocketmq-exporter's metric name, by key of the broker's runtime table.
 RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
     "msgGetTotalTodayNow": "msg_gettotal_today_now",
@@ -70,7 +70,7 @@ RUNTIME = {
     "commitLogMaxOffset": "commitlog_maxoffset",
     "commitLogMinOffset": "commitlog_minoffset",
 }
-# Values with three numbers, over 10, 60 and 600 s.
+# Keys of the runtime table whose value has three rates, over 10, 60 and 600 s, with the metric's name.
 RATES = {
     "putTps": "put_tps",
     "getFoundTps": "getfound_tps",
@@ -78,7 +78,7 @@ RATES = {
     "getTotalTps": "gettotal_tps",
     "getTransferedTps": "gettransfered_tps",
 }
-# 5.x's names of consume types.
+# The names that RocketMQ 5.x's metrics use for consume types.
 CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
 BROADCASTING, CLUSTERING = MESSAGE_MODELS
 BYTES, MILLISECONDS = "bytes", "milliseconds"
@@ -91,7 +91,7 @@ class BrokerMetrics:
 
     Attributes:
         connections: Returns the number of open connections.
-        registered: Returns the number of name servers with this broker, and the number of all.
+        registered: Returns two numbers: the name servers that this broker is registered with, and all.
     """
 
     config: BrokerConfig
@@ -109,7 +109,7 @@ class BrokerMetrics:
     registered: Callable[[], tuple[int, int]]
 
     def why_not_ready(self) -> str:
-        """Return why the broker is not ready, or ""."""
+        """Return why the broker is not ready, or "" if it is ready."""
         done, wanted = self.registered()
         if wanted and not done:
             return f"registered with none of {wanted} name servers"
@@ -118,7 +118,7 @@ class BrokerMetrics:
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
-        """Add all metrics, and let the event loop do other work in between."""
+        """Add all metrics to `families`. Give other tasks turns in between."""
         turns = Turns()
         table = await self.runtime.table()
         self._runtime(families, table)
@@ -137,7 +137,7 @@ class BrokerMetrics:
                 break
 
     def _node(self) -> dict[str, str]:
-        """Return the labels that 5.x uses for a broker."""
+        """Return the labels that RocketMQ 5.x's metrics use for a broker."""
         config = self.config
         return {"cluster": config.broker_cluster_name, "node_type": "broker", "node_id": config.broker_name}
 
@@ -146,7 +146,7 @@ class BrokerMetrics:
         return {"cluster": self.config.broker_cluster_name, "broker": self.config.broker_name}
 
     def _runtime(self, families: Families, table: dict[str, str]) -> None:
-        """Add rocketmq-exporter's metrics, which come from the runtime table."""
+        """Add the metrics that rocketmq-exporter derives from the runtime table."""
         place = {**self._of_broker(), "brokerIP": self.address.text}
         labels = {
             **place,
@@ -204,7 +204,7 @@ class BrokerMetrics:
         families.counter("cometmq_requests_refused", "Requests refused by back-pressure.", refused, **node)
 
     def _of_disk(self) -> dict[str, str]:
-        """Return the labels that 5.x uses for the store's metrics."""
+        """Return the labels that RocketMQ 5.x's metrics use for the store."""
         return {**self._node(), "storage_type": "local", "storage_medium": "disk"}
 
     def _timers(self, families: Families, table: dict[str, str]) -> None:
@@ -306,7 +306,7 @@ class BrokerMetrics:
                 return
 
     async def _groups(self, families: Families, turns: Turns) -> list[Lag]:
-        """Add the metrics of groups. Return the lag of each of their queues."""
+        """Add the metrics of all groups. Return the lag of each of their queues."""
         lags: list[Lag] = []
         latencies = MAX_LATENCIES
         offsets = self.tables.offsets
@@ -349,7 +349,7 @@ class BrokerMetrics:
             kind = "retrydiff"
         elif topic.startswith(DLQ_PREFIX):
             kind = "dlqdiff"
-        if model != BROADCASTING:  # because members of a broadcasting group store their own offsets
+        if model != BROADCASTING:  # members of a broadcasting group store their own offsets
             families.gauge(
                 f"rocketmq_group_{kind}", "Messages that a group has not consumed.", behind,
                 **of_broker, group=group, topic=topic, countOfOnlineConsumers=members,
@@ -374,7 +374,7 @@ class BrokerMetrics:
         families.gauge("rocketmq_group_get_latency_by_storetime", "The same.", oldest_ms, **of_broker, **both)
 
     async def _waiting_ms(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return how long the message at an offset has waited, in ms; 0 if it does not exist any more."""
+        """Return the age, in ms, of the message at an offset, or 0 if the message no longer exists."""
         queue = self.store.queues.find_queue(topic, queue_id)
         first = max(offset, self.store.min_offset(topic, queue_id), 0)
         stored = await self.store.executor.query(partial(self.store.lookups.store_time_of, queue, first))
@@ -382,5 +382,5 @@ class BrokerMetrics:
 
 
 def _kind(client: ClientInfo) -> tuple[str, str]:
-    """Return a client's language and version in 5.x's form."""
+    """Return a client's language and version in the form of RocketMQ 5.x's metrics."""
     return client.language.lower(), version_name(client.version).lower()
