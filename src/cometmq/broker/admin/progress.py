@@ -1,4 +1,4 @@
-"""Requests of tools about queues and the progress of groups."""
+"""Handlers of the requests by which tools show queues, statistics and the progress of consumer groups."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from cometmq.protocol.headers import (
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore, Reads
 
-# The counters with statistics of the whole broker.
+# The counters of `Stats` for the statistics of the whole broker, by the statistic's name in requests.
 OF_BROKER = {"BROKER_PUT_NUMS": "put", "BROKER_GET_NUMS": "transferred"}
-MAX_ENTRIES = 4096  # maximum entries of a consume queue in one response
+MAX_ENTRIES = 4096  # maximum number of consume queue entries in one response
 INT64_MAX = 2**63 - 1
 
 
@@ -67,7 +67,7 @@ class TopicsOfGroup(Body):
 
 @dataclass(eq=False, kw_only=True)
 class ProgressAdmin:
-    """Answers requests about queues and groups from the tables and the store's queues."""
+    """Answers requests about queues and groups from the broker's tables and the store."""
 
     clock: Clock
     store: MessageStore
@@ -80,7 +80,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_TOPIC_STATS_INFO)
     async def get_topic_stats_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offsets and the last store time of each queue of a topic."""
+        """Return the minimum and maximum offset of a topic's queues, and their last messages' store times."""
         topic = frame.header(TopicRequestHeader).topic
         config = self.tables.topics.existing(topic)
         table = {}
@@ -98,7 +98,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.QUERY_CONSUME_QUEUE)
     async def query_consume_queue(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return entries of a consume queue."""
+        """Return entries of a consume queue, beginning at the requested index."""
         header = frame.header(QueryConsumeQueueRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
@@ -132,7 +132,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.QUERY_CONSUME_TIME_SPAN)
     async def query_consume_time_span(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the store times of each queue's first, last, and last consumed message."""
+        """Return, per queue, the store times of the first, last, and the group's last consumed message."""
         header = frame.header(QueryConsumeTimeSpanRequestHeader)
         config = self.tables.topics.existing(header.topic)
         spans = [
@@ -170,7 +170,7 @@ class ProgressAdmin:
         )
 
     async def _stored_before(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return the store time (ms) of the message before this offset, or 0."""
+        """Return the store time (ms) of the message just before an offset, or 0 if there is none."""
         if offset <= 0:
             return 0
         queue = self.store.queues.find_queue(topic, queue_id)
@@ -181,9 +181,12 @@ class ProgressAdmin:
     def view_broker_stats_data(self, _connection: Connection, frame: Frame) -> Frame:
         """Return message statistics of the last minute, hour and day.
 
-        The statistics are messages stored in a topic (TOPIC_PUT_NUMS) or in the broker (BROKER_PUT_NUMS, by
-        the cluster's name), and messages consumed by a group from a topic (GROUP_GET_NUMS, by topic@group) or
-        by all groups from the broker (BROKER_GET_NUMS).
+        The request names one of four statistics, and the key for which to return it:
+
+        - TOPIC_PUT_NUMS: messages stored in a topic (key: topic)
+        - BROKER_PUT_NUMS: messages stored in the broker (key: the cluster's name)
+        - GROUP_GET_NUMS: messages that a group consumed from a topic (key: topic@group)
+        - BROKER_GET_NUMS: messages that all groups consumed from the broker (key: the cluster's name)
         """
         header = frame.header(ViewBrokerStatsDataRequestHeader)
         name, key = header.stats_name, header.stats_key
@@ -201,7 +204,8 @@ class ProgressAdmin:
             found = []
         if not any(counted.sum for counted in found):
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"The stats <{name}> <{key}> not exist")
-        # Each message counts as one event, so the average per event is one.
+        # avgpt, the average number of messages per counted event, is 1, because each message is counted
+        # singly.
         items = [BrokerStatsItem(sum=each.sum, tps=each.per_second, avgpt=1.0) for each in found]
         return frame.response(body=BrokerStatsData(*items).encode())
 
@@ -209,7 +213,10 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_CONSUME_STATS)
     async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return a group's progress in each queue of the named topics, or of all topics with offsets."""
+        """Return a group's offsets in each queue of the requested topics.
+
+        A request without topics is about all topics in which the group has offsets.
+        """
         header = frame.header(GetConsumeStatsRequestHeader)
         if header.topic and header.topic.strip():
             topics = [header.topic]
@@ -222,7 +229,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the progress of every group in every topic in which it has offsets."""
+        """Return the offsets of every group in every topic in which it has any."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
@@ -244,9 +251,9 @@ class ProgressAdmin:
         return frame.response(body=await encoded(body, entries + len(listed)))
 
     async def _progress_of(self, group: str, topics: Iterable[str], turns: Turns) -> ConsumeStats:
-        """Return a group's progress in these topics.
+        """Return the offsets of a group in each queue of these topics.
 
-        Topics that an online group does not subscribe to are omitted.
+        For an online group, topics to which it does not subscribe are omitted.
         """
         online = self.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
@@ -263,14 +270,17 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # for 5.x's tools, the difference is what members hold
+                    pull_offset=consumed,  # equal, so 5.x's tools show no messages in flight
                 )
             stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
         return stats
 
     @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy a group's offsets to another group. For an online group only subscribed topics are copied."""
+        """Copy a group's offsets to another group.
+
+        If the source group is online, copy only subscribed topics.
+        """
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)
@@ -285,10 +295,10 @@ class ProgressAdmin:
 
     @handles(RequestCode.QUERY_CORRECTION_OFFSET)
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the lowest offset of any group in each queue of a topic.
+        """Return, for each queue of a topic, the lowest offset of all groups except the filtered ones.
 
-        The result is INT64_MAX where the compared group is behind (docs/reference/remoting.md, Statistics and
-        connections).
+        Where the offset of the compared group is lower than that, the result is INT64_MAX
+        (docs/reference/remoting.md, Statistics and connections).
         """
         header = frame.header(QueryCorrectionOffsetRequestHeader)
         topic, offsets = header.topic, self.tables.offsets

@@ -1,4 +1,4 @@
-"""Settings and state of a running broker, and the requests that delete files."""
+"""Handlers of requests about a running broker's settings and state, and of requests to delete files."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ from cometmq.store import Clock, MessageStore
 
 log = logs.logger(__name__)
 
-# Thread pools of Apache's broker that an event loop does not have. For tools, the delay of the loop counts as
-# their wait, and the senders that wait for the device count as the queue of the send pool.
+# The thread pools of Apache's broker, for which the runtime table has values. An event loop has no such
+# pools, so the table shows the loop's delay as the wait in each pool's queue, and the number of waiting
+# senders as the size of the send queue.
 POOLS = ("send", "pull", "query", "litePull", "ack")
 
 OWN_VERSION = version("cometmq")
@@ -49,9 +50,10 @@ NO_CONTAINER = (
 
 @dataclass(eq=False, kw_only=True)
 class RuntimeAdmin:
-    """Shows and changes settings, and shows the runtime table.
+    """Shows and changes the broker's settings, and shows its runtime table.
 
-    `settings_changed` receives the keys of changed settings, and applies and writes these.
+    `settings_changed` is called with the keys of changed settings. It applies the new values and writes them
+    to the settings file.
     """
 
     config: BrokerConfig
@@ -71,9 +73,10 @@ class RuntimeAdmin:
 
     @handles(RequestCode.UPDATE_BROKER_CONFIG)
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Set known keys of the properties text, and write them if the broker has a settings file.
+        """Change settings and write them to the settings file, if the broker was started with one.
 
-        Unknown keys are ignored. The response lists them, and the keys that take effect at the next start.
+        Unknown keys are ignored. The response lists them, and the changed settings that only take effect at
+        the next start.
         """
         properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()
@@ -107,9 +110,9 @@ class RuntimeAdmin:
 
     @handles(RequestCode.GET_BROKER_CONFIG)
     def get_broker_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return every setting, without secrets, and name those without effect.
+        """Return all settings except secrets, and the keys of the settings that have no effect here.
 
-        A member of a raft group reports its current role.
+        If the broker is a member of a raft group, brokerRole is its current role.
         """
         role = {"brokerRole": self.replication.facts()["brokerRole"]}
         text = format_properties(without_secrets(self.config.properties() | role))
@@ -121,7 +124,10 @@ class RuntimeAdmin:
 
     @handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
-        """Correct the minimum offsets, and start to delete queue and index files without records."""
+        """Recalculate the minimum offsets.
+
+        Then start to delete queue and index files that have no records left.
+        """
         store = self.store
         log.info("cleaning up consume queues and index, as requested by %s", connection.peer)
         store.retention.recheck_everything()
@@ -130,7 +136,7 @@ class RuntimeAdmin:
 
     @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete expired segments at any hour: ten now, and ten in each following cycle."""
+        """Delete expired segments without waiting for the configured hour: ten now, ten in each next cycle."""
         store = self.store
         log.info("deleting expired files, as requested by %s", connection.peer)
         store.retention.delete_now()
@@ -139,23 +145,23 @@ class RuntimeAdmin:
 
     @handles(RequestCode.ADD_BROKER)
     def add_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Refuse the request, with which 5.x's broker containers start a broker."""
+        """Refuse ADD_BROKER, which starts a broker in a broker container of 5.x."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     @handles(RequestCode.REMOVE_BROKER)
     def remove_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Refuse the request, with which 5.x's broker containers stop a broker."""
+        """Refuse REMOVE_BROKER, which stops a broker in a broker container of 5.x."""
         return frame.response(ResponseCode.SYSTEM_ERROR, NO_CONTAINER)
 
     @handles(RequestCode.GET_BROKER_RUNTIME_INFO)
     async def get_broker_runtime_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the table that brokerStatus and clusterList show. All values are text."""
+        """Return the runtime table, which the tools brokerStatus and clusterList show."""
         return frame.response(body=KVTable(table=await self.table()).encode())
 
     async def table(self) -> dict[str, str]:
-        """Return the keys of Apache's brokers that have a meaning here, in the spellings of 4.9 and 5.x.
+        """Return the runtime table as strings. See docs/reference/remoting.md, Runtime table.
 
-        See docs/reference/remoting.md, Runtime table.
+        It has the keys of Apache's broker that have a meaning here, in the spellings of both 4.9 and 5.x.
         """
         stats, config, load = self.stats, self.config, self.protection.load
         table = store_facts(self.store) | self.replication.facts()
@@ -209,7 +215,11 @@ class RuntimeAdmin:
         return table
 
     def _timer_facts(self) -> dict[str, str]:
-        """Return the delay of deliveries in seconds, and the numbers of unread and of waiting messages."""
+        """Return the runtime table's entries about timer messages.
+
+        They are the delay of deliveries in seconds, the number of unread messages, and that of waiting
+        messages.
+        """
         pending, now = self.timers.pending, self.timers.times()
         stored = self.store.max_offset(TIMER_TOPIC, 0)
         return {
@@ -220,7 +230,7 @@ class RuntimeAdmin:
 
 
 def store_facts(store: MessageStore) -> dict[str, str]:
-    """Return the store's part of the runtime table (docs/reference/remoting.md, Runtime table)."""
+    """Return the runtime table's entries about the store (docs/reference/remoting.md, Runtime table)."""
     fullness = store.fullness
     return {
         "commitLogMaxOffset": str(store.log.end),
@@ -231,7 +241,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
-        # Single calls are not timed, but rocketmq-exporter refuses a table without these keys.
+        # These values are not measured, but rocketmq-exporter refuses a table without the keys.
         "putMessageDistributeTime": "{}",
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",
@@ -240,7 +250,7 @@ def store_facts(store: MessageStore) -> dict[str, str]:
 
 
 def capacity(store: MessageStore) -> str:
-    """Return size and free space of the log's partition in Apache's form."""
+    """Return the size and the free space of the commit log's file system, in Apache's form."""
     try:
         usage = store.disk.usage(store.config.commit_log_dirs[0])
     except OSError:
@@ -249,12 +259,12 @@ def capacity(store: MessageStore) -> str:
 
 
 def ratio(value: float) -> str:
-    """Return a share as text in the form of the runtime table."""
+    """Return a ratio in the form of the runtime table. A negative ratio becomes 0.0."""
     return str(max(value, 0.0))
 
 
 def size_text(size: int) -> str:
-    """Return a size for people: 512 B, 1.5 KiB, 20.0 GiB."""
+    """Return a size in bytes in readable form, such as 512 B, 1.5 KiB or 20.0 GiB."""
     if size < 1024:
         return f"{size} B"
     amount = float(size)

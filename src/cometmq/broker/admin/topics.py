@@ -1,4 +1,4 @@
-"""The administration of topics and groups: create, change, show, purge and delete."""
+"""Handlers of requests to create, change, show, purge and delete topics and consumer groups."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class GroupRequestHeader(Header, gc=False):
-    """The header of GET_SUBSCRIPTIONGROUP_CONFIG and other requests whose only field is a group."""
+    """A header whose only field is a group, as in GET_SUBSCRIPTIONGROUP_CONFIG."""
 
     group: str
 
@@ -54,7 +54,7 @@ class GroupRequestHeader(Header, gc=False):
 class TopicAdmin:
     """Creates, changes, shows, purges and deletes topics and groups.
 
-    `registered` waits until every name server has answered a registration that began after the call.
+    `registered` starts a registration with the name servers, and waits until each of them has answered.
     """
 
     config: BrokerConfig
@@ -64,7 +64,7 @@ class TopicAdmin:
     registered: Callable[[], Awaitable[None]]
 
     def _changeable(self, topic: str | None, version: int) -> str:
-        """Return the name of a topic that administration may change. Raises CommandError."""
+        """Check that a topic may be changed by a request, and return its name. Raises CommandError."""
         name = check_topic(topic, version)
         if self.tables.topics.is_system(name):
             raise CommandError(
@@ -88,7 +88,10 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update_and_create_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace a topic. The response follows once the name servers have it."""
+        """Create or replace a topic.
+
+        The response is sent once the topic is registered with the name servers.
+        """
         header = frame.header(CreateTopicRequestHeader)
         wanted = TopicConfig(
             topic_name=header.topic,
@@ -103,7 +106,7 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace topics in 5.x's form: either all or none."""
+        """Create or replace several topics, or none of them if one is invalid (a request of 5.x)."""
         try:
             found = TopicConfigList.decode(frame.body).topic_config_list
         except BodyError as error:
@@ -118,7 +121,7 @@ class TopicAdmin:
     async def _put_topics(
         self, connection: Connection, frame: Frame, wanted: Sequence[tuple[TopicConfig, str | None]]
     ) -> Frame:
-        """Create or replace topics; `wanted` holds the topics, each with the changes of its attributes."""
+        """Create or replace topics. `wanted` holds each topic with the change of its attributes, as text."""
         since = self.tables.check_changeable()
         if not wanted:
             return frame.response()
@@ -133,7 +136,7 @@ class TopicAdmin:
         return frame.response()
 
     def _checked(self, wanted: TopicConfig, attributes: str | None, version: int) -> TopicConfig:
-        """Return a topic as it will be stored. Raises CommandError."""
+        """Check a requested topic, and return it in the form to be stored. Raises CommandError."""
         name = self._changeable(wanted.topic_name, version)
         if wanted.topic_filter_type not in FILTER_TYPES:
             raise CommandError(
@@ -156,10 +159,10 @@ class TopicAdmin:
 
     @handles(RequestCode.DELETE_TOPIC_IN_BROKER)
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete a topic, its queues and its consumer offsets. An unknown topic is a success.
+        """Delete a topic, its queues and its consumer offsets. The response for an unknown topic is SUCCESS.
 
-        The store deletes first: a topic removed from the table while its queues exist would show its old
-        messages when it is created again.
+        The queues are deleted before the topic's entry in the table. In the other order, after a failure in
+        between, the old messages would reappear when the topic is created again.
         """
         tables = self.tables
         tables.check_changeable()
@@ -171,7 +174,7 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
-        since = tables.check_changeable()  # by now another broker may be the leader
+        since = tables.check_changeable()  # another broker may have become the leader during the deletion
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
@@ -183,7 +186,7 @@ class TopicAdmin:
 
     @handles(RequestCode.GET_ALL_TOPIC_CONFIG)
     def get_all_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the whole topic table, and the messages of deleted topics that a slave may still have."""
+        """Return all topics, and the ranges of deleted topics' messages that a slave may still have."""
         topics, store = self.tables.topics, self.store
         body = TopicConfigTable(
             data_version=topics.version,
@@ -194,19 +197,19 @@ class TopicAdmin:
 
     @handles(RequestCode.GET_TOPIC_CONFIG)
     def get_topic_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return one topic, which 5.x's tools request before anything else."""
+        """Return one topic. 5.x's tools send this request before all others."""
         return frame.response(body=self._known(frame.header(TopicRequestHeader).topic).encode())
 
     @handles(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER)
     def get_system_topic_list_from_broker(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the topics of the broker itself."""
+        """Return the names of the broker's system topics."""
         return frame.response(body=TopicList(topic_list=sorted(self.tables.topics.system)).encode())
 
     @handles(RequestCode.PURGE_TOPIC)
     async def purge_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Hide the messages of a topic durably, or without `execute` return the effect only.
+        """Hide the messages of a topic permanently. Without `execute`, only return what would be hidden.
 
-        This request is CometMQ's own, and other tools do not send it.
+        This is CometMQ's own request.
         """
         header = frame.header(PurgeTopicRequestHeader)
         name = self._changeable(header.topic, frame.version)
@@ -235,11 +238,15 @@ class TopicAdmin:
 
     @handles(RequestCode.CLEAN_UNUSED_TOPIC)
     async def clean_unused_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete the queues of topics outside the table, except system topics, whose messages may wait."""
-        await self.tables.confirm_changeable()  # a follower only deletes queues that its leader deletes
+        """Delete the queues of topics that are not in the topic table.
+
+        System topics are excepted, because their messages may still be waiting for delivery.
+        """
+        await self.tables.confirm_changeable()  # a follower deletes only what its leader deletes
         topics = self.tables.topics
         try:
-            # A function instead of a set of all names, because many such requests may wait for each other.
+            # Pass a function rather than a set of all names: many such requests may wait for each other, and
+            # each would keep its own set in memory.
             gone = await self.store.deletion.delete_unknown(
                 lambda name: name in topics.table or topics.is_system(name)
             )
@@ -256,7 +263,7 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP)
     async def update_and_create_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace a group."""
+        """Create or replace a consumer group."""
         try:
             config = SubscriptionGroupConfig.decode(frame.body)
         except BodyError as error:
@@ -265,7 +272,7 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace groups in 5.x's form: either all or none."""
+        """Create or replace several consumer groups, or none of them if one is invalid (a request of 5.x)."""
         try:
             found = SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:
@@ -288,14 +295,14 @@ class TopicAdmin:
 
     @handles(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
     def get_all_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the whole group table."""
+        """Return the configurations of all consumer groups."""
         groups = self.tables.groups
         body = SubscriptionGroupTable(data_version=groups.version, subscription_group_table=groups.table)
         return frame.response(body=body.encode())
 
     @handles(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG)
     def get_subscriptiongroup_config(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return one group."""
+        """Return the configuration of one consumer group."""
         group = frame.header(GroupRequestHeader).group
         config = self.tables.groups.table.get(group)
         if config is None:
@@ -306,7 +313,7 @@ class TopicAdmin:
 
     @handles(RequestCode.DELETE_SUBSCRIPTIONGROUP)
     async def delete_subscriptiongroup(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete a group, and its offsets if requested. An unknown group is a success."""
+        """Delete a group and, if requested, its offsets. The response for an unknown group is SUCCESS."""
         since = self.tables.check_changeable()
         header = frame.header(DeleteSubscriptionGroupRequestHeader)
         group, with_offsets = header.group_name, header.remove_offset or header.clean_offset
@@ -321,7 +328,10 @@ class TopicAdmin:
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait until a change of a table is on the device. Raises CommandError if it could not be written."""
+    """Wait with `done` until a table has been written to disk. Raises CommandError if the write fails.
+
+    `what` is the change, as the error text calls it.
+    """
     try:
         await done()
     except OSError as error:

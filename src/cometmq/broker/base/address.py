@@ -1,4 +1,4 @@
-"""The addresses of a broker."""
+"""The addresses and ports of a broker."""
 
 from __future__ import annotations
 
@@ -10,18 +10,21 @@ from cometmq.protocol.ids import pack_host
 from cometmq.store import SLAVE
 
 HA_OFFSET = 1
-"""The offset from listenPort to the port where slaves connect, unless haListenPort is set."""
+"""The HA port, to which slaves connect, is listenPort plus this number unless haListenPort is set."""
 
 
 def ha_port_of(config: BrokerConfig) -> int:
-    """Return the port where slaves connect; 0 (any free port) if the system chose the broker's own port."""
+    """Return the port to which slaves connect.
+
+    If listenPort is 0 (any free port) and haListenPort is not set, the result is 0, too.
+    """
     return config.ha_listen_port or (config.listen_port and config.listen_port + HA_OFFSET)
 
 
 def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
-    """Return the setting's key, the interface and the port for each socket on which a broker listens.
+    """Return the sockets on which a broker listens, each as setting's key, interface and port.
 
-    The port of old clients, `listenPort` - 2, is omitted, because a broker can work without it.
+    The port `listenPort` - 2 for old clients is omitted, because a broker can work without it.
     """
     interface, store = config.bind_address or "0.0.0.0", config.store
     ports = [("listenPort", interface, config.listen_port)]
@@ -35,10 +38,10 @@ def ports_of(config: BrokerConfig) -> list[tuple[str, str, int]]:
 
 @dataclass(eq=False)
 class BrokerAddress:
-    """The addresses of a broker. The ports are known once the broker listens.
+    """The addresses of a broker. The ports are known only once the broker listens.
 
-    `ip` is the numeric address of brokerIP1: records and responses have room for numbers only. Clients and
-    name servers receive the name in brokerIP1.
+    `ip` is the numeric form of brokerIP1, for records and message ids, which have no room for a host name.
+    Clients and name servers receive brokerIP1 itself.
     """
 
     config: BrokerConfig
@@ -48,24 +51,24 @@ class BrokerAddress:
 
     @property
     def interface(self) -> str:
-        """The interface to listen on; all interfaces unless one is set."""
+        """The interface to listen on: bindAddress, or all interfaces if it is not set."""
         return self.config.bind_address or ("::" if ":" in self.ip else "0.0.0.0")
 
     @property
     def text(self) -> str:
-        """The address "host:port" that the broker registers."""
+        """The address "host:port" that the broker registers with the name servers."""
         return host_port(self.config.broker_ip1, self.port)
 
     @property
     def ha_text(self) -> str:
-        """The address "host:port" for slaves."""
+        """The address "host:port" to which slaves connect."""
         return host_port(
             self.config.broker_ip2 or self.config.broker_ip1, self.ha_port or self.port + HA_OFFSET
         )
 
     @property
     def packed(self) -> bytes:
-        """The broker's address in the form of records, 8 or 20 bytes."""
+        """The broker's address and port in the binary form of records: 8 bytes for IPv4, 20 for IPv6."""
         return pack_host(host_port(self.ip, self.port))
 
 

@@ -1,6 +1,6 @@
-"""Checks of the address that a broker advertises (brokerIP1).
+"""Checks of the address that a broker advertises to clients (brokerIP1).
 
-An unusable address is an error or a warning at the start, instead of producers that fail one by one later.
+They report an unusable address when the broker starts, rather than let each producer fail later.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ ALL_INTERFACES = ("0.0.0.0", "::")
 
 
 def check_usable(host: str, ip: str) -> None:
-    """Check that clients can connect to brokerIP1.
+    """Check that brokerIP1 is an address to which clients can connect.
 
     Args:
         host: The value of brokerIP1.
-        ip: The address that it resolves to.
+        ip: The address to which `host` resolves.
 
     Raises:
         ConfigError: No client can connect to the address.
@@ -40,12 +40,12 @@ def check_usable(host: str, ip: str) -> None:
 
 
 def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
-    """Return warnings about a usable address.
+    """Return warnings about an advertised address that passed `check_usable`.
 
     Args:
-        address: The address.
+        address: The broker's address.
         own: Whether it is an address of this machine.
-        problem: Why a connection to it from this machine failed, or "".
+        problem: Why a test connection from this machine to the address failed, or "" if it did not fail.
     """
     told = f"brokerIP1={address.config.broker_ip1}"
     found = []
@@ -65,9 +65,9 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
 
 
 def unguarded(address: BrokerAddress, port: int, who: str) -> str:
-    """Return a warning if a replication port is open although the broker's own port is protected, or "".
+    """Return a warning that a replication port is less protected than the broker's own port, or "".
 
-    Replication ports support neither accounts nor TLS. `who` names the peers that connect to the port.
+    A replication port supports neither access control nor TLS. `who` names the peers that connect to it.
     """
     config = address.config
     guards = {
@@ -85,9 +85,10 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
 
 
 async def look(address: BrokerAddress) -> None:
-    """Log warnings about the address of a listening broker."""
+    """Check the advertised address of a listening broker, and log warnings."""
     own = is_own(address.ip)
-    # A connection to an address of this machine never leaves the machine, so a test would prove nothing more.
+    # If the broker listens on this own address, skip the test: a connection to it would not leave the
+    # machine, so it would prove nothing.
     certain = own and address.interface in (*ALL_INTERFACES, address.ip)
     problem = "" if certain else await connect_problem(address.ip, address.port)
     for doubt in doubts(address, own=own, problem=problem):
@@ -95,7 +96,7 @@ async def look(address: BrokerAddress) -> None:
 
 
 async def connect_problem(ip: str, port: int) -> str:
-    """Return the reason why a connection to the address fails, or ""."""
+    """Return why a connection to the address fails, or "" if it succeeds."""
     try:
         async with asyncio.timeout(ANSWER_S):
             _, writer = await asyncio.open_connection(ip, port)

@@ -1,7 +1,7 @@
-"""Attributes of topics: their keys, and 5.x's option form `+key=value,-key`.
+"""The attributes of topics: their keys, and changes in 5.x's form `+key=value,-key`.
 
-`retention.ms` and `retention.bytes` are CometMQ's own. `message.type` is stored for 5.x's tools and clients
-and has no effect. topics.json contains names and values in 5.x's form.
+`retention.ms` and `retention.bytes` are CometMQ's own. `message.type` has no effect here; it is stored for
+5.x's tools and clients. topics.json stores keys and values in the same form as 5.x's broker.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def changed(present: Mapping[str, str] | None, text: str | None, reserved_hours:
     """Return a topic's attributes after a change.
 
     Args:
-        present: The attributes before.
-        text: The change, in the option form.
-        reserved_hours: The setting fileReservedTime.
+        present: The attributes before the change.
+        text: The change, such as `+key=value,-key`.
+        reserved_hours: The setting fileReservedTime, which limits retention.ms.
 
     Raises:
-        ConfigError: The change is invalid. The error contains key, value and expected form.
+        ConfigError: The change is invalid. The error contains the key, the value and what is expected.
     """
     result = dict(present or {})
     for part in (text or "").split(","):
@@ -71,7 +71,7 @@ def _check(key: str, value: str, reserved_hours: int) -> None:
 
 
 def limits(topics: Mapping[str, TopicConfig]) -> dict[str, TopicLimit]:
-    """Return the retention limits of topics that have their own. Values that are not numbers are ignored."""
+    """Return the retention limits of the topics that have any. Values that are not numbers are ignored."""
     found = {}
     for name, config in topics.items():
         age = _number(config.attributes, RETENTION_MS)

@@ -1,7 +1,7 @@
-"""The differences between RocketMQ's versions, and CometMQ's behaviour for each request.
+"""The differences between RocketMQ 4.9 and 5.x, and which behaviour each request receives.
 
-The rule is 4.9.7's behaviour, unless the version or code of a request is 5.x's; then 5.5.0's. docs/server.md
-contains the same table.
+A request whose version or code is that of 5.x is handled as 5.5.0 does; every other request as 4.9.7 does.
+docs/server.md contains the same table.
 
 | point | 4.9 requests | 5.x requests |
 |---|---|---|
@@ -31,38 +31,38 @@ from cometmq.protocol.properties.values import put, value_of
 
 
 def is_5x(version: int) -> bool:
-    """Return whether a request comes from a 5.x client or tool."""
+    """Return whether `version` is that of a 5.x client or tool."""
     return version >= VERSION_5_0_0
 
 
 def invalid_parameter(version: int) -> int:
-    """Return the response code for a bad topic name or queue id."""
+    """Return the response code for an invalid parameter, such as a bad topic name or queue id."""
     return int(ResponseCode.INVALID_PARAMETER if is_5x(version) else ResponseCode.SYSTEM_ERROR)
 
 
 def spreads_batch_properties(version: int) -> bool:
-    """Return whether the properties of a batch itself are added to each of its messages."""
+    """Return whether a batch's own properties are added to each of its messages, as 4.9 does."""
     return not is_5x(version)
 
 
 def level_of_dead_letter(version: int) -> bytes:
-    """Return the property DELAY of a dead letter that a client itself had sent to a retry topic."""
+    """Return the property DELAY for a message that a client sent to a retry topic and that became dead."""
     return b"-1" if is_5x(version) else b"0"
 
 
 def half_properties(version: int, properties: bytes) -> bytes:
-    """Return the stored properties of a half message."""
+    """Return a half message's properties as they are stored: for 5.x clients, with the transaction id."""
     key = value_of(properties, b"UNIQ_KEY")
     return put(properties, b"__transactionId__", key) if key and is_5x(version) else properties
 
 
 def most_bytes(version: int, asked: int | None) -> int | None:
-    """Return the size limit in bytes that a pull requests, or None."""
+    """Return the maximum size of a pull's response, in bytes, that the client asked for, or None."""
     return max(100, min(asked, 128 << 20)) if asked is not None and is_5x(version) else None
 
 
 def search_mode(version: int, boundary_type: str | None) -> str | None:
-    """Return the search mode of request 29: None for the nearest message, or the boundary LOWER or UPPER."""
+    """Return which message a search by time finds: None (the nearest), or the boundary LOWER or UPPER."""
     if not is_5x(version):
         return None
     return "UPPER" if boundary_type is not None and boundary_type.upper() == "UPPER" else "LOWER"

@@ -1,9 +1,9 @@
 """The broker's settings, under RocketMQ's names (docs/reference/storage.md, Broker settings).
 
-A properties file mixes broker, store and network settings, as Apache's broker.conf does:
-`BrokerConfig.from_properties` reads the broker's settings and passes the others to `StoreConfig`. A known key
-with a bad value raises ConfigError. An unknown key is kept, shown by GET_BROKER_CONFIG, and logged with the
-nearest known name. A number is annotated with its range.
+A properties file contains settings of the broker, the store and the network, as Apache's broker.conf does.
+`BrokerConfig.from_properties` parses the broker's own settings and passes the store's to `StoreConfig`. A
+known key with an invalid value raises ConfigError. An unknown key is kept, returned by GET_BROKER_CONFIG, and
+logged with the most similar known key. Each number is annotated with its range.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ from cometmq.store import SLAVE, StoreConfig
 log = logs.logger(__name__)
 
 MASTER_ID = 0
-"""The brokerId of every master."""
+"""The brokerId that every master has."""
 MAX_PARKED_PULLS = 1 << 20
-"""The maximum of the settings for parked pulls: each pull takes about a kilobyte."""
+"""The upper limit of the settings for parked pulls. It bounds memory, as each pull takes about 1 KB."""
 
 
 _MS = Range(1, INT_MAX, "milliseconds")
@@ -63,15 +63,15 @@ _HA_BATCH = Range(1024, 2 << 20, "bytes; slaves of Apache's have buffers of 4 Mi
 
 
 def host_name() -> str:
-    """Return this machine's name, the default broker name."""
+    """Return this machine's host name, which is the default broker name."""
     return socket.gethostname() or "DEFAULT_BROKER"
 
 
 def local_address() -> str:
-    """Return the address at which other machines reach this one by the routing table, else 127.0.0.1."""
+    """Return the address from which this machine sends to other networks, or 127.0.0.1 if there is none."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        probe.connect(("192.0.2.1", 9))  # a documentation address: a datagram connect sends no packet
+        probe.connect(("192.0.2.1", 9))  # TEST-NET address; connecting a UDP socket sends nothing
         return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
@@ -80,13 +80,15 @@ def local_address() -> str:
 
 
 class BrokerConfig(MetricsSettings, kw_only=True):
-    """Settings with RocketMQ's defaults; times in ms.
+    """The broker's settings with RocketMQ's defaults. Times are in ms.
 
-    UPDATE_BROKER_CONFIG changes those of a running broker. START: only the next start uses the new value.
-    FIXED: the request is refused, because these settings define where the broker stores data, its identity,
-    its address and the lengths of its files. With a wrong value the broker would not start again, or start
-    as another broker. Settings that decide whether uploaded code is run are FIXED, too (Apache's broker built
-    a command from such settings: CVE-2023-33246).
+    UPDATE_BROKER_CONFIG changes the settings of a running broker. Annotations mark two exceptions:
+
+    - START: the new value is stored, but takes effect only at the next start.
+    - FIXED: the change is refused. Most of these settings define the broker's directories, identity,
+      addresses or file lengths; with a wrong value the broker would not start, or would start as another one.
+      Others decide whether uploaded code is run (Apache's broker built a command from such settings:
+      CVE-2023-33246).
     """
 
     broker_name: Annotated[str, FIXED] = msgspec.field(default_factory=host_name)
@@ -95,7 +97,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     broker_ip1: Annotated[str, FIXED] = msgspec.field(default_factory=local_address)
     broker_ip2: Annotated[str, FIXED] = ""
     listen_port: Annotated[int, _PORT, FIXED] = 10911
-    bind_address: Annotated[str, FIXED] = ""  # ours: the interface to listen on, empty for all interfaces
+    bind_address: Annotated[str, FIXED] = ""  # CometMQ's own: the interface to listen on ("": all)
     vip_channel_enable: Annotated[bool, FIXED] = True  # CometMQ's own: whether listenPort - 2 is opened
     namesrv_addr: Annotated[str, FIXED] = msgspec.field(
         default_factory=lambda: os.environ.get("NAMESRV_ADDR", "")
@@ -105,7 +107,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     rmq_address_server_sub_group: Annotated[str, FIXED] = DEFAULT_SUB_GROUP
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
-    max_topic_queue_nums: Annotated[int, _QUEUES] = 1024  # ours; Apache's BenchmarkTest uses this number
+    max_topic_queue_nums: Annotated[int, _QUEUES] = 1024  # CometMQ's own; Apache's BenchmarkTest uses 1024
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     cluster_topic_enable: Annotated[bool, START] = True
@@ -149,7 +151,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     timer_wheel_enable: bool = True
     timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache: 3 days
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
-        4_000_000  # ours: each message takes about 30 bytes of memory
+        4_000_000  # CometMQ's own; each message takes 30 bytes of memory
     )
     recall_message_enable: bool = True  # Apache: false
     reject_transaction_message: bool = False
@@ -160,11 +162,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
-    tls_server_mode: Annotated[str, FIXED] = ""  # empty: permissive if there is a tls.config.file
+    tls_server_mode: Annotated[str, FIXED] = ""  # "": permissive if tls.config.file is set
     tls_config_file: Annotated[str, FIXED] = ""
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False
-    rocketmq_home: Annotated[str, FIXED] = ""  # the directory of the account files, with aclEnable
+    rocketmq_home: Annotated[str, FIXED] = ""  # with aclEnable: the ACL files are in its directory `conf`
     log_level: str = ""  # CometMQ's own
     broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
@@ -172,7 +174,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> BrokerConfig:
-        """Read the settings from a properties file's pairs. Raises ConfigError(key, value, expected)."""
+        """Create the settings from a properties file's key-value pairs.
+
+        Raises:
+            ConfigError: The value of a known key is invalid.
+        """
         own, store, extra = _divided(properties)
         for key in extra:
             if key not in INERT.defaults:
@@ -189,7 +195,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return config
 
     def check(self) -> None:
-        """Raise ConfigError for values that have the right type but cannot work."""
+        """Raise ConfigError for values that have the right type but are out of range or inconsistent."""
         check_ranges(RANGES, lambda key: int(getattr(self, FIELD_OF_KEY[key])))
         if self.store.enable_d_leger_commit_log:
             store = self.store
@@ -201,7 +207,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             raise ConfigError("defaultTopicQueueNums", str(self.default_topic_queue_nums), expected)
         DelayLevels.of(self.store)
         for key, name in (("brokerName", self.broker_name), ("brokerClusterName", self.broker_cluster_name)):
-            # Both names must be valid names of topics, too.
+            # The broker and its cluster each have a topic of their name, so the name must be valid for a
+            # topic.
             if not 0 < len(name.strip()) <= MAX_TOPIC_LENGTH or "/" in name or name in (".", ".."):
                 expected = f"a name that is not blank, of at most {MAX_TOPIC_LENGTH} characters, without /"
                 raise ConfigError(key, name, expected)
@@ -227,7 +234,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
             check_addresses("namesrvAddr", self.namesrv_addr)
 
     def properties(self) -> dict[str, str]:
-        """Every setting as RocketMQ's key and text, store settings and unknown keys included."""
+        """Return all settings as strings by RocketMQ's names, including store settings and unknown keys."""
         pairs = {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
         pairs.update(self.store.to_properties())
         pairs.update({key: self.extra.get(key, default) for key, default in INERT.defaults.items()})
@@ -235,9 +242,10 @@ class BrokerConfig(MetricsSettings, kw_only=True):
         return pairs
 
     def update(self, properties: Mapping[str, str]) -> list[str]:
-        """Apply settings to a running broker, and return the known keys.
+        """Apply settings to a running broker. Return those keys of `properties` that are known.
 
-        Raises ConfigError before any change.
+        Raises:
+            ConfigError: A value is invalid. No setting has changed.
         """
         own, store, extra = _divided(properties)
         new_store = (
@@ -254,19 +262,23 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     @property
     def register_period_ms(self) -> int:
-        """The setting registerNameServerPeriod, limited as Apache's broker limits it."""
+        """The setting registerNameServerPeriod, limited to 10 to 60 s as in Apache's broker."""
         return max(10_000, min(self.register_name_server_period, 60_000))
 
     @property
     def namesrv_addresses(self) -> list[str]:
-        """The name servers of `namesrvAddr`, which separates them by `;`."""
+        """The addresses in `namesrvAddr`, where they are separated by `;`."""
         return check_addresses("namesrvAddr", self.namesrv_addr) if self.namesrv_addr else []
 
 
 def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str], dict[str, str]]:
-    """Split properties into the broker's (parsed, by field name), the store's (as texts), and all others.
+    """Split properties into three groups.
 
-    Raises ConfigError.
+    Returns:
+        The broker's settings (parsed, by field name), the store's settings (as strings), and all others.
+
+    Raises:
+        ConfigError: The value of a broker setting is invalid.
     """
     own = {
         field: read_value(key, text, FIELD_TYPES[field])
@@ -279,13 +291,13 @@ def _divided(properties: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, s
 
 
 RANGES = annotations_of(BrokerConfig, Range)
-"""The permitted range of each number, by key."""
+"""The permitted range of each numeric setting, by key."""
 NOT_BY_REQUEST = keys_with(FIXED, BrokerConfig, StoreConfig) | {
     "configBlackList", "messageStorePlugIn", "mappedFileSizeConsumeQueueExt",
 }  # fmt: skip
-"""Settings that UPDATE_BROKER_CONFIG refuses: the FIXED ones, and some of Apache's without effect here."""
+"""Settings that UPDATE_BROKER_CONFIG must not change: the FIXED ones, and three that have no effect here."""
 AT_NEXT_START = keys_with(START, BrokerConfig, StoreConfig)
-"""Settings that UPDATE_BROKER_CONFIG accepts and writes, but that only the next start uses."""
+"""Settings that UPDATE_BROKER_CONFIG stores, but that take effect only at the next start."""
 
 FIELD_TYPES = {name: kind for name, kind in get_type_hints(BrokerConfig).items() if kind in (bool, int, str)}
 FIELD_OF_KEY = {camel(field): field for field in FIELD_TYPES}

@@ -1,8 +1,8 @@
-"""Delay levels: their configuration, and the stored form of a message that waits.
+"""Delay levels: their configuration, and the delivery times of messages that have one.
 
-A delayed message is stored in SCHEDULE_TOPIC_XXXX, queue `level - 1`, with its destination in REAL_TOPIC and
-REAL_QID. Its consume-queue entry contains the delivery time in ms instead of the tag hash
-(docs/reference/storage.md, Delay levels).
+A message with a delay level is stored in SCHEDULE_TOPIC_XXXX, queue `level - 1`, until its delivery. Its
+properties REAL_TOPIC and REAL_QID hold the destination. Its consume-queue entry contains the delivery time in
+ms in place of the tag hash (docs/reference/storage.md, Delay levels).
 """
 
 from __future__ import annotations
@@ -13,39 +13,42 @@ import msgspec
 
 from cometmq.store import StoreConfig
 
-# The delay that Apache's store uses for a level that the table does not contain.
+# The delay, in ms, of a level that the setting does not define, as in Apache's store.
 UNKNOWN_LEVEL_MS = 1_000
-# Smaller changes of the wall clock against the monotonic clock are slow adjustments. For safety, messages
-# wait for this much longer.
+# A change of the wall clock against the monotonic clock counts as a step only if it is greater than this
+# (ms); smaller changes are slow adjustments. Because these are ignored, messages wait this much longer.
 STEP_MS = 10
 
 
 class DelayLevels(msgspec.Struct, frozen=True):
-    """The delays of the levels, which count from 1: `delays_ms[level - 1]`."""
+    """The delays of all levels, in ms.
+
+    Levels count from 1: the delay of a level is `delays_ms[level - 1]`.
+    """
 
     delays_ms: tuple[int, ...]
 
     @classmethod
     def of(cls, config: StoreConfig) -> DelayLevels:
-        """Return the levels of the setting `messageDelayLevel`. Raises ConfigError."""
+        """Return the delay levels of the setting `messageDelayLevel`. Raises ConfigError if it is invalid."""
         return cls(tuple(config.delay_levels_ms.values()))
 
     def delay_ms(self, level: int) -> int:
-        """Return the delay of a level in ms, 1 s for an unknown level."""
+        """Return the delay of a level in ms. The delay of an undefined level is 1 s."""
         return self.delays_ms[level - 1] if 0 < level <= len(self.delays_ms) else UNKNOWN_LEVEL_MS
 
     def effective(self, requested: int) -> int:
-        """Return the level for a requested one: 0 for none, at most the last level."""
+        """Return a requested level, limited to the range from 0 (no delay) to the last level."""
         return min(max(requested, 0), len(self.delays_ms))
 
 
 class ClockSteps:
-    """The lead of the monotonic clock over the wall clock when the records of a queue were stored.
+    """For each record of a queue: how far the monotonic clock was ahead of the wall clock at its storing.
 
-    A record contains the wall time of its storing. If the wall clock is set between storing and delivery, it
-    would deliver messages early or late. So delays are measured by a monotonic clock that includes the time
-    of a suspended machine. Records from before the start count as stored by the wall clock of the start. The
-    leads are kept by queue offset, without I/O.
+    A record contains only the wall-clock time of its storing. If the wall clock is set before the delivery,
+    that time would deliver the message early or late. So delays are measured with a monotonic clock, which
+    also counts the time that the machine is suspended. Records from before the start are treated as if the
+    wall clock had not been set since. The differences are kept in memory, by queue offset.
     """
 
     __slots__ = ("notes",)
@@ -54,15 +57,12 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """Record the lead in ms for the record at this offset and those after it."""
+        """Record how far (ms) the monotonic clock is ahead from the record at this offset on."""
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """Return the ms to add to the store time of the record at this offset to get monotonic time.
-
-        The oldest record is the most frequent case.
-        """
+        """Return the ms to add to the store time of the record at this offset to get its monotonic time."""
         found = self.notes[0][1]
         for first, ahead_ms in self.notes:
             if first > offset:
@@ -71,27 +71,28 @@ class ClockSteps:
         return found
 
     def passed(self, offset: int) -> None:
-        """Remove the entries that concern only records before this offset."""
+        """Remove differences that apply only to records before this offset."""
         while len(self.notes) > 1 and self.notes[1][0] <= offset:
             self.notes.popleft()
 
 
 class DueTimes:
-    """The delivery times of one level's messages, in ms of the monotonic clock. It does no I/O.
+    """The delivery times of one level's messages, in ms of the monotonic clock.
 
-    A message stored before the start counts as stored at the start if its timestamp lies in the future.
+    A message from before the start whose store time is in the future is due no later than one delay after the
+    start.
     """
 
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
-        """Create the times of a level whose queue ended at offset `stored` at the start."""
+        """Create the delivery times of a level. `stored` is the end of its queue at the start."""
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # the latest time for messages stored before the start
+        self._latest_ms = monotonic_ms + delay_ms  # upper limit for messages from before the start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:
-        """Return the delivery time of the message at this offset."""
+        """Return the delivery time, in ms of the monotonic clock, of the message at this offset."""
         due_ms = store_timestamp_ms + self._delay_ms + self.steps.ahead_ms(offset) + STEP_MS
         return min(due_ms, self._latest_ms) if offset < self._stored else due_ms

@@ -1,11 +1,11 @@
-"""Settings of Apache's broker that have no effect here."""
+"""Settings of Apache's broker that are accepted but have no effect here."""
 
 from __future__ import annotations
 
 from cometmq.settings import Inert
 
-# These settings control thread pools and their queues, Netty, mapped memory, and Apache's deletion of mapped
-# files, which do not exist here. The defaults are those of 4.9.7 (docs/reference/storage.md, Broker
+# These settings, with 4.9.7's defaults, control parts of Apache's broker that do not exist here: thread pools
+# and their queues, Netty, mapped memory, and the deletion of mapped files (docs/reference/storage.md, Broker
 # settings).
 WITHOUT_USE = {
     "sendMessageThreadPoolNums": "4", "pullMessageThreadPoolNums": "32", "queryMessageThreadPoolNums": "16",
@@ -40,7 +40,7 @@ WITHOUT_USE = {
     "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
     "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
     "autoDeleteUnusedStats": "false",
-    # settings of 5.x
+    # settings that 5.x has added
     "waitTimeMillsInAckQueue": "3000", "waitTimeMillsInAdminBrokerQueue": "5000",
     "timerRollWindowSlot": "172800", "timerFlushIntervalMs": "1000", "mappedFileSizeTimerLog": "104857600",
     "appendTopicForTimerDeleteKey": "false",

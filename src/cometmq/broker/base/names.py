@@ -1,7 +1,8 @@
-"""The check of topic and group names in requests, with Apache's remarks (docs/reference/storage.md, Names).
+"""Checks of topic and group names in requests, with Apache's error texts (docs/reference/storage.md, Names).
 
-All requests except the hot ones pass through `names_checked`, so handlers need not check. Sends and pulls
-check a name when they see it for the first time. The decoders of bodies check the names in them.
+`names_checked` checks the names in the header of every request, except for the frequent ones in
+CHECK_BY_THEMSELVES: the handlers of sends and pulls check a name only when they first see it. Names in a
+request's body are checked by the body's decoder.
 """
 
 from __future__ import annotations
@@ -23,16 +24,22 @@ CHECK_BY_THEMSELVES = frozenset(
         RequestCode.LITE_PULL_MESSAGE,
     }
 )
-"""The requests on the hot path."""
+"""The most frequent requests. Their handlers check the names themselves."""
 
 
 def check_topic(topic: str | None, version: int) -> str:
-    """Return a valid topic name. Raises CommandError with code 1, or 29 for requests of 5.x."""
+    """Return a topic name if it is valid.
+
+    Otherwise raise CommandError, with code 1, or 29 for a 5.x request.
+    """
     return _checked(topic, "topic", MAX_TOPIC_LENGTH, version)
 
 
 def check_group(group: str | None, version: int) -> str:
-    """Return a valid group name. Raises CommandError with code 1, or 29 for requests of 5.x."""
+    """Return a group name if it is valid.
+
+    Otherwise raise CommandError, with code 1, or 29 for a 5.x request.
+    """
     return _checked(group, "group", MAX_GROUP_LENGTH, version)
 
 
@@ -61,11 +68,14 @@ FIELDS: dict[str, Check] = {
     "destGroup": check_group,
     "compareGroup": check_group,
 }
-"""The ext fields that contain names, in any request. Handlers check for blank ones: many are optional."""
+"""The ext fields that contain names, in any request, and the check of each.
+
+Blank values are left to the handlers, because many of the fields are optional.
+"""
 
 
 def names_checked(handler: Handler) -> Handler:
-    """Return the handler with a check of the names in the ext fields before it."""
+    """Return a handler that checks the names in a request's ext fields and then calls `handler`."""
 
     def checked(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         ext = frame.ext

@@ -1,7 +1,7 @@
-"""The decision which requests an overloaded broker refuses, and with which remark. It does no I/O.
+"""Decides which requests an overloaded broker refuses, and formats the remark of the refusal. It does no I/O.
 
-docs/server.md, Back-pressure, defines each reason and its limit. The text before the reason is that of
-Apache's broker (docs/reference/storage.md, Overload).
+docs/server.md, Back-pressure, defines each limit. A remark begins with the text of Apache's broker
+(docs/reference/storage.md, Overload), which is followed by the exceeded limits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ SENDS = (
     RequestCode.SEND_BATCH_MESSAGE,
     RequestCode.CONSUMER_SEND_MSG_BACK,
 )
-# For each group of requests that share a queue in Apache's broker: the setting with the loop's maximum delay.
+# The setting with the maximum delay of the event loop, for each set of request codes that share a queue in
+# Apache's broker.
 LATENESS = {
     SENDS: "wait_time_mills_in_send_queue",
     (RequestCode.PULL_MESSAGE,): "wait_time_mills_in_pull_queue",
@@ -31,13 +32,13 @@ MARKS = {LAG: "TIMEOUT_CLEAN_QUEUE", FLUSH: "PCBUSY_CLEAN_QUEUE", PENDING: "OVER
 
 
 class Load(NamedTuple):
-    """The measured load of a broker at one moment.
+    """The load of a broker at one moment.
 
     Attributes:
-        lag_ms: The delay of the loop: the smaller one of the last two measurements.
-        sync_ms: The duration of the sync that senders wait for; 0 with ASYNC_FLUSH.
-        waiting: The number of senders that wait for the device.
-        unflushed: The bytes of the log that are not on the device.
+        lag_ms: The delay of the event loop in ms: the smaller one of the last two measurements.
+        sync_ms: The time in ms that the current sync has taken so far, if senders wait for it; otherwise 0.
+        waiting: The number of senders that wait for a sync or for slaves.
+        unflushed: The number of bytes of the log that have not been synced to the disk.
     """
 
     lag_ms: int = 0
@@ -47,7 +48,7 @@ class Load(NamedTuple):
 
 
 class Excess(NamedTuple):
-    """An exceeded limit: the measured value and the limit, in ms or bytes."""
+    """An exceeded limit: the measured value, the limit (both in ms or bytes), and the limit's setting."""
 
     reason: str
     measured: int
@@ -60,7 +61,7 @@ class Excess(NamedTuple):
 
 
 def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
-    """Return the exceeded limits by request code."""
+    """Return the limits that the load exceeds, by the request codes to be refused."""
     if not config.broker_fast_failure_enable:
         return {}
     of_sends = []
@@ -81,7 +82,7 @@ def exceeded(load: Load, config: BrokerConfig) -> dict[int, list[Excess]]:
 
 
 def remark(excess: list[Excess], load: Load) -> str:
-    """Return Apache's remark for a busy broker, followed by the exceeded limits."""
+    """Return the remark of a refusal: Apache's text for a busy broker, then the exceeded limits."""
     waited = max(load.lag_ms, load.sync_ms)
     return (
         f"[{MARKS[excess[0].reason]}]broker busy, start flow control for a while, "

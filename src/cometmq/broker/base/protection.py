@@ -1,7 +1,8 @@
-"""Back-pressure: measures the load of a broker and refuses requests that it could not serve in time.
+"""Back-pressure: measures the load of a broker and refuses requests while it is overloaded.
 
-A timer measures 50 times per second. Refused requests get another handler in the server's table, so accepted
-requests cost nothing more. pressure.py decides.
+A timer measures the load 50 times per second. While requests of some code are refused, the server's handler
+for this code is replaced, so the check costs accepted requests nothing. pressure.py decides which codes to
+refuse.
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ from cometmq.store import MessageStore
 log = logs.logger(__name__)
 
 MEASURE_INTERVAL_S = 0.02
-WARNING_INTERVAL_S = 10.0  # the minimum interval between two log lines about refusals
+WARNING_INTERVAL_S = 10.0  # minimum interval between two log lines about refusals
 
 
 @dataclass(eq=False, kw_only=True)
 class Protection:
-    """The measurement of the load, and the refusal of requests by RemotingServer's override_handlers."""
+    """Measures the load, and refuses requests by replacing their handlers in the RemotingServer."""
 
     config: BrokerConfig
     store: MessageStore
@@ -38,7 +39,7 @@ class Protection:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0
-        self._late_ms = 0  # the delay of the loop at the last measurement
+        self._late_ms = 0  # delay of the event loop at the last measurement
         self._exceeded: dict[int, list[Excess]] = {}
         self._log_limit = logs.LogLimiter(1, WARNING_INTERVAL_S)
         self.load = Load()
@@ -46,26 +47,27 @@ class Protection:
         """The number of refused requests since the start."""
 
     def start(self) -> None:
-        """Start to measure the load."""
+        """Start measuring the load."""
         self._due = self._loop.time() + MEASURE_INTERVAL_S
         self._timer = self._loop.call_at(self._due, self._measure)
 
     def stop(self) -> None:
-        """Stop measuring, and refuse no more requests."""
+        """Stop measuring the load, and accept all requests again."""
         if self._timer is not None:
             self._timer.cancel()
         self._refuse({})
 
     @property
     def why(self) -> str:
-        """Return the limits that are exceeded now, or "" if no request is refused."""
+        """The limits that are exceeded now, as text, or "" if no request is refused."""
         return "; ".join(dict.fromkeys(str(each) for excess in self._exceeded.values() for each in excess))
 
     def _measure(self) -> None:
         late_ms = int((self._loop.time() - self._due) * 1000)
         flusher = self.store.flusher
         self.load = Load(
-            # A single stall that is over does not count, because the waiting requests are best served now.
+            # The minimum of two measurements ignores a single stall that is already over: the requests that
+            # waited during it are best served now.
             lag_ms=min(late_ms, self._late_ms),
             sync_ms=int(flusher.syncing_s * 1000) if self.store.config.sync_flush else 0,
             waiting=self.writer.waiting,
@@ -73,7 +75,7 @@ class Protection:
         )
         self._late_ms = late_ms
         if 0 < self.config.max_unflushed_bytes <= 2 * self.load.unflushed:
-            flusher.request()  # this sync does not depend on the flush interval
+            flusher.request()  # half the limit is reached, so sync before the flush interval ends
         self._refuse(exceeded(self.load, self.config))
         self.start()
 
