@@ -1,7 +1,7 @@
-"""The filter servers of a broker: processes that it starts if its configuration file requires them.
+"""The filter servers of a broker: processes that it starts if the setting filterServerNums is positive.
 
-No setting becomes part of the command. The number of filter servers is read once, and no request can change
-it. Only a filter server that this broker has started can register, with the token that it received
+For security, no setting becomes part of the command that starts them, and no request can change their number,
+which is read once. A filter server can register only with the token that the broker has passed to it
 (docs/reference/remoting.md, Filter servers).
 """
 
@@ -33,7 +33,7 @@ from cometmq.store import Clock
 
 log = logs.logger(__name__)
 
-EXPIRED_MS = 30_000  # filter servers register every 10 s
+EXPIRED_MS = 30_000  # registrations are repeated every 10 s, so three have been missed
 SCAN_S = 5.0
 START_S = 5.0
 STOP_S = 5.0
@@ -42,7 +42,10 @@ COMMAND = (sys.executable, "-P", "-m", "cometmq.filtersrv.process")
 
 @dataclass(eq=False)
 class FilterServers:
-    """Starts the filter servers and accepts their registrations. It is created inside the running loop."""
+    """Starts the filter servers and accepts their registrations.
+
+    It must be created in a running event loop.
+    """
 
     config: BrokerConfig
     clock: Clock
@@ -52,7 +55,7 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of its last registration
+        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of the last registration in ms
         self._complete = asyncio.Event()  # set once all required filter servers have registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
@@ -60,9 +63,9 @@ class FilterServers:
         )
 
     async def start(self) -> None:
-        """Start the configured number of filter servers, and wait a short time for their registrations.
+        """Start the configured number of filter servers, and wait up to START_S for their registrations.
 
-        If a filter server ends later, another one replaces it.
+        If a filter server ends later, it is replaced.
         """
         if self._count:
             self._start_missing()
@@ -81,7 +84,10 @@ class FilterServers:
 
     @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """Register the address at which consumers reach a filter server, which repeats this at intervals."""
+        """Register the address of a filter server for consumers.
+
+        Each filter server repeats this every 10 s.
+        """
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(
@@ -98,7 +104,7 @@ class FilterServers:
         return frame.response(header=RegisterFilterServerResponseHeader(broker_name=name, broker_id=number))
 
     def closed(self, connection: Connection) -> None:
-        """Forget a closed connection, which may be that of a filter server."""
+        """Remove the address of the filter server, if any, whose connection was closed."""
         if self._known.pop(connection, None) is not None:
             self._register_addresses()
 
@@ -111,7 +117,7 @@ class FilterServers:
         self._start_missing()
 
     def _register_addresses(self) -> None:
-        """Send changed addresses of filter servers to the name servers."""
+        """Register the broker with the name servers again if the filter servers' addresses have changed."""
         addresses = sorted({address for address, _ in self._known.values()})
         if addresses != list(self.registrar.filter_servers):
             self.registrar.filter_servers = addresses
@@ -120,10 +126,10 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d exited with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE and self._count:  # the process has logged the reason
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has logged why
                 log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
-                self._complete.set()  # no filter server is left to wait for
+                self._complete.set()  # `start` must not wait any longer
             self.processes.remove(process)
             _close(process)
         try:
@@ -147,9 +153,9 @@ class FilterServers:
 
 
 def _close(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipes of a filter server, which ends it."""
+    """Close the input of a filter server, which makes it stop."""
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # the filter server has ended before it read its settings
+    with contextlib.suppress(OSError):  # it may have ended before it read its settings
         process.stdin.close()
 
 

@@ -1,8 +1,8 @@
-"""The services that a broker of a raft group runs as leader.
+"""The services that a broker in a raft group runs only while it is the leader.
 
-The leader is the master, brokerId 0: it accepts sends, delivers waiting messages, and checks transactions. A
-follower is a slave: it serves reads of committed messages. A new leader registers with the name servers
-immediately.
+The leader is the master (brokerId 0): it accepts sends, delivers delayed messages, and checks transactions. A
+follower is a slave: it serves reads of committed messages. After an election, the new leader registers with
+the name servers immediately.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from cometmq.store import Clock, MessageStore
 log = logs.logger(__name__)
 
 GRACE_S = 600.0
-"""The time in seconds for which a follower keeps an expired segment that its leader still has.
+"""The time in seconds for which a follower keeps an expired segment that its leader has not deleted yet.
 
-The leader stores the waiting messages of the segment again, and these copies must arrive first.
+The leader first stores copies of the segment's undelivered messages at the end of the log, and these copies
+must reach the follower before it deletes the segment.
 """
 
 
 @dataclass(eq=False, kw_only=True)
 class LeaderServices:
-    """The leader services that RaftReplication starts and stops when the role changes.
+    """The services of a raft leader, which RaftReplication starts and stops when the broker's role changes.
 
-    `follower_id` is the brokerId of this broker while another one leads.
+    `follower_id` is the brokerId that this broker has while it is a follower.
     """
 
     config: BrokerConfig
@@ -48,10 +49,10 @@ class LeaderServices:
 
     def __post_init__(self) -> None:
         self.leader_log: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """Returns the begin and the end of the leader's log, as the leader last reported them."""
+        """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # the end of the segment to delete; request time
+        self._asked: tuple[int, float] = (-1, 0.0)  # end of the segment to delete, time of the request
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -60,7 +61,7 @@ class LeaderServices:
         self.store.slave = broker_id != MASTER_ID
 
     async def prepare(self) -> None:
-        """Read the state that a master needs before it accepts requests. Raises OSError, StoreError."""
+        """Read the state that a master needs before it can accept requests. Raises OSError or StoreError."""
         if self._resting is not None:
             await self._resting
         self.tables.adopt()
@@ -70,19 +71,19 @@ class LeaderServices:
         await asyncio.to_thread(self.transactions.load)
 
     def lead(self) -> None:
-        """Start the deliveries and register as the master."""
+        """Become the master: start the leader services and register with the name servers."""
         self._leads = True
         self._become(MASTER_ID)
         self.transactions.fill()
         self.schedule.start()
         self.timers.start()
         self.transactions.start()
-        # The registration needs a new version: a follower may have sent the current version to the name
-        # servers, which ignore a follower's topics.
+        # Raise the data version of the topics. This broker may have registered as a follower with the current
+        # version, and name servers ignore a follower's topics and then skip an unchanged version.
         self.tables.topics.touch()
 
     def follow(self) -> None:
-        """Stop the leader services."""
+        """Become a follower: stop the leader services and register with the name servers."""
         self._become(self.follower_id)
         if self._leads:
             self._leads = False
@@ -91,7 +92,10 @@ class LeaderServices:
         self.registrar.register()
 
     async def _may_go(self, behind: int) -> bool:
-        """Return whether the log up to a position may be deleted: committed, without waiting messages."""
+        """Return whether the log up to the position `behind` may be deleted.
+
+        It may if it is committed, and its undelivered messages have been stored again behind that position.
+        """
         raft_log, now = self.store.raft_log, self.clock.boottime()
         if raft_log is None or raft_log.committed < raft_log.first:
             return False
@@ -101,7 +105,7 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted it, and moved messages are here
+        if behind <= begin and end <= committed:  # the leader has deleted it, and the new copies are here
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
@@ -111,10 +115,10 @@ class LeaderServices:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # a failure here must not prevent this member from leading
+            except Exception:  # an exception must not prevent this member from leading again
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:
-        """Stop this object. The other parts of the broker stop separately."""
+        """Wait until leader services that are being stopped have ended."""
         if self._resting is not None:
             await self._resting

@@ -136,7 +136,10 @@ class RuntimeAdmin:
 
     @handles(RequestCode.DELETE_EXPIRED_COMMITLOG)
     async def delete_expired_commitlog(self, connection: Connection, frame: Frame) -> Frame:
-        """Delete expired segments without waiting for the configured hour: ten now, ten in each next cycle."""
+        """Delete expired segments now, without waiting for the configured hour.
+
+        Ten segments are deleted now, and ten more in each following cycle.
+        """
         store = self.store
         log.info("deleting expired files, as requested by %s", connection.peer)
         store.retention.delete_now()

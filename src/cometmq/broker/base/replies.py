@@ -1,8 +1,8 @@
 """Responses to sends and pulls, formatted directly as bytes with the JSON header of Apache's 4.9 broker.
 
-A successful response to a send must have extFields with MSG_REGION, because the Java client reads it without
-a check (docs/reference/remoting.md, Sending). JSON is a valid response to either serialisation
-(docs/reference/remoting.md, Serialisation of answers).
+A successful response to a send must have MSG_REGION in its extFields, because the Java client reads that
+field without checking that it exists (docs/reference/remoting.md, Sending). A client accepts a JSON response
+even if its request was in the binary serialisation (docs/reference/remoting.md, Serialisation of answers).
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cometmq.store import TickMessage
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """The sender of a message that expects a response.
+    """The sender of a message, who expects a response.
 
     Attributes:
-        opaque: The request's number in decimal digits.
+        opaque: The request's number, in decimal digits.
         waits: Whether the response must wait until the message is as durable as the broker promises.
     """
 
@@ -40,8 +40,8 @@ _SEND = (
     b'{"code":%d,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b","queueId":"%d","queueOffset":"%d"%b'
     + _TAIL
 )
-# The template of a success. It is filled in two steps: the values of all responses, then those of one
-# message.
+# The template of a success response. It is filled in two steps: first with the values that all responses
+# share, then with those of one message.
 _OK = (
     b'{"code":0,"extFields":{"MSG_REGION":%b,"TRACE_ON":"%b","msgId":"%b%%016X","queueId":"%%d",'
     b'"queueOffset":"%%d"},"flag":1,"language":"JAVA","opaque":%%b,"serializeTypeCurrentRPC":"JSON","version":'
@@ -53,18 +53,18 @@ _PULL = (
     + _TAIL
 )
 
-# Length word and header word of responses without a body, by the size of the header.
+# The two length words at the beginning of a response without a body, by the size of its header.
 _WORDS = [_lengths(4 + size, size) for size in range(512)]
 
 
 def frame_of(header: bytes, body_size: int = 0) -> bytes:
-    """Return length word, header word and header of a JSON frame with a body of `body_size` bytes."""
+    """Return the two length words and the header of a JSON frame, whose body has `body_size` bytes."""
     size = len(header)
     return _lengths(4 + size + body_size, size) + header
 
 
 class SendReplies:
-    """The formatter of responses to requests 10, 310 and 320."""
+    """Formats the responses to sends: requests 10, 310 and 320."""
 
     __slots__ = ("_before", "_ids_prefix", "_ok", "_region", "_trace")
 
@@ -73,31 +73,31 @@ class SendReplies:
         self.configure(region, trace_on)
 
     def configure(self, region: str, trace_on: bool) -> None:
-        """Set the values for message traces that clients receive: regionId and traceOn."""
+        """Set regionId and traceOn, which responses contain so that clients can trace messages."""
         self._region = json.dumps(region).encode().replace(b"%", b"%%")
         self._trace = b"true" if trace_on else b"false"
         self._fill_in()
 
     def _fill_in(self) -> None:
-        """Fill in the values that all responses share."""
+        """Fill the values that all responses share into the templates."""
         self._before = _SEND.replace(b"%b", self._region, 1).replace(b"%b", self._trace, 1)
         self._ok = _OK % (self._region, self._trace, self._ids_prefix, VERSION_4_9_7)
 
     def use_host(self, store_host: bytes) -> None:
-        """Set the broker's address and port (8 or 20 bytes as in records), the first part of message ids."""
+        """Set the broker's address, with which all message ids begin. It has 8 or 20 bytes, as in records."""
         self._ids_prefix = store_host.hex().upper().encode()
         self._fill_in()
 
     def message_id(self, physical_offset: int) -> bytes:
-        """Return the offset id of a record of this broker."""
+        """Return the message id (address and log position) of a record of this broker."""
         return b"%b%016X" % (self._ids_prefix, physical_offset)
 
     def message_ids(self, physical_offsets: Sequence[int]) -> bytes:
-        """Return the offset ids of a batch joined by commas, formatted in one step."""
+        """Return the message ids of a batch, joined by commas. They are formatted in one step, for speed."""
         return b",".join([self._ids_prefix + b"%016X"] * len(physical_offsets)) % tuple(physical_offsets)
 
     def answer(self, messages: Iterable[TickMessage]) -> None:
-        """Send the success responses for plain messages."""
+        """Send the success responses for messages that were sent singly."""
         template = self._ok
         for message in messages:
             sender: Sender = message.sender
@@ -118,7 +118,10 @@ class SendReplies:
         recall_handle: str = "",
         transaction_id: str = "",
     ) -> bytes:
-        """Return a response with message ids: success, or stored but not flushed or replicated in time."""
+        """Return a response with message ids.
+
+        `code` is SUCCESS, or tells that the messages were stored, but not flushed or replicated in time.
+        """
         more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
         if transaction_id:
             more += b',"transactionId":' + json.dumps(transaction_id).encode()
@@ -133,9 +136,9 @@ def pull_reply(
     suggested_broker: int = 0,
     body_size: int = 0,
 ) -> bytes:
-    """Return the header of the response to a pull, which is followed by a body of `body_size` bytes.
+    """Return the first bytes of a pull's response, which is followed by a body of `body_size` bytes.
 
-    `offsets` holds the next offset, the minimum and the maximum offset.
+    `offsets` holds three offsets: the next one to pull, the minimum, and the maximum.
     """
     next_begin, minimum, maximum = offsets
     more = b',"remark":"%b"' % remark

@@ -1,6 +1,7 @@
 """The counters of a broker, and the rates in GET_BROKER_RUNTIME_INFO and GET_CONSUME_STATS.
 
-Callers pass the time: rates use a monotonic clock (`mono_ms`), days the wall clock.
+Callers pass the time in ms: of a monotonic clock (`mono_ms`) for rates, of the wall clock (`now_ms`) for
+days.
 """
 
 from __future__ import annotations
@@ -12,23 +13,23 @@ from typing import Generic, NamedTuple, TypeVar
 
 import msgspec
 
-# The periods of the reported rates.
+# The periods, in seconds, over which rates are reported.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
-GROUP_SPAN_MS = 10_000  # the interval at which the counts of groups start again
+GROUP_SPAN_MS = 10_000  # length of a span in which messages per group are counted
 GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
-"""The maximum number of totals by group and topic. Above it all totals are reset, as at a start."""
+"""The maximum number of totals, one per group and topic. If it is exceeded, all totals restart at 0."""
 
 
 K = TypeVar("K")
 SPAN_MS = 10_000
-# For the last minute, hour and day: the length of a span, and the number of spans that are summed.
+# For each level (last minute, hour, day): the length of a span in ms, and the number of spans summed.
 LEVELS = ((SPAN_MS, 6), (600_000, 6), (3_600_000, 24))
 
 
 class Counted(NamedTuple):
-    """A count and its period in ms."""
+    """A number of events, and the time in ms in which they occurred."""
 
     sum: int
     elapsed_ms: int
@@ -39,16 +40,16 @@ class Counted(NamedTuple):
 
 
 class SpanCounts(Generic[K]):
-    """The counts of the last minute, hour and day, of keys that were counted within the last day."""
+    """The number of events of the last minute, hour and day, for each key that had events in the last day."""
 
     def __init__(self, mono_ms: int) -> None:
-        # For each level, the start times of its spans with their counts. The current span is the last one.
+        # For each level, its spans: start time, and counts by key. The last span is the current one.
         self._levels: list[deque[tuple[int, dict[K, int]]]] = [
             deque([(mono_ms, {})], maxlen=count + 1) for _, count in LEVELS
         ]
 
     def add(self, counts: Mapping[K, int], mono_ms: int) -> None:
-        """Add the counts of the last 10 s."""
+        """Add the numbers of events since the last call, about 10 s ago, by key."""
         for spans, (length_ms, _) in zip(self._levels, LEVELS, strict=True):
             began_ms, present = spans[-1]
             for key, count in counts.items():
@@ -57,7 +58,10 @@ class SpanCounts(Generic[K]):
                 spans.append((mono_ms, {}))
 
     def of(self, key: K, mono_ms: int, since: int = 0) -> list[Counted]:
-        """Return a key's counts of the last minute, hour and day, plus the count `since` the last `add`."""
+        """Return a key's numbers of events in the last minute, hour and day.
+
+        `since` is the number of events since the last call of `add`.
+        """
         return [
             Counted(since + sum(counts.get(key, 0) for _, counts in spans), mono_ms - spans[0][0])
             for spans in self._levels
@@ -69,7 +73,10 @@ class SpanCounts(Generic[K]):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The counters at one moment of `mono_ms`. `transferred` counts messages sent to consumers."""
+    """The broker's counters at the time `at_ms`.
+
+    `transferred` is the number of messages sent to consumers.
+    """
 
     at_ms: int
     put: int = 0
@@ -80,7 +87,7 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 class Stats:
-    """Plain counters that the hot path increments. `sample` is called once per second."""
+    """The broker's counters. The hot path increments them directly; `sample` is called once per second."""
 
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
@@ -92,24 +99,24 @@ class Stats:
         self.found = 0
         self.miss = 0
         self.transferred = 0
-        # The messages sent to each group by topic in the current span. Inactive groups are removed after a
-        # minute.
+        # The number of messages sent to each group from each topic in the current span. A group without
+        # traffic disappears from `group_spans` after a minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The counts of the last spans, with their start times. The current span is the last one.
+        # The spans of the last minute: start time and counts. The last one is the current span.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._counted = {"put": 0, "transferred": 0}  # events that `broker_counts` already includes
-        self.group_totals: dict[tuple[str, str], int] = {}  # counts since the start, without the current span
+        self._counted = {"put": 0, "transferred": 0}  # counter values that `broker_counts` includes
+        self.group_totals: dict[tuple[str, str], int] = {}  # since the start, without the current span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0
         self.get_this_morning = self.get_yesterday_morning = 0
 
     def sample(self, now_ms: int, mono_ms: int) -> None:
-        """Store the counters of this second."""
+        """Take a sample of the counters. Begin a new span, and a new day, when it is time."""
         self._samples.append(Totals(mono_ms, self.put, self.get, self.found, self.miss, self.transferred))
         if mono_ms - self.group_spans[-1][0] >= GROUP_SPAN_MS:
             self.group_counts.add(self.group_get, mono_ms)
@@ -128,9 +135,9 @@ class Stats:
             self.get_yesterday_morning, self.get_this_morning = self.get_this_morning, self.transferred
 
     def rates(self, name: str) -> str:
-        """Return the events per second of a `Totals` field over 10 s, 1 min and 10 min.
+        """Return the events per second of a field of `Totals` over 10 s, 1 min and 10 min.
 
-        The three numbers are separated by blanks, as Apache's tools expect.
+        The three numbers are separated by spaces, as Apache's tools expect.
         """
         newest = self._samples[-1]
         return " ".join(self._rate(newest, name, span) for span in SPANS_S)
@@ -155,9 +162,9 @@ class Stats:
         return self.group_totals.get(key, 0) + self.group_get.get(key, 0)
 
     def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
-        """Record the total number of messages of each topic, about every 10 s.
+        """Record the total number of messages stored in each topic. It is called about every 10 s.
 
-        The first call sets the baseline.
+        The first call only sets the totals from which later calls count.
         """
         before = self._topic_totals
         if before is not None:
@@ -166,42 +173,45 @@ class Stats:
         self._topic_totals = totals
 
     def topic_put(self, topic: str, total: int, mono_ms: int) -> list[Counted]:
-        """Return the messages stored in a topic in the last minute, hour and day.
+        """Return the numbers of messages stored in a topic in the last minute, hour and day.
 
-        `total` is its current total.
+        `total` is the number of all messages stored in the topic so far.
         """
         before = self._topic_totals
         since = max(total - before.get(topic, 0), 0) if before is not None else 0
         return self.topic_counts.of(topic, mono_ms, since)
 
     def _since(self, name: str) -> int:
-        """Return the number of events that `broker_counts` does not include yet."""
+        """Return the number of events of a counter that `broker_counts` does not include yet."""
         return int(getattr(self, name)) - self._counted[name]
 
     def of_broker(self, name: str, mono_ms: int) -> list[Counted]:
-        """Return all messages stored ("put") or consumed ("transferred") in the last minute, hour and day."""
+        """Return how many messages were stored ("put") or consumed ("transferred") in each period.
+
+        The periods are the last minute, hour and day.
+        """
         return self.broker_counts.of(name, mono_ms, self._since(name))
 
     def group_got(self, group: str, topic: str, mono_ms: int) -> list[Counted]:
-        """Return the messages that a group received from a topic in the last minute, hour and day."""
+        """Return how many messages a group received from a topic in the last minute, hour and day."""
         return self.group_counts.of((group, topic), mono_ms, self.group_get.get((group, topic), 0))
 
 
 @dataclass(slots=True)
 class Rate:
-    """The bytes of the last whole second with traffic, for status output. Times are in seconds."""
+    """A byte rate for status output: the number of bytes in the previous second. Times are in seconds."""
 
     _second: int = 0
     _bytes: int = 0
     _before: int = 0
 
     def add(self, now: float, size: int) -> None:
-        """Count `size` transferred bytes."""
+        """Count `size` bytes that were transferred at the time `now`."""
         self._begin(int(now))
         self._bytes += size
 
     def bytes_a_second(self, now: float) -> int:
-        """Return the number of bytes in the previous second."""
+        """Return the number of bytes transferred in the second before the current one."""
         self._begin(int(now))
         return self._before
 

@@ -1,4 +1,4 @@
-"""Helpers for requests about many queues, which let the event loop do other work in between."""
+"""Helpers for requests about many queues. They let the event loop run other tasks in between."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""The number of queues per turn. A queue costs up to 20 µs, so a turn takes about a millisecond."""
+"""The number of items between two pauses.
+
+An item takes up to 20 µs, so they block the loop for about 1 ms.
+"""
 ENTRIES_INLINE = 512
-"""The number of entries of a response that are encoded in the loop, at 3 µs each. A thread encodes more."""
+"""The maximum entries of a response that the loop encodes, at 3 µs each. A thread encodes longer ones."""
 
 
 class Turns:
-    """A counter of the queues, topics or groups that one request has processed."""
+    """Pauses the loops of one request over queues, topics or groups, so that other tasks can run."""
 
     __slots__ = ("_left",)
 
@@ -25,7 +28,7 @@ class Turns:
         self._left = QUEUES_PER_TURN
 
     async def each(self, items: Iterable[T]) -> AsyncIterator[T]:
-        """Yield the items, and yield to the event loop after every 64 items, counted over all calls."""
+        """Yield the items. Pause after every 64 items, counted across all calls of this object."""
         for item in items:
             self._left -= 1
             if not self._left:
@@ -35,7 +38,7 @@ class Turns:
 
 
 async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence[T]]:
-    """Yield parts of a long list from a request, and let the loop do other work after each."""
+    """Yield a long list in slices of `size` items, and let the event loop run other tasks between them."""
     for at in range(0, len(items), size):
         if at:
             await asyncio.sleep(0)
@@ -43,5 +46,8 @@ async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence
 
 
 async def encoded(body: Body, entries: int) -> bytes:
-    """Return the encoded bytes of a body that does not change any more."""
+    """Encode a body: in the event loop if it has few entries, otherwise in a thread.
+
+    The body must not change meanwhile.
+    """
     return body.encode() if entries <= ENTRIES_INLINE else await asyncio.to_thread(body.encode)

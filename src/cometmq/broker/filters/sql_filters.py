@@ -1,7 +1,8 @@
-"""The SQL92 filters of a broker: compiled by a thread, cached in a bounded table, run for a bounded time.
+"""The SQL92 filters of a broker.
 
-Refusals and their codes are Apache's, except for pulls with an invalid expression (docs/reference/storage.md,
-Pull answers).
+Expressions are compiled in a thread and cached in a table of limited size; the filtering of a pull has a time
+limit. Refusals and their codes are those of Apache's broker, except for pulls with an invalid expression
+(docs/reference/storage.md, Pull answers).
 """
 
 from __future__ import annotations
@@ -24,21 +25,24 @@ from cometmq.store import Buffer
 
 SQL92 = "SQL92"
 MAX_CHARACTERS = 1 << 20
-"""The maximum number of characters of all cached expressions, with a fixed surcharge for each expression.
+"""The maximum total length of the cached expressions, in characters, plus a fixed number for each.
 
-A compiled character takes up to 60 bytes.
+It bounds the memory of the cache, because each character of an expression takes up to 60 bytes when compiled.
 """
 _EXTRA_CHARACTERS = 100
 REST = 4.0
-"""The pause after a compilation as a multiple of its duration: the compiling thread slows the loop."""
-_MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
+"""The pause after a compilation, as a multiple of its duration.
 
-Key = tuple[str, bool]  # expression, and whether words such as CONTAINS are operators
+A compilation slows the event loop even though it runs in a thread, so pauses limit its share of the time.
+"""
+_MAX_REST_S = 0.1
+_MAX_SINGLE_READS = 3  # properties that are read singly before all are decoded
+
+Key = tuple[str, bool]  # expression; whether words such as CONTAINS are operators
 
 
 class NotCompiled(Exception):
-    """The expression is not in the table yet."""
+    """The filter of an expression is not in the table, so the expression must be compiled first."""
 
     def __init__(self, key: Key) -> None:
         super().__init__()
@@ -46,7 +50,7 @@ class NotCompiled(Exception):
 
 
 class SqlFilters:
-    """The compiled filters of a broker. All methods must be called on the loop."""
+    """The compiled filters of a broker. All methods must be called in the event loop's thread."""
 
     def __init__(self, config: BrokerConfig, compiler: Callable[..., SqlFilter] = compile_sql) -> None:
         self._config = config
@@ -59,16 +63,16 @@ class SqlFilters:
         self._stopping = asyncio.Event()
 
     def find(self, expression: str | None, expression_type: str, version: int) -> SqlFilter:
-        """Return the filter of a subscription that is not by tags.
+        """Return the filter of a subscription whose expression is not a tag expression.
 
         Args:
             expression: The expression.
             expression_type: The type of the expression.
-            version: The version of the request; 5.x has more operators.
+            version: The version of the request. Expressions of 5.x have more operators.
 
         Raises:
             NotCompiled: The expression must be compiled first.
-            SqlError: The expression is invalid.
+            SqlError: The expression or its type is invalid.
             CommandError: Property filters are disabled.
         """
         if not self._config.enable_property_filter:
@@ -90,17 +94,17 @@ class SqlFilters:
         return found
 
     def stop(self) -> None:
-        """Cancel the waiting compilations, because the broker stops."""
+        """Make all waiting compilations fail, because the broker is stopping."""
         self._stopping.set()
 
     async def compile(self, key: Key, asker: Hashable) -> None:
-        """Compile an expression and store its filter, or its error, in the table.
+        """Compile an expression, and store its filter or its error in the table.
 
-        One compilation runs at a time. The compilations of one connection (`asker`) first wait for each
-        other, so that they do not delay other connections.
+        Only one compilation runs at a time. The compilations of one connection (`asker`) queue among
+        themselves first, so that many of them do not delay other connections.
 
         Raises:
-            CommandError: The broker stops.
+            CommandError: The broker is stopping.
         """
         own = self._turns_of.setdefault(asker, asyncio.Lock())
         async with own, self._turn:
@@ -119,7 +123,7 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # stored without its traceback
+                found = SqlError(error.column, error.problem)  # a copy without the traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS
@@ -129,9 +133,9 @@ class SqlFilters:
 
 
 class FilterScan:
-    """The filter of one pull, with a time limit.
+    """The filter of one pull, which checks records until a time limit.
 
-    After the time limit it returns None for records that it did not check. It always checks the first record.
+    After the limit, it returns None, which means "not checked". It always checks the first record.
     """
 
     __slots__ = ("_asked", "_decoded", "_matches", "_now_s", "_over", "_properties", "_until")
@@ -148,7 +152,10 @@ class FilterScan:
         self._decoded: dict[str, str] = {}
 
     def __call__(self, record: Buffer) -> bool | None:
-        """Return whether a record matches. A damaged record matches, so that its consumer sees the damage."""
+        """Return whether a record matches, or None after the time limit.
+
+        A damaged record matches, so that the consumer notices the damage.
+        """
         if self._over:
             return None
         try:
@@ -161,7 +168,10 @@ class FilterScan:
         return passes
 
     def _get(self, name: str) -> str | None:
-        """Return a property of the record. For a few properties this costs a third of decoding all."""
+        """Return a property of the current record, or None.
+
+        Up to three properties are read singly, which takes a third of the time of decoding all of them.
+        """
         self._asked += 1
         if self._asked <= _MAX_SINGLE_READS:
             value = value_of(self._properties, name.encode("utf-8", "replace"))

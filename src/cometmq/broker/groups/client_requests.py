@@ -1,4 +1,4 @@
-"""Requests of clients about themselves: heartbeats, unregistering, client checks and queue locks."""
+"""Handlers of clients' heartbeats, unregistrations, subscription checks and queue locks."""
 
 from __future__ import annotations
 
@@ -52,24 +52,25 @@ from cometmq.protocol.subscriptions import describe_differences, differences, se
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 
-# The maximum number of groups and subscriptions of a heartbeat. They are counted before they are decoded,
-# which takes 2 µs for each.
+# The maximum number of groups and subscriptions in one heartbeat. It bounds the decoding time of 2 µs each,
+# so they are counted before they are decoded.
 MAX_OBJECTS = 50_000
 MAX_LANGUAGE_LENGTH = 32  # maximum length in characters
-MAX_BROKER_NAME_LENGTH = 255  # characters of a broker's name; queues with a longer one cannot be locked
+MAX_BROKER_NAME_LENGTH = 255  # characters; queues of brokers with longer names cannot be locked
 
 
 log = logs.logger(__name__)
 
-MAX_KEPT = 1_000  # maximum differences remembered as logged; the oldest one may be logged again
-MAX_REPEATED_CHECKS = 10  # maximum groups compared again in one call, because each may be large
+MAX_KEPT = 1_000  # maximum number of stored differences, and of stored groups
+MAX_REPEATED_CHECKS = 10  # maximum number of groups that one call compares again; each may be large
 
 
 @dataclass(eq=False)
 class Disagreements:
-    """The logged differences between members of groups, as digests of group, topic or setting, and values.
+    """Logs each difference between the subscriptions or settings of a group's members once.
 
-    It also stores up to MAX_KEPT groups whose differences the log's rate limit suppressed.
+    It remembers the digests of up to MAX_KEPT logged differences, and up to MAX_KEPT groups whose differences
+    could not be logged because of the log's rate limit.
     """
 
     _logged: dict[bytes, None] = field(default_factory=dict)
@@ -77,7 +78,7 @@ class Disagreements:
     _log_limit: logs.LogLimiter = field(default_factory=logs.LogLimiter)
 
     def log_differences(self, group: str, members: ConsumerGroup) -> None:
-        """Log differences between the members that were not logged before, after a member has changed."""
+        """Log the differences between the members of a group that have not been logged before."""
         found = {
             f"subscriptions of topic {topic}, so messages can be missed": said
             for topic, said in differences(members.wants()).items()
@@ -99,7 +100,7 @@ class Disagreements:
             )
 
     def log_pending(self, groups: Mapping[str, ConsumerGroup]) -> None:
-        """Log the differences that the rate limit suppressed, if they still exist."""
+        """Log the differences that the log's rate limit has suppressed, if they still exist."""
         for group in list(islice(self._pending, MAX_REPEATED_CHECKS)):
             del self._pending[group]
             if group in groups:
@@ -107,14 +108,17 @@ class Disagreements:
 
 
 def _digest(group: str, in_what: str, values: Iterable[str]) -> bytes:
-    """Return a digest that does not depend on the order. Expressions can be too long to be stored."""
+    """Return a digest of a difference that does not depend on the order of `values`.
+
+    Digests are stored instead of the values, which can be long expressions.
+    """
     said = repr((group, in_what, sorted(values)))
     return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
 @dataclass(eq=False, kw_only=True)
 class ClientProcessor:
-    """Handles requests of clients about themselves, and notifies groups of changed membership."""
+    """Handles requests of clients about themselves, and notifies groups whose membership changes."""
 
     clock: Clock
     store: MessageStore
@@ -128,7 +132,7 @@ class ClientProcessor:
 
     @handles(RequestCode.HEART_BEAT)
     def heart_beat(self, connection: Connection, frame: Frame) -> Frame:
-        """Register the client's groups and subscriptions."""
+        """Register the groups and subscriptions that a client's heartbeat contains."""
         objects = bytes(frame.body).count(b"{")
         if objects > MAX_OBJECTS:
             raise refused(f"the heartbeat has {objects} groups and subscriptions, {MAX_OBJECTS} at most")
@@ -144,7 +148,7 @@ class ClientProcessor:
         return frame.response()
 
     def _check(self, connection: Connection, data: HeartbeatData) -> dict[str, int]:
-        """Return the weight of each consumer group of a heartbeat.
+        """Check the limits of a heartbeat's connection. Return the weight of each consumer group.
 
         Raises:
             CommandError: The connection would exceed its limits.
@@ -180,7 +184,7 @@ class ClientProcessor:
         group = data.group_name
         settings = self.tables.groups.find(group)
         if settings is not None and has_retry_topic(group):
-            with contextlib.suppress(CommandError):  # the group can consume without a retry topic
+            with contextlib.suppress(CommandError):  # a group can consume without a retry topic
                 self.tables.topics.ensure_retry(group, settings.retry_queue_nums, data.unit_mode)
         described = (str(data.consume_type), str(data.message_model), str(data.consume_from_where))
         changed = self.consumers.register(
@@ -188,14 +192,15 @@ class ClientProcessor:
         )
         if changed:
             self.notices.changed(group)
-        # Pull consumers send the subscriptions that they are about to read, and these differ between members.
+        # Compare only push consumers: a pull consumer sends the subscriptions that it is about to read, so
+        # these differ between members.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
 
     @handles(RequestCode.UNREGISTER_CLIENT)
     def unregister_client(self, connection: Connection, frame: Frame) -> Frame:
-        """Remove the client from the named groups."""
+        """Remove a client from the groups that its request names."""
         header = frame.header(UnregisterClientRequestHeader)
         if header.producer_group:
             self.producers.unregister(header.producer_group, connection)
@@ -210,9 +215,9 @@ class ClientProcessor:
             self.notices.changed(group)
 
     def expire(self) -> None:
-        """Close the connections of clients that were silent for 120 s, and remove expired locks.
+        """Close the connections of clients that have been silent for 120 s, and remove expired locks.
 
-        It runs every 10 s. It also logs the differences that the log's rate limit suppressed.
+        Also log the differences that the log's rate limit has suppressed. It is called every 10 s.
         """
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.log_pending(self.consumers.groups)
@@ -226,7 +231,7 @@ class ClientProcessor:
 
     @handles(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
     def get_consumer_list_by_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the client ids of a group."""
+        """Return the ids of the online members of a consumer group."""
         group = frame.header(GetConsumerListByGroupRequestHeader).consumer_group
         known = self.consumers.groups.get(group)
         if known is None:
@@ -235,7 +240,7 @@ class ClientProcessor:
 
     @handles(RequestCode.CHECK_CLIENT_CONFIG)
     async def check_client_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Check whether the broker supports a subscription that is not by tags."""
+        """Return success if the broker supports a subscription, in particular its SQL92 expression."""
         subscription = CheckClientRequestBody.decode(frame.body).subscription_data
         if subscription is None or is_tag_type(subscription.expression_type):
             return frame.response()
@@ -252,9 +257,9 @@ class ClientProcessor:
 
     @handles(RequestCode.LOCK_BATCH_MQ)
     async def lock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Acquire or renew queue locks, and return the queues that the client now holds.
+        """Acquire or renew queue locks. Return those of the requested queues that the client now holds.
 
-        Only the master grants locks: two brokers could grant a queue to two clients.
+        Only the master grants locks. If slaves granted them too, two clients could lock the same queue.
         """
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE, "queues are locked at the master")
@@ -269,7 +274,7 @@ class ClientProcessor:
 
     @handles(RequestCode.UNLOCK_BATCH_MQ)
     async def unlock_batch_mq(self, _connection: Connection, frame: Frame) -> Frame:
-        """Release queue locks."""
+        """Release the client's locks of the requested queues."""
         body = _queues(frame)
         async for queues in slices(body.mq_set):
             self.locks.unlock(body.consumer_group, body.client_id, queues)
@@ -282,13 +287,16 @@ def refused(why: str) -> CommandError:
 
 
 def check_client_id(client_id: str) -> None:
-    """Raise CommandError for a client id that is too long to be stored."""
+    """Raise CommandError if a client id is too long to be stored."""
     if len(client_id) > MAX_CLIENT_ID_LENGTH:
         raise refused(f"the client id has {len(client_id)} characters, {MAX_CLIENT_ID_LENGTH} at most")
 
 
 def weight_of(data: ConsumerData) -> int:
-    """Return the weight of a group in its connection's limit, by the length of its stored data."""
+    """Return as how many groups a group counts for the limit per connection.
+
+    It depends on the length of the group's stored data, which bounds the memory per connection.
+    """
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0
     for each in data.subscription_data_set:
@@ -299,25 +307,25 @@ def weight_of(data: ConsumerData) -> int:
 
 
 def _check_names(data: HeartbeatData, version: int) -> None:
-    """Refuse a heartbeat with an illegal name before any part of it takes effect."""
+    """Raise CommandError for a heartbeat with an invalid name, before any part of it takes effect."""
     for producer in data.producer_data_set:
         check_group(producer.group_name, version)
     for consumer in data.consumer_data_set:
         group = check_group(consumer.group_name, version)
         for subscription in consumer.subscription_data_set:
-            # Clients subscribe to the retry topic of a group even if the group's name is too long to have
-            # one.
+            # A client always subscribes to its group's retry topic, even if the name of that topic is too
+            # long.
             if subscription.topic != RETRY_PREFIX + group:
                 check_topic(subscription.topic, version)
 
 
 def _queues(frame: Frame) -> LockBatchBody:
-    """Return the queues that a client locks or unlocks."""
+    """Decode and check the body of a lock or unlock request."""
     body = LockBatchBody.decode(frame.body)
     check_group(body.consumer_group, frame.version)
     return body
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Return whether such a queue can exist. Locks of impossible queues are not stored."""
+    """Return whether a queue with such names can exist. Locks of other queues are not stored."""
     return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

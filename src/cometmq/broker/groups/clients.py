@@ -1,8 +1,9 @@
 """The connected clients: producer groups, consumer groups, their members and subscriptions.
 
-Callers pass times in ms of a monotonic clock that does not count sleep. Heartbeats add groups; only an
-unregister request, a lost connection or 120 s of silence removes them. A group that is missing from a later
-heartbeat stays (docs/reference/remoting.md, Heartbeats).
+Callers pass times in ms of a monotonic clock that does not count the time of a suspended machine. A heartbeat
+adds a client to the groups that it contains. Only an unregister request, a lost connection or 120 s of
+silence removes the client; a group that is missing from a later heartbeat keeps the client
+(docs/reference/remoting.md, Heartbeats).
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ from cometmq.protocol.subscriptions import Settings, Wants, wants_of
 
 log = logs.logger(__name__)
 
-# A client's connection is closed after this time without a heartbeat.
+# Time in ms without a heartbeat after which a client's connection is closed.
 EXPIRED_MS = 120_000
-# The maximum number of consumer groups, and of producer groups, of one connection. A group with long
-# subscriptions counts as several. Real clients have a few groups.
+# The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
+# subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # characters of a group's description that count as one more group
+WEIGHT_CHARACTERS = 16_384  # characters of subscriptions that count as one more group
 MAX_TOPICS_PER_GROUP = 1_000  # maximum subscriptions of a group
-MAX_CLIENT_ID_LENGTH = 1_024  # maximum length; clients create about 40 characters
+MAX_CLIENT_ID_LENGTH = 1_024  # maximum characters; real ids have about 40
 
 Client = tuple[str, str, int]  # client id, language, version
 
 
 class ClientInfo(msgspec.Struct):
-    """One client of a group on one connection.
+    """A client that is a member of a group, on one connection.
 
-    For a push consumer, wants and settings hold its subscriptions and consume settings.
+    Only for push consumers, `wants` holds the subscriptions and `settings` the consume settings.
     """
 
     channel: Any
@@ -42,13 +43,13 @@ class ClientInfo(msgspec.Struct):
     version: int
     seen_ms: int
     retry_limit: int | None = None
-    """The retry limit in the client's last send-back, or None before the first one."""
+    """The maximum number of retries in the client's last send-back, or None before the first send-back."""
     wants: Wants = frozenset()
     settings: Settings = frozenset()
 
 
 class Group:
-    """The clients of one group, by connection."""
+    """The members of a group, by connection."""
 
     __slots__ = ("by_channel",)
 
@@ -56,17 +57,17 @@ class Group:
         self.by_channel: dict[Hashable, ClientInfo] = {}
 
     def client_ids(self) -> list[str]:
-        """Return every client id once, in order of arrival."""
+        """Return the ids of the group's clients, without duplicates, in the order in which they joined."""
         return list(dict.fromkeys(client.client_id for client in self.by_channel.values()))
 
     def find(self, client_id: str) -> ClientInfo | None:
-        """Return the entry of a client on its newest connection, or None."""
+        """Return the member with a client id on its newest connection, or None."""
         newest = reversed(self.by_channel.values())
         return next((client for client in newest if client.client_id == client_id), None)
 
 
 class ConsumerGroup(Group):
-    """A consumer group as its heartbeats describe it."""
+    """A consumer group, as described by its members' heartbeats."""
 
     __slots__ = (
         "consume_from_where", "consume_type", "limits_told", "message_model", "own_limit_told",
@@ -77,21 +78,24 @@ class ConsumerGroup(Group):
         super().__init__()
         self.consume_type = self.message_model = self.consume_from_where = ""  # set by each heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
-        self.limits_told = False  # whether the log has reported members with different retry limits
-        self.own_limit_told = RETRY_MAX_TIMES  # the configured limit that was already logged as ineffective
+        self.limits_told = False  # whether different retry limits of members have been logged
+        self.own_limit_told = RETRY_MAX_TIMES  # the last configured retry limit that was logged as overridden
 
     def wants(self) -> dict[str, Wants]:
-        """Return the subscriptions of each client id on its newest connection."""
+        """Return the subscriptions by client id.
+
+        For a client with several connections, the newest one counts.
+        """
         return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def settings(self) -> dict[str, Settings]:
-        """Return the consume settings of each client id on its newest connection."""
+        """Return the consume settings by client id. For several connections, the newest one counts."""
         return {client.client_id: client.settings for client in self.by_channel.values()}
 
     def update_subscriptions(self, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Apply a heartbeat's subscriptions. Return whether a topic was added or removed.
+        """Apply the subscriptions of a heartbeat. Return whether a topic was added or removed.
 
-        The subscription to a known topic is replaced only by one with a higher version.
+        A known topic's subscription is replaced only by one with a higher version.
         """
         changed = False
         listed = set()
@@ -113,18 +117,20 @@ G = TypeVar("G", bound=Group)
 
 
 class ClientTable(Generic[G]):
-    """The clients by group name. A group exists while it has clients."""
+    """The groups of connected clients, by name. A group exists only while it has members."""
 
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # the groups of each channel with their weights
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # by channel: its groups and their weights
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """Add a client to a group, which counts as `weight` groups of the channel.
+        """Add a client to a group, or renew its membership.
+
+        `weight` is the number of groups as which this group counts for the limit of the channel.
 
         Returns:
-            Whether the client is new on this channel.
+            Whether the client was not yet a member on this channel.
         """
         known = self.groups.get(group)
         if known is None:
@@ -139,7 +145,7 @@ class ClientTable(Generic[G]):
         return not same
 
     def unregister(self, group: str, channel: Hashable) -> bool:
-        """Remove a client from a group. Return whether it was a member."""
+        """Remove a channel's client from a group. Return whether it was a member."""
         groups = self.groups_of.get(channel, {})
         if groups.pop(group, None) is None:
             return False
@@ -152,14 +158,14 @@ class ClientTable(Generic[G]):
         return True
 
     def channel_closed(self, channel: Hashable) -> list[str]:
-        """Remove the clients of a closed connection from every group. Return these groups."""
+        """Remove the clients of a closed connection from all groups. Return these groups."""
         groups = list(self.groups_of.get(channel, ()))
         for group in groups:
             self.unregister(group, channel)
         return groups
 
     def expire(self, now_ms: int) -> tuple[list[Any], list[str]]:
-        """Remove silent clients. Return the channels to close and the groups that lost a client."""
+        """Remove silent clients. Return the channels to close, and the groups that have lost a member."""
         silent = [
             (group, channel)
             for group, known in self.groups.items()
@@ -171,36 +177,36 @@ class ClientTable(Generic[G]):
         return [channel for _, channel in silent], list(dict.fromkeys(group for group, _ in silent))
 
     def online(self, group: str) -> list[ClientInfo]:
-        """Return the connected clients of a group."""
+        """Return the connected members of a group."""
         known = self.groups.get(group)
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the total weight of a channel's groups, including the ones in `more`."""
+        """Return the total weight that a channel's groups would have with those in `more`."""
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
 class ProducerTable(ClientTable[Group]):
-    """The producer groups, and the connection of each client."""
+    """The producer groups, and the connection of each client id."""
 
     def __init__(self, may_replace: Callable[[Any, Any], bool] = lambda _new, _old: True) -> None:
         """Create an empty table.
 
         Args:
-            may_replace: Decides whether a new connection may take over the replies of a client id from an
-                open one.
+            may_replace: Returns whether a new connection (first argument) may receive the replies for a
+                client id instead of an open connection (second argument) with the same id.
         """
         super().__init__(Group)
         self._may_replace = may_replace
         self._channel_of: dict[str, Any] = {}
-        self._id_of: dict[Hashable, str] = {}  # the last client id of each channel
+        self._id_of: dict[Hashable, str] = {}  # by channel: its last client id
 
     def channel(self, client_id: str) -> Any:
-        """Return the newest connection of a client among those of one account, or None."""
+        """Return the connection to which replies for a client id are sent, or None."""
         return self._channel_of.get(client_id)
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
-        """Add a client to a group, see ClientTable."""
+        """Add a client to a group (see ClientTable.join), and update the connection of its client id."""
         if self._id_of.get(channel) != client[0]:
             self._forget(channel)
             self._id_of[channel] = client[0]
@@ -210,7 +216,7 @@ class ProducerTable(ClientTable[Group]):
         return super().join(group, channel, client, now_ms, weight)
 
     def unregister(self, group: str, channel: Hashable) -> bool:
-        """Remove a client from a group, see ClientTable."""
+        """Remove a client from a group (see ClientTable.unregister)."""
         left = super().unregister(group, channel)
         if channel not in self.groups_of:
             self._forget(channel)
@@ -223,7 +229,7 @@ class ProducerTable(ClientTable[Group]):
 
 
 class ConsumerTable(ClientTable[ConsumerGroup]):
-    """The consumer groups."""
+    """The consumer groups of connected clients."""
 
     def __init__(self) -> None:
         super().__init__(ConsumerGroup)
@@ -239,12 +245,12 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         now_ms: int,
         weight: int = 1,
     ) -> bool:
-        """Add a client with the content of its heartbeat.
+        """Add a client to a group, and apply its heartbeat's subscriptions.
 
-        `described` holds consume type, message model and consume-from-where.
+        `described` holds the consume type, the message model and consumeFromWhere of the heartbeat.
 
         Returns:
-            Whether the membership or the subscriptions changed.
+            Whether the membership or the subscribed topics have changed.
         """
         joined = self.join(group, channel, client, now_ms, weight)
         known = self.groups[group]
@@ -252,7 +258,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return known.update_subscriptions(subscriptions) or joined
 
     def subscribes(self, group: str, channel: Hashable, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Store a registered member's subscriptions and consume settings. Return whether they changed."""
+        """Store a member's own subscriptions and consume settings. Return whether they have changed."""
         known = self.groups[group]
         member = known.by_channel[channel]
         wants = wants_of(subscriptions)
@@ -261,22 +267,22 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         )
         if (wants, settings) == (member.wants, member.settings):
             return False
-        # Thousands of members with equal subscriptions share one object.
+        # Thousands of members may have equal subscriptions, so let them share one object.
         others = known.by_channel.values()
         member.wants = next((other.wants for other in others if other.wants == wants), wants)
         member.settings = next((other.settings for other in others if other.settings == settings), settings)
         return True
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """Return the group's subscription to a topic from its heartbeats, or None."""
+        """Return a group's subscription to a topic, or None."""
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
     def note_retry_limit(self, group: str, channel: Hashable, limit: int, own: int) -> None:
-        """Record the retry limit of a member's send-back.
+        """Record the retry limit that a member's send-back contains. `own` is the group's configured limit.
 
-        If members have different limits, or the group's configured limit (`own`) differs, the log reports it
-        once, because the number of retries then depends on the member that fails. If the log's rate limit
+        If the member's limit differs from that of another member, or from `own`, log this once, because then
+        the number of retries depends on the member that sends a message back. If the log's rate limit
         suppresses the line, a later send-back logs it.
         """
         known = self.groups.get(group)
@@ -307,5 +313,5 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         client.retry_limit = limit
 
     def groups_of_topic(self, topic: str) -> set[str]:
-        """Return the online groups that subscribe to the topic."""
+        """Return the names of the online groups that subscribe to a topic."""
         return {name for name, known in self.groups.items() if topic in known.subscriptions}

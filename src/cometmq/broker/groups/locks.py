@@ -1,6 +1,6 @@
-"""Queue locks: which client of a group may consume which queue.
+"""Queue locks. A lock gives one client of a group the exclusive right to consume a queue.
 
-Orderly consumers need them. CometMQ's other consumers use them to hand queues off
+Orderly consumers need them. CometMQ's other consumers use them to hand queues over to each other
 (client/consumer/handoff.py).
 """
 
@@ -13,16 +13,17 @@ import msgspec
 from cometmq.message import MessageQueue
 from cometmq.protocol.codes import HANDOFF_PREFIX
 
-# A lock that is not renewed for this time is free. Clients renew it every 20 s and rely on it for 30 s
-# (client/consumer/orderly_queue.py), so no client relies on a lock that another one holds.
+# Time in ms after which a lock expires unless it is renewed. Clients renew their locks every 20 s and rely on
+# them for only 30 s after a renewal (client/consumer/orderly_queue.py). So no client relies on a lock that
+# has expired here.
 LOCK_LIVE_MS = 60_000
-# The maximum number of locks of a broker: a hundred groups on two thousand queues each, 70 MB. Locks for
-# handoffs may take half of it.
+# The maximum number of locks of a broker: enough for a hundred groups with two thousand queues each, which
+# take 70 MB. Locks for handoffs may take half of them.
 MAX_LOCKS = 200_000
 
 
 class LockEntry(msgspec.Struct):
-    """The lock of one queue."""
+    """The lock of one queue: its owner, and the time of its last renewal in ms."""
 
     client_id: str
     renewed_ms: int
@@ -33,9 +34,9 @@ class LockEntry(msgspec.Struct):
 
 
 class QueueLocks:
-    """The locks by group and queue. As in Apache's broker, the caller's membership is not checked.
+    """The locks of all groups. As in Apache's broker, a client need not be a member of the group to get one.
 
-    Times are in ms of a monotonic clock that includes the time of a suspended machine.
+    Times are in ms of a monotonic clock that also counts the time of a suspended machine.
     """
 
     def __init__(self) -> None:
@@ -48,9 +49,9 @@ class QueueLocks:
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
     ) -> list[MessageQueue]:
-        """Acquire or renew locks. Return the queues that `client_id` holds now, in the given order.
+        """Acquire or renew a client's locks. Return the queues that it now holds, in the order of `queues`.
 
-        At most MAX_LOCKS queues are locked.
+        Queues beyond the limit MAX_LOCKS are not locked.
         """
         held = self.groups.get(group, {})
         hands_over = group.startswith(HANDOFF_PREFIX)
@@ -74,17 +75,17 @@ class QueueLocks:
         return got
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Release the locks that `client_id` holds. Locks of other clients stay."""
+        """Release a client's locks of these queues. Other clients' locks are not changed."""
         held = self.groups.get(group, {})
         mine = [queue for queue in dict.fromkeys(queues) if queue in held]
         self._drop(group, [queue for queue in mine if held[queue].client_id == client_id])
 
     def any_held(self, group: str, now_ms: int) -> bool:
-        """Return whether any member of the group holds a lock at this time."""
+        """Return whether any client holds a lock of the group that has not expired."""
         return any(not entry.is_over(now_ms) for entry in self.groups.get(group, {}).values())
 
     def expire(self, now_ms: int) -> None:
-        """Remove expired locks, because their queues may never be locked again."""
+        """Remove expired locks: if their queues are never locked again, nothing else removes them."""
         for group, held in list(self.groups.items()):
             self._drop(group, [queue for queue, entry in held.items() if entry.is_over(now_ms)])
 

@@ -1,7 +1,4 @@
-"""Notifications of clients: one-way requests on the client's connection.
-
-See docs/reference/remoting.md, Requests to clients.
-"""
+"""One-way requests to clients (docs/reference/remoting.md, Requests to clients)."""
 
 from __future__ import annotations
 
@@ -20,17 +17,18 @@ from cometmq.remoting import Connection
 
 log = logs.logger(__name__)
 
-# Minimum interval, in seconds, between two notifications of a group. The first change is notified
+# Minimum interval, in seconds, between two notifications of the same group. The first change is notified
 # immediately.
 REST_S = 0.2
 
 
 @dataclass(eq=False)
 class GroupNotices:
-    """Notifies the members of a group of changed membership (NOTIFY_CONSUMER_IDS_CHANGED).
+    """Notifies the members of a group when its membership changes (NOTIFY_CONSUMER_IDS_CHANGED).
 
-    All changes within one iteration of the loop cause one notification in the next. A client that repeatedly
-    joins and leaves, or changes its subscriptions, must not keep a group of thousands busy with rebalancing.
+    All changes within one iteration of the event loop cause one notification, and further notifications have
+    a minimum interval. Otherwise a client that repeatedly joins and leaves, or changes its subscriptions,
+    could keep a group of thousands of members busy with rebalancing.
     """
 
     config: BrokerConfig
@@ -39,10 +37,10 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # changed groups: whether they wait for the interval
+        self._changed: dict[str, bool] = {}  # whether a group has changed since its last notification
 
     def changed(self, group: str) -> None:
-        """Notify the group of a change."""
+        """Notify the members of a group that it has changed: at once, or after the minimum interval."""
         if group not in self._changed:
             self._loop.call_soon(self._next, group)
         self._changed[group] = True
@@ -67,7 +65,7 @@ class GroupNotices:
 
 
 def send_oneway(channel: Connection, frame: Frame) -> None:
-    """Send a one-way request unless the connection is closed. Other code handles closed connections."""
+    """Send a one-way request. If the connection is closed, do nothing: the close has its own handler."""
     if channel.closed:
         return
     try:

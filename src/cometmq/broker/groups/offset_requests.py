@@ -1,4 +1,4 @@
-"""Requests about consumer offsets, and about the offsets and times of queues."""
+"""Handlers of requests for consumer offsets, and for the offsets and store times of queues."""
 
 from __future__ import annotations
 
@@ -36,10 +36,12 @@ class OffsetProcessor:
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
-        """Return the stored offset, 0 for a group that is new to a young queue, or else code 22.
+        """Return a group's stored offset in a queue.
 
-        No other error code is possible: a 4.9.8 consumer takes every error for "no offset stored" and starts
-        at the end (docs/reference/remoting.md, Consumer offsets).
+        If none is stored, return 0 for a young queue: one that begins at offset 0 and whose first message is
+        still in memory (see is_on_disk). For other queues, return code 22, and never another error code: a
+        4.9.8 consumer takes every error for "no offset stored" and starts at the end of the queue
+        (docs/reference/remoting.md, Consumer offsets).
         """
         header = frame.header(QueryConsumerOffsetRequestHeader)
         offset = self.tables.offsets.query(header.consumer_group, header.topic, header.queue_id)
@@ -48,7 +50,7 @@ class OffsetProcessor:
         return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """Return the offset at which a group begins that has no offset in this queue."""
+        """Return the first offset for a group that has no stored offset in the queue, or raise code 22."""
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.executor.query(
@@ -63,9 +65,9 @@ class OffsetProcessor:
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store an offset. Most of these requests are one-way."""
+        """Store a group's offset in a queue. Most of these requests are one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
-        if not (header.topic and header.consumer_group):  # other rules were checked earlier
+        if not (header.topic and header.consumer_group):  # names_checked checks all but blank names
             check_topic(header.topic, frame.version)
             check_group(header.consumer_group, frame.version)
         if compat.is_5x(frame.version):
@@ -80,7 +82,7 @@ class OffsetProcessor:
         return frame.response()
 
     def _check_update(self, header: UpdateConsumerOffsetRequestHeader) -> None:
-        """Refuse an update that 5.x refuses although 4.9 stores it."""
+        """Raise CommandError for an update that 5.x refuses, although 4.9 would store it."""
         if self.tables.groups.find(header.consumer_group) is None:
             raise CommandError(
                 ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, f"Group {header.consumer_group} not exist!"
@@ -98,7 +100,7 @@ class OffsetProcessor:
 
     @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return every stored offset to a slave."""
+        """Return all stored offsets, for a slave that copies them."""
         offsets = self.tables.offsets
         table: dict[str, dict[int, int]] = {}
         entries = 0
@@ -115,7 +117,7 @@ class OffsetProcessor:
 
     @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offset for a point in time."""
+        """Return the offset of a queue that belongs to a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self.store
@@ -125,19 +127,19 @@ class OffsetProcessor:
 
     @handles(RequestCode.GET_MAX_OFFSET)
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offset of the next message."""
+        """Return the maximum offset of a queue, which is that of its next message."""
         header = frame.header(GetMaxOffsetRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_MIN_OFFSET)
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the first readable offset."""
+        """Return the minimum offset of a queue, which is that of its first readable message."""
         header = frame.header(GetMinOffsetRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_EARLIEST_MSG_STORETIME)
     async def get_earliest_msg_storetime(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the store time of the first readable message in ms, or -1."""
+        """Return the store time, in ms, of the first readable message of a queue, or -1 if it has none."""
         header = frame.header(GetEarliestMsgStoretimeRequestHeader)
         store = self.store
         topic, queue_id = header.topic, header.queue_id
@@ -148,15 +150,15 @@ class OffsetProcessor:
 
 
 def offset_answer(frame: Frame, offset: int) -> Frame:
-    """Return the response with an offset."""
+    """Return the success response that carries an offset."""
     return frame.response(ext={"offset": str(offset)})
 
 
 def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:
-    """Return whether a message lies so far before the log's end that it counts as being on disk only.
+    """Return whether a message counts as being on the disk only, and no longer in memory.
 
-    accessMessageInMemoryMaxRatio sets the share of memory that counts. The result is False for a missing
-    message.
+    It does if its distance from the end of the log exceeds the share of memory that
+    accessMessageInMemoryMaxRatio sets. The result is False if the message does not exist.
     """
     queue = store.queues.find_queue(topic, queue_id)
     if queue is None or not queue.min_offset <= offset < queue.max_offset:
