@@ -1,4 +1,4 @@
-"""The parts of a running broker, and their connections with each other."""
+"""The parts of a running broker: they are created, connected with each other, started and stopped here."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ from cometmq.store import SYNC_MASTER, Arrivals, Clock, Disk, MessageStore, repl
 log = logs.logger(__name__)
 
 CLIENT_SCAN_S = 10.0
-# The fast port of old clients serves all requests but these.
+# The requests that are not accepted on the extra port of old clients (listenPort - 2).
 NOT_ON_VIP = (RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
 STATS_PERIOD_S = 1.0
 TOPIC_COUNTS_S = 10.0
 
 
 class BrokerParts:
-    """The tables, processors and servers of a broker. Must be created inside the running loop."""
+    """The tables, request processors and servers of a broker. It must be created in a running event loop."""
 
     def __init__(
         self,
@@ -89,9 +89,9 @@ class BrokerParts:
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys of changed settings that are not in the settings file yet
+        self._unwritten: set[str] = set()  # keys of changed settings that the settings file lacks
         self._loop = asyncio.get_running_loop()
-        self._limits_due = False  # whether _use_topic_limits is scheduled
+        self._limits_due = False  # whether a call of _use_topic_limits is scheduled
         self.store = store
         self.tick = tick = Tick(self._loop)
         self.client = RemotingClient(
@@ -125,7 +125,8 @@ class BrokerParts:
         self.metrics = self._metrics(runtime)
         handlers = self._all_handlers(runtime)
         if self._relay is not None:
-            # An end of a transaction names no topic: the new leader could not check its sender's rights.
+            # Relay the end of a transaction only without access control: the request names no topic, so the
+            # new leader could not check the sender's rights.
             codes = (*SENDS, RequestCode.END_TRANSACTION) if guard is None else SENDS
             handlers = self._relay.handlers(handlers, codes)
         self.handlers = handlers if guard is None else guard.guarded(handlers)
@@ -341,7 +342,8 @@ class BrokerParts:
 
     def _server(self, without: Collection[int]) -> RemotingServer:
         handlers = {code: handler for code, handler in self.handlers.items() if code not in without}
-        # A signature belongs to one request, so with a guard no send can be recognized by its header.
+        # The shortcuts accept a send whose header equals an earlier one. With a guard they are not used,
+        # because each request has its own signature.
         shortcuts = self.sends.shortcuts() if self._guard is None else {}
         if self._relay is not None:
             shortcuts = self._relay.shortcuts(shortcuts)
@@ -359,7 +361,7 @@ class BrokerParts:
                 server.override_handlers(codes, handler)
 
     def use_port(self, port: int) -> None:
-        """Set the port that records and responses contain from now on."""
+        """Set the port that new records and responses contain in the broker's address."""
         self._address.port = port
         self.store.appender.store_host = self._address.packed
         self.replies.use_host(self._address.packed)
@@ -367,20 +369,23 @@ class BrokerParts:
     # -- start and stop
 
     def load(self) -> None:
-        """Fill the tables from their files. Runs in a thread. Raises StoreCorrupt, OSError."""
+        """Fill the tables from their files. It must run in a thread. Raises StoreCorrupt or OSError."""
         self.tables.load()
         if not self.store.slave:
             self.transactions.load()
 
     def resume(self) -> None:
-        """Complete interrupted work after loading, before the broker serves requests."""
-        if self.store.raft_log is None:  # The leader decides on a member's topics.
+        """Complete work that the last stop interrupted.
+
+        It runs after `load`, before the broker serves requests.
+        """
+        if self.store.raft_log is None:  # in a raft group, the leader determines the topics
             self.tables.adopt()
         if not self.store.slave:
             self.transactions.fill()
 
     async def start(self) -> None:
-        """Open the fast port, start the periodic work, and register with the name servers."""
+        """Open the port for old clients, start the periodic work, and register with the name servers."""
         if self._config.log_level:
             logs.use_levels(self._config.log_level)
         await self._open_vip()
@@ -405,7 +410,8 @@ class BrokerParts:
 
     async def _open_vip(self) -> None:
         port = self._config.listen_port + VIP_OFFSET
-        # If the system has chosen the port, the neighbouring port may belong to another program.
+        # If the system has chosen the main port, do not open its neighbour, which may belong to another
+        # program.
         if not self._config.vip_channel_enable or port <= 0:
             return
         self.vip_server = self._server(without=NOT_ON_VIP)
@@ -416,7 +422,7 @@ class BrokerParts:
             self.vip_server = None
 
     async def stop(self, drain_s: float) -> None:
-        """Stop the parts in the reverse order of the start."""
+        """Stop the parts, roughly in the reverse order of the start."""
         await self.replication.retire()
         servers = [server for server in (self.vip_server, self.server) if server is not None]
         for server in servers:
@@ -459,7 +465,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # All topics are examined once for all changes of a tick.
+        if not self._limits_due:  # examine all topics once per tick, not per change
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 
@@ -477,7 +483,11 @@ class BrokerParts:
         self.stats.count_topics(totals, mono_ms(self._clock))
 
     async def _settings_changed(self, keys: list[str]) -> None:
-        """Apply changed settings and write them. Raises CommandError if they apply but cannot be written."""
+        """Apply changed settings, and write them to the settings file.
+
+        Raises:
+            CommandError: The settings were applied, but cannot be written.
+        """
         self.sends.configure()
         self.replies.configure(self._config.region_id, self._config.trace_on)
         self.store.configure(self._config.store)
@@ -490,8 +500,8 @@ class BrokerParts:
         path = self._config.broker_config_path
         if path and keys:
             self._unwritten.update(keys)
-            # One writer at a time, and each writes the values that are current then, so older values never
-            # replace newer ones.
+            # The lock admits one writer at a time, and each writer writes the current values. So older values
+            # never replace newer ones.
             async with self._settings_lock:
                 now = self._config.properties()
                 values = {key: now[key] for key in now if key in self._unwritten}
@@ -506,5 +516,5 @@ class BrokerParts:
 
 
 def write_settings(disk: Disk, path: str, values: Mapping[str, str]) -> None:
-    """Set some values in a settings file. Raises OSError."""
+    """Set `values` in a settings file, and keep its other lines. Raises OSError."""
     replace_file(disk, *settings_to_write(path, values))

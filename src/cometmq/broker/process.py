@@ -1,8 +1,8 @@
-"""A broker as a process: it starts with a settings file, reports when it is ready, and stops on a signal.
+"""The main program of a broker process.
 
-`python -m cometmq.broker.process -c broker.conf` prints one JSON line {"name", "addr", "port", "pid"} when it
-is ready. It stops on SIGTERM or SIGINT and, with --with-parent, when its standard input closes, so that a
-parent that dies leaves no brokers behind.
+`python -m cometmq.broker.process -c broker.conf` starts a broker with a settings file. When it is ready, it
+prints one line of JSON, {"name", "addr", "port", "pid"}. It stops on SIGTERM or SIGINT. With --with-parent it
+also stops when its standard input ends, so that no broker outlives its parent process.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ log = logs.logger(__name__)
 
 
 def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
-    """Return the settings of a file with the `key=value` texts applied. Raises OSError, ConfigError."""
+    """Read a settings file, and apply `settings`, texts such as `key=value`.
+
+    Raises OSError or ConfigError.
+    """
     more = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in settings)}
     with settings_of(path, more):
         return BrokerConfig.from_properties({**read_properties_file(path), **more})
 
 
 async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_parent: bool = False) -> None:
-    """Run a broker until a signal arrives, or until the standard input ends."""
+    """Run a broker until SIGINT or SIGTERM arrives or, `with_parent`, until the standard input ends."""
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -50,14 +53,14 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
 
 
 def say_ready(broker: Broker) -> None:
-    """Print the ready line, for which a parent process waits."""
+    """Print a line of JSON that tells a waiting parent process that the broker is ready."""
     line = {"name": broker.config.broker_name, "addr": broker.addr, "port": broker.port, "pid": os.getpid()}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Return 0 after an orderly stop, 1 if the broker could not start."""
+    """Run a broker. Return the exit code: 0 after an orderly stop, 1 if the broker could not run."""
     parser = argparse.ArgumentParser(prog="cometmq.broker.process", description="Run one broker.")
     parser.add_argument("-c", "--config", required=True, help="settings file (properties)")
     parser.add_argument(

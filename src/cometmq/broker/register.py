@@ -1,7 +1,7 @@
-"""The registration with all name servers: at the start, every 30 s, and after each change of the topic table.
+"""The broker's registration with all name servers: at the start, periodically, and after topic changes.
 
-Each name server has a link of its own, so that an unreachable one does not delay the others. Changes during a
-registration are sent together in the next one.
+Each name server has its own link, so that an unreachable one does not delay the others. All changes that
+occur during a registration are sent together in the next one.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ log = logs.logger(__name__)
 
 UNREGISTER_TIMEOUT_S = 3.0
 NO_MASTER_S = 2.0
-"""The interval in seconds between registrations of a slave that does not know its master yet."""
+"""The interval, in seconds, between the registrations of a slave that does not know its master yet."""
 
 
 @dataclass(eq=False)
 class NamesrvLink:
-    """The registration with one name server."""
+    """Keeps a broker registered with one name server."""
 
     namesrv: str
     registrar: Registrar
     _task: asyncio.Task[None] | None = None
     _again: bool = False
     known: bool = False
-    """Whether the last registration was accepted."""
+    """Whether the name server accepted the last registration."""
 
     def register(self) -> asyncio.Task[None]:
-        """Send the table after a registration in progress. The task ends when the answer has arrived."""
+        """Register, after a registration that is in progress. Return a task that ends when this is done."""
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         else:
@@ -57,7 +57,7 @@ class NamesrvLink:
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # all changes of one tick are sent together
+        await asyncio.sleep(0)  # so that all changes of one tick are sent together
         while True:
             self._again = False
             try:
@@ -89,7 +89,7 @@ class NamesrvLink:
             registrar.topics.set_ordered(KVTable.decode(answer.body).table)
 
     async def unregister(self) -> None:
-        """Cancel a registration in progress and unregister."""
+        """Cancel a registration that is in progress, and unregister the broker."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -102,17 +102,17 @@ class NamesrvLink:
 
 @dataclass(eq=False)
 class Registrar:
-    """Keeps the name servers informed about one broker."""
+    """Keeps one broker registered with all its name servers."""
 
     config: BrokerConfig
     topics: TopicTable
     address: BrokerAddress
     client: RemotingClient
     on_master: Callable[[str, str], None] = lambda _addr, _ha_addr: None
-    """Receives the master's address and its HA address, if the name server knows them."""
+    """Called with the master's address and HA address, if a name server returns them (to a slave)."""
     lacks_master: Callable[[], bool] = lambda: False
-    """Returns whether this is a slave whose master is unknown."""
-    filter_servers: Sequence[str] = ()  # the addresses of the registered filter servers
+    """Returns whether this broker is a slave that does not know its master."""
+    filter_servers: Sequence[str] = ()  # addresses of this broker's filter servers
 
     def __post_init__(self) -> None:
         self._links: dict[str, NamesrvLink] = {}
@@ -131,11 +131,14 @@ class Registrar:
 
     @property
     def timeout_s(self) -> float:
-        """The timeout of a registration."""
+        """The timeout of a registration, in seconds."""
         return self.config.register_broker_timeout_mills / 1000
 
     async def start(self) -> None:
-        """Register once, then periodically. An unreachable name server is logged and tried again later."""
+        """Register with all name servers, and start the periodic registration.
+
+        A failure is only logged, because the next registration follows soon.
+        """
         config = self.config
         if config.fetch_namesrv_addr_by_address_server and not config.namesrv_addr:
             domain, sub_group = config.rmq_address_server_domain, config.rmq_address_server_sub_group
@@ -154,8 +157,8 @@ class Registrar:
             self.register()
 
     def register(self) -> list[asyncio.Task[None]]:
-        """Send the topic table to every name server of the current settings, or of the address server."""
-        if self._stopped or not self.address.port:  # before the broker listens, it has no address to register
+        """Register with every name server, of the setting namesrvAddr or else of the address server."""
+        if self._stopped or not self.address.port:  # not listening yet: no address to register
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:
@@ -166,22 +169,22 @@ class Registrar:
         return [link.register() for link in self._links.values()]
 
     async def registered(self) -> None:
-        """Register and return once every name server has answered or timed out."""
+        """Register with all name servers. Return when all have answered, or after the timeout."""
         tasks = self.register()
         if tasks:
             await asyncio.wait(tasks, timeout=self.timeout_s)
 
     def state(self) -> tuple[int, int]:
-        """Return the number of name servers with this broker, and the number of all."""
+        """Return two numbers: the name servers that this broker is registered with, and all name servers."""
         links = self._links.values()
         return sum(link.known for link in links), len(links)
 
     def registration(self) -> tuple[RegisterBrokerRequestHeader, bytes]:
-        """Return the current header and body of REGISTER_BROKER."""
+        """Return the header and the body of a REGISTER_BROKER request with the current topics."""
         config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # A broker with restricted permission registers its topics with its own permission.
+            # If brokerPermission is restricted, the registered topics must not have more permissions.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()
@@ -198,7 +201,7 @@ class Registrar:
         return header, body
 
     def leaving(self) -> UnregisterBrokerRequestHeader:
-        """Return the header of UNREGISTER_BROKER."""
+        """Return the header of an UNREGISTER_BROKER request."""
         return UnregisterBrokerRequestHeader(**self._identity())
 
     def _identity(self) -> dict[str, Any]:

@@ -1,14 +1,15 @@
-"""Consumers that read from disk, and their share of the loop while messages are sent.
+"""A limit on the CPU time of pulls that read old messages from the disk while producers send.
 
-A consumer that reads from disk pulls again as soon as it has its response, and a pull of 32 messages costs
-the loop as much as six sends: without a limit, draining a few queues halves the rate of sends. So its pulls
-wait until the responses of the tick have been sent. After a tick with sends they get a share of the CPU time
-that the loop spends on everything else, and several are served together, because every response wakes the
-loop with the next request. After a tick without sends they have no limit. The measure is CPU time, because on
-a busy machine other programs take time from sends and pulls alike.
+A consumer that reads from the disk pulls again as soon as it has its response, and a pull of 32 messages
+costs as much CPU time as six sends. Without a limit, draining a few queues halves the rate of sends. So the
+pulls of such a consumer wait until the responses of the tick have been sent. After a tick with sends, they
+get a share of the CPU time that the event loop uses for everything else. Several of them are served together,
+because each response makes the client send the next request, which wakes the loop. After a tick without
+sends, they have no limit. CPU time is measured rather than elapsed time, because on a busy machine other
+programs delay sends and pulls alike.
 
-A consumer counts as draining from its first read from disk until it has nearly caught up, however rarely it
-reads from disk in between: the system reads ahead.
+A consumer is limited from its first read from the disk until it has nearly caught up, even if most of its
+reads in between are served from memory because the system reads ahead.
 """
 
 from __future__ import annotations
@@ -21,27 +22,29 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
-PART = 0.08  # share of the CPU time of all other work; reading requests and writing responses cost as much
-MIN_SAVED_S = 0.0003  # the minimum CPU time that must be available before pulls are served beside sends
-NEAR = 64 << 20  # the distance to the log's end, in bytes, at which a reader has nearly caught up
-MISS_S = 0.0003  # the additional CPU time of a pull that reads from disk: a task, a thread, the second read
+PART = 0.08  # share of the CPU time of all other work; the I/O of pulls costs as much again
+MIN_SAVED_S = 0.0003  # CPU time in s that must be saved before pulls are served beside sends
+NEAR = 64 << 20  # distance in bytes to the log's end at which a reader has nearly caught up
+MISS_S = 0.0003  # extra CPU time in s of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002
-CALM_S = 0.005  # after this time without sends, several requests are served per tick
+CALM_S = 0.005  # time in s without sends after which several pulls are served per tick
 AT_ONCE = 16
 MAX_READERS = MAX_WAITING_REQUESTS = 1 << 14
 
 
 class Backlog(Generic[Request]):
-    """The draining readers and their waiting requests. All methods must be called on the loop.
+    """The readers (group and queue) that read from the disk, and their waiting pull requests.
+
+    All methods must be called in the event loop's thread.
 
     Args:
-        serve: Answers a request and raises nothing.
+        serve: Answers a request. It must not raise.
         log_end: Returns a number that grows with every message sent.
-        now_s: Any clock in seconds.
-        cpu_s: Returns the CPU seconds of this thread.
-        part: The share of the CPU time of all other work that pulls may use beside sends.
-        at_once: The number of requests served per tick without sends.
+        now_s: Returns the time in seconds, on any clock.
+        cpu_s: Returns the CPU time of this thread, in seconds.
+        part: The CPU time that pulls may use beside sends, as a share of that of all other work.
+        at_once: The maximum number of requests served per tick without sends.
     """
 
     __slots__ = (
@@ -69,22 +72,22 @@ class Backlog(Generic[Request]):
         self._line: deque[Request] = deque()
         self._end = log_end()
         self._sent_at = now_s()
-        self._left_at = cpu_s()  # CPU time of this thread when requests were last served
-        self._saved_s = 0.0  # the CPU time available beside sends; negative if too much was used
-        self._begun = False  # whether the available time may be used
+        self._left_at = cpu_s()  # CPU time of this thread at the last call of serve_some
+        self._saved_s = 0.0  # CPU time that pulls may use; negative after an excess
+        self._begun = False  # whether enough was saved to begin serving
 
     def missed(self, reader: Reader) -> None:
-        """Make the requests of this reader wait from now on, because its data is on disk."""
+        """Limit this reader from now on, because a pull of it has to read from the disk."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MAX_READERS:  # readers that still read from disk will be added again
+        if len(self.readers) >= MAX_READERS:  # those that still read from the disk will return
             self.readers.clear()
         self.readers.add(reader)
 
     def wait(self, request: Request) -> bool:
-        """Queue a request; the caller schedules a tick.
+        """Queue a request. If it was queued, the caller must schedule a tick.
 
         Returns:
-            False if too many requests wait already. The caller should answer the request.
+            False if too many requests are waiting, so the caller must serve the request itself.
         """
         if len(self._line) >= MAX_WAITING_REQUESTS:
             return False
@@ -95,7 +98,7 @@ class Backlog(Generic[Request]):
         return len(self._line)
 
     def serve_some(self) -> bool:
-        """Serve the requests that are due after a tick. Return whether others must wait for another tick."""
+        """Serve as many requests as the limit allows after a tick. Return whether some are still waiting."""
         line = self._line
         if not line:
             return False
@@ -119,6 +122,6 @@ class Backlog(Generic[Request]):
         return bool(line)
 
     def serve_all(self) -> None:
-        """Serve all waiting requests, because the broker stops."""
+        """Serve all waiting requests, because the broker is stopping."""
         while self._line:
             self._serve(self._line.popleft())

@@ -1,4 +1,4 @@
-"""The checks of pulls, with Apache's order and remarks."""
+"""The checks of pulls, in the order and with the remarks of Apache's broker."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cometmq.protocol.headers import PullMessageRequestHeader
 from cometmq.protocol.sql import SqlFilter
 from cometmq.remoting import Connection
 
-SUBSCRIPTION = 4  # bit of sysFlag: the pull contains its subscription
-READ = int(Perm.READ)  # an int, because testing an enum flag costs 1 µs
+SUBSCRIPTION = 4  # flag in sysFlag: the pull contains its subscription
+READ = int(Perm.READ)  # an int, because a test with an enum member takes 1 µs
 
 Wanted = frozenset[int] | SqlFilter | None
-"""The messages that a pull requests: those with these tag codes, those that match the filter, or all."""
+"""Which messages a pull requests: those with one of these tag hashes, those that match the filter, or all."""
 
 
 @dataclass(eq=False, kw_only=True)
 class PullChecks:
-    """Checks pulls against the tables."""
+    """Checks pulls against the broker's settings, topics, groups and subscriptions."""
 
     config: BrokerConfig
     tables: DurableTables
@@ -34,11 +34,11 @@ class PullChecks:
     filters: SqlFilters
 
     def check(self, connection: Connection, version: int, header: PullMessageRequestHeader) -> Wanted:
-        """Make Apache's checks in their order (docs/reference/storage.md, Pull answers). Return the filter.
+        """Check a pull as Apache's broker does (docs/reference/storage.md, Pull answers). Return its filter.
 
         Raises:
             CommandError: The pull is refused.
-            NotCompiled: An SQL92 filter must be compiled first.
+            NotCompiled: The pull's SQL92 filter must be compiled first.
         """
         config = self.config
         if not config.broker_permission & READ:
@@ -88,7 +88,11 @@ class PullChecks:
             ) from None
 
     def _subscription(self, header: PullMessageRequestHeader, broadcast_allowed: bool) -> SubscriptionData:
-        """Return the group's subscription from its heartbeats, for a pull that does not contain it."""
+        """Return a group's subscription from its heartbeats, for a pull that contains none.
+
+        Raises:
+            CommandError: There is no valid subscription.
+        """
         known = self.consumers.groups.get(header.consumer_group)
         if known is None:
             raise CommandError(

@@ -1,13 +1,13 @@
-"""Parked pulls: which pull waits for which queue, and until when. It uses no sockets and no clock.
+"""The tables of parked pulls. This module uses no sockets and no clock.
 
-A pull that found nothing new is parked under (topic, queue id). An arrival wakes the pulls whose filter
-matches the new message; a deadline wakes the others. Every 5 s the end of each queue is compared with its
-parked pulls, regardless of tags, so that an offset advances over messages that a filter refuses
+A pull that found no new message is parked on its queue (topic, queue id). A new message wakes the pulls whose
+filter matches it; a deadline wakes the others. In addition, every 5 s all pulls whose queue has grown are
+woken, whatever their tags, so that a consumer's offset advances over messages that its filter rejects
 (docs/reference/storage.md, Long polling).
 
-The pulls of a queue are grouped by filter: an arrival is compared with each filter once, however many pulls
-share it. The number of pulls of a connection, of pulls on a queue and of filters on a queue is limited
-(`has_room`). A pull above a limit can be put aside: only its deadline wakes it, not an arrival.
+The pulls of a queue are grouped by filter, so a new message is compared with each filter only once. The
+number of pulls per connection and per queue, and of filters per queue, is limited (`has_room`). A pull beyond
+a limit can be put aside: then only its deadline wakes it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from typing import Any, TypeVar
 
 from cometmq.store import tag_matches
 
-# Deadlines are grouped by this interval, so a response may be this much late. Apache's broker is up to 5 s
-# late.
+# Deadlines are rounded up to a multiple of this (ms), so a response may be this much late. Apache's broker
+# may be 5 s late.
 DEADLINE_GRAIN_MS = 50
-# The interval of the comparison regardless of tags.
+# The interval, in ms, at which pulls whose queue has grown are woken, whatever their tags.
 RECHECK_MS = 5_000
-# The maximum time for which a client may park a pull, whatever it requests.
+# The maximum time, in ms, for which a pull is parked, even if the client requests more.
 MAX_HOLD_MS = 300_000
-# The maximum number of filters on one queue, for groups with different tags. Each message is compared with
-# all of them; 256 cost 25 µs.
+# The maximum number of different filters on one queue. Each new message is compared with all of them, which
+# takes 25 µs for 256.
 MAX_FILTERS = 256
 
 Key = tuple[str, int]  # topic, queue id
@@ -36,9 +36,9 @@ K = TypeVar("K")
 
 @dataclass(slots=True, eq=False)
 class ParkedPull:
-    """One parked request. `request` is the data with which the pull processor runs it again.
+    """One parked pull. `request` is the data that the pull processor needs to serve it.
 
-    `weight` is its share of the owner's limit.
+    `weight` is the number of pulls as which it counts for the limit of its connection (`owner`).
     """
 
     owner: object
@@ -46,7 +46,7 @@ class ParkedPull:
     pull_from: int
     codes: Codes
     weight: int = 1
-    # The keys under which the pull is in the tables.
+    # Where the pull is in the tables, so that it can be removed from them.
     bucket: int = 0
     key: Key = ("", 0)
     on_queue: OnQueue | None = None
@@ -54,7 +54,7 @@ class ParkedPull:
 
 
 class OnQueue:
-    """The pulls parked on one queue, by filter."""
+    """The pulls that are parked on one queue, grouped by filter."""
 
     __slots__ = ("count", "filters")
 
@@ -64,7 +64,7 @@ class OnQueue:
 
 
 class OfOwner:
-    """The pulls of one connection, and their total weight."""
+    """The parked pulls of one connection, and their total weight."""
 
     __slots__ = ("pulls", "weight")
 
@@ -74,10 +74,10 @@ class OfOwner:
 
 
 class LongPoll:
-    """The parked pulls of a broker."""
+    """All parked pulls of a broker."""
 
     def __init__(self) -> None:
-        # All queues with parked pulls, and those that are always watched. Other modules only read this table.
+        # The queues with parked pulls, and the watched queues. Other modules must not change this table.
         self.queues: dict[Key, OnQueue] = {}
         self._watched: set[Key] = set()
         self._buckets: dict[int, dict[ParkedPull, None]] = {}
@@ -88,12 +88,12 @@ class LongPoll:
         return self._count
 
     def watch(self, topic: str, queue_id: int) -> None:
-        """Keep a queue among `queues`, even without parked pulls."""
+        """Keep a queue in `queues` even if no pull is parked on it, so that its new messages are reported."""
         self._watched.add((topic, queue_id))
         self.queues.setdefault((topic, queue_id), OnQueue())
 
     def has_room(self, topic: str, queue_id: int, pull: ParkedPull, max_of_owner: int, max_here: int) -> bool:
-        """Return whether `pull` may be parked on a queue."""
+        """Return whether `pull` can be parked on a queue without exceeding a limit."""
         owner = self._owners.get(pull.owner)
         if pull.weight + (0 if owner is None else owner.weight) > max_of_owner:
             return False
@@ -103,7 +103,7 @@ class LongPoll:
         return here.count < max_here and (len(here.filters) < MAX_FILTERS or pull.codes in here.filters)
 
     def park(self, topic: str, queue_id: int, pull: ParkedPull, now_ms: int, hold_ms: int) -> int:
-        """Park `pull` for `hold_ms`. Return the time (ms) at which `expire` must run for it."""
+        """Park `pull` for `hold_ms`. Return the time in ms at which `expire` must be called for it."""
         key = pull.key = (topic, queue_id)
         here = self.queues.get(key)
         if here is None:
@@ -114,7 +114,7 @@ class LongPoll:
         return self.put_aside(pull, now_ms, hold_ms)
 
     def put_aside(self, pull: ParkedPull, now_ms: int, hold_ms: int) -> int:
-        """Park `pull` so that only its deadline wakes it. Return the time (ms) at which `expire` must run."""
+        """Park `pull` so that only its deadline wakes it. Return the time in ms at which to call `expire`."""
         bucket = (now_ms + min(max(hold_ms, 0), MAX_HOLD_MS)) // DEADLINE_GRAIN_MS + 1
         pull.bucket = bucket
         add(self._buckets, bucket, pull)
@@ -128,7 +128,7 @@ class LongPoll:
         return bucket * DEADLINE_GRAIN_MS
 
     def arrived(self, topic: str, queue_id: int, next_offset: int, tags_code: int) -> list[ParkedPull]:
-        """Return the pulls that a readable message with this tag code wakes, removed from the tables."""
+        """Remove and return the pulls that a new message with this tag hash wakes."""
         here = self.queues.get((topic, queue_id))
         if here is None:
             return []
@@ -140,7 +140,7 @@ class LongPoll:
         return self._unpark(woken)
 
     def recheck(self, max_offset: Callable[[str, int], int]) -> list[ParkedPull]:
-        """Return every pull whose queue has newer messages, whatever their tags, removed from the tables."""
+        """Remove and return all pulls whose queue has newer messages, whatever their tags."""
         woken: list[ParkedPull] = []
         for (topic, queue_id), here in self.queues.items():
             newest = max_offset(topic, queue_id)
@@ -149,7 +149,7 @@ class LongPoll:
         return self._unpark(woken)
 
     def expire(self, now_ms: int) -> list[ParkedPull]:
-        """Return the pulls whose time is over, removed from the tables."""
+        """Remove and return the pulls whose deadline has passed."""
         grain = now_ms // DEADLINE_GRAIN_MS
         over = [
             pull
@@ -159,26 +159,26 @@ class LongPoll:
         return self._unpark(over)
 
     def next_deadline(self) -> int | None:
-        """Return the time (ms) at which `expire` must run, or None if no pull is parked."""
+        """Return the time in ms at which `expire` must be called next, or None if no pull is parked."""
         return min(self._buckets) * DEADLINE_GRAIN_MS if self._buckets else None
 
     def drop(self, owner: object) -> None:
-        """Remove the pulls of a closed connection."""
+        """Remove the pulls of a closed connection (`owner`)."""
         known = self._owners.get(owner)
         if known is not None:
             self._unpark(list(known.pulls))
 
     def wake_topic(self, topic: str) -> list[ParkedPull]:
-        """Return all pulls parked on a topic (of a deleted one, for instance), removed from the tables."""
+        """Remove and return all pulls that are parked on a topic's queues, for instance a deleted topic's."""
         here = [on_queue for key, on_queue in self.queues.items() if key[0] == topic]
         return self._unpark([pull for each in here for pulls in each.filters.values() for pull in pulls])
 
     def wake_all(self) -> list[ParkedPull]:
-        """Return all parked pulls, removed from the tables, because the broker stops."""
+        """Remove and return all parked pulls, because the broker is stopping."""
         return self._unpark([pull for pulls in self._buckets.values() for pull in pulls])
 
     def _unpark(self, pulls: list[ParkedPull]) -> list[ParkedPull]:
-        """Remove these pulls from the tables."""
+        """Remove these pulls from the tables, and return them."""
         for pull in pulls:
             self._count -= 1
             here, owner = pull.on_queue, pull.of_owner
@@ -196,7 +196,7 @@ class LongPoll:
 
 
 def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    """Add a pull under a key of one of the tables."""
+    """Add a pull to the pulls under `key` in a table."""
     pulls = table.get(key)
     if pulls is None:
         table[key] = {pull: None}
@@ -205,7 +205,7 @@ def add(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> Non
 
 
 def remove(table: dict[K, dict[ParkedPull, None]], key: K, pull: ParkedPull) -> None:
-    """Remove a pull from a table, and a key without pulls."""
+    """Remove a pull from the pulls under `key` in a table, and the key if no pull is left."""
     pulls = table[key]
     del pulls[pull]
     if not pulls:

@@ -1,6 +1,7 @@
-"""OFFSET_MOVED_EVENT: a topic in which a master records the pulls whose offset it corrected.
+"""Events about corrected offsets, which a master stores in the topic OFFSET_MOVED_EVENT.
 
-See docs/reference/storage.md, Pull answers.
+If a pull requests an offset outside its queue, the response contains a corrected offset, and the master
+stores an event (docs/reference/storage.md, Pull answers).
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ class OffsetMovedEvents:
     address: BrokerAddress
 
     def store_event(self, group: str, topic: str, queue_id: int, asked: int, begin: int) -> None:
-        """Append the event that a group requested offset `asked` of a queue and continues at `begin`.
+        """Store the event that a group requested offset `asked` of a queue and was sent to offset `begin`.
 
-        If the store does not accept messages, the event is omitted.
+        If the store does not accept messages, the event is lost.
         """
         event = OffsetMovedEvent(
             consumer_group=group,

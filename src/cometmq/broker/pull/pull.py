@@ -1,18 +1,19 @@
 """Pulls with long polling. Lite pulls of 5.x clients are handled identically.
 
-A pull is checked on arrival. Then it is served from the page cache within the read, or by a thread if the
-records are not in memory (the reader's next pulls then wait, see backlog.py), or parked until messages
-arrive. A pull that waited is checked again before it is served, because topic, group or subscription may have
-changed. A woken pull is served once more, and is then answered in any case. The commit offset of a pull is
-stored once, on arrival.
+A pull is checked on arrival. Then it is served at once from the page cache, or by a thread if the records are
+not in memory (then the reader's next pulls must wait, see backlog.py), or it is parked until messages arrive.
+A pull that has waited is checked again before it is served, because its topic, group or subscription may have
+changed. A woken pull is served once more, and always answered then. The commit offset of a pull is stored
+once, on arrival.
 
-A pull with an SQL92 filter waits (`_filter_scans`) and then checks the properties of each record, for at most
-FILTER_SCAN_S; its client pulls again for the rest. A bulk pull, which costs as much, waits there, too. So
-does a pull with such a filter that an arrival has woken; it is parked again if nothing matches up to the end
-of its queue.
+A pull with an SQL92 filter waits in `_filter_scans` for its turn. Then the properties of each record are
+checked for at most FILTER_SCAN_S; its client pulls again for the rest. Bulk pulls wait there, too, because
+they cost as much. A woken pull with an SQL92 filter also waits there; if nothing matches up to the end of its
+queue, it is parked again.
 
-The number of parked pulls of a connection, and on a queue, is limited. Further pulls are answered "nothing
-found" as if long polling were off, after a short wait, because clients pull again immediately.
+The number of parked pulls per connection and per queue is limited. A pull beyond a limit receives "nothing
+found" after a short wait, as if long polling were disabled; the wait is needed because clients pull again
+immediately.
 
 Budget: 2 µs per pulled message in batches of 32. The records go from the store's buffers to the transport
 without a copy.
@@ -57,8 +58,8 @@ FOUND = int(ResponseCode.SUCCESS)
 NOT_FOUND = int(ResponseCode.PULL_NOT_FOUND)
 RETRY = int(ResponseCode.PULL_RETRY_IMMEDIATELY)
 MOVED = int(ResponseCode.PULL_OFFSET_MOVED)
-# The response code for each status of a read (docs/reference/storage.md, Pull answers). If the queue is
-# empty, the code depends on the requested offset.
+# The response code for each status of a read (docs/reference/storage.md, Pull answers). Statuses of empty
+# queues are missing: their code depends on the requested offset.
 CODE_OF_STATUS = {
     GetStatus.FOUND: FOUND,
     GetStatus.NO_MATCHED_MESSAGE: RETRY,
@@ -68,26 +69,29 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# The maximum number of parked pulls that one tick serves, and the maximum of their bytes, so that one busy
-# topic does not delay others.
+# The maximum number of woken pulls that one tick serves, and the maximum bytes of their responses. These
+# limits prevent that one busy topic delays others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
-# The maximum wait, in ms, of a pull above the limits, which is also at most shortPollingTimeMills. Its
-# connection may have to wait with it.
+# The maximum wait, in ms, of a pull beyond the limits of parked pulls. It is short because the broker reads
+# no further request from the pull's connection in the meantime.
 MAX_SUSPENSION_MS = 1_000
-# This many characters of a parked pull's subscription count as one more pull of its connection.
+# The number of characters of a parked pull's subscription that count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
 FILTER_SCAN_S = 0.001
-"""The maximum time of one filter scan with an SQL92 filter, in seconds of the loop."""
+"""The maximum duration of one filter scan, in seconds; it blocks the event loop."""
 FILTER_SCAN_SHARE = 0.5
-"""The CPU time of filter scans beside sends, as a share of all other CPU time: consumers must keep up."""
+"""The CPU time that filter scans may use beside sends, as a share of all other CPU time.
+
+It is large, so that consumers with filters can keep up with the sends.
+"""
 MAX_FILTER_SCANS_PER_TICK = 4
-"""The number of filter scans per tick without sends."""
+"""The maximum number of filter scans per tick without sends."""
 
 
 @dataclass(slots=True, eq=False)
 class PullRequest:
-    """A checked pull: everything needed to serve it now or later."""
+    """A checked pull, with everything that is needed to serve it now or later."""
 
     connection: Connection
     opaque: int
@@ -95,20 +99,23 @@ class PullRequest:
     header: PullMessageRequestHeader
     wanted: Wanted
     may_hold: bool
-    offset: int  # the offset to read next
-    aside: bool = False  # whether the pull waits without being parked on its queue
-    until_ms: int = 0  # the end of the parking time, once the pull was parked
+    offset: int  # the next offset to read
+    aside: bool = False  # whether the pull was put aside, and its connection is held
+    until_ms: int = 0  # the deadline of a pull that has been parked
 
     @property
     def reader(self) -> Reader:
-        """The group and queue of the pull."""
+        """The consumer group, topic and queue id of the pull."""
         header = self.header
         return header.consumer_group, header.topic, header.queue_id
 
 
 @dataclass(eq=False, kw_only=True)
 class PullProcessor:
-    """Handles the pulls of a broker. `end_tick` runs after the writer's, so send responses leave first."""
+    """Handles the pulls of a broker.
+
+    Its `end_tick` must run after the writer's, so sends are answered first.
+    """
 
     config: BrokerConfig
     store: MessageStore
@@ -123,7 +130,7 @@ class PullProcessor:
         self._loop = asyncio.get_running_loop()
         self.long_poll = LongPoll()
         self._ready: deque[PullRequest] = deque()
-        self._given = 0  # bytes of messages sent so far
+        self._given = 0  # total bytes of messages sent to consumers
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = 0
         self._rechecks = Periodic(self._loop, RECHECK_MS / 1000, self.recheck, name="recheck of parked pulls")
@@ -138,12 +145,12 @@ class PullProcessor:
             part=FILTER_SCAN_SHARE,
             at_once=MAX_FILTER_SCANS_PER_TICK,
         )
-        self._backlog_due = False  # _serve_backlog is scheduled
+        self._backlog_due = False  # whether a call of _serve_backlog is scheduled
         self._stopping = False
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull_message(self, connection: Connection, frame: Frame) -> None:
-        """Serve, park or refuse a pull."""
+        """Check a pull, then serve it, park it, or make it wait for its turn."""
         header = frame.header(PullMessageRequestHeader)
         may_hold = bool(header.sys_flag & SUSPEND)
         request = PullRequest(
@@ -170,12 +177,12 @@ class PullProcessor:
             self._serve(request)
 
     def _waits_for_scan(self, request: PullRequest) -> bool:
-        """Return whether a bulk pull, or a pull with an SQL92 filter, must wait for a filter scan."""
+        """Queue a pull for a filter scan if there are messages to check. Return whether it was queued."""
         _, topic, queue_id = request.reader
         return request.offset < self.store.max_offset(topic, queue_id) and self._filter_scans.wait(request)
 
     async def _compile_first(self, request: PullRequest, missing: NotCompiled) -> None:
-        """Compile the filter of a new pull, and continue with the pull."""
+        """Compile the SQL92 filter of a pull, then continue to handle the pull."""
         connection = request.connection
         try:
             await self.checks.filters.compile(missing.key, connection)
@@ -214,7 +221,7 @@ class PullProcessor:
             self._answer(request, got)
 
     def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Finish a pull in a task. Until the task ends, no more requests are read from its connection."""
+        """Complete a pull in a task. Read no requests from its connection until the task ends."""
         connection.hold()
         task = self._loop.create_task(work)
         self._beside_tasks.add(task)
@@ -234,7 +241,7 @@ class PullProcessor:
         self._answer(request, got)
 
     def serve_late(self, request: PullRequest) -> None:
-        """Serve a pull that waited, if its client is still connected and the checks still accept it."""
+        """Check a pull that has waited again, and serve it, if its client is still connected."""
         connection = request.connection
         if request.aside:
             request.aside = False
@@ -243,7 +250,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # the group has changed its subscription
+            except NotCompiled as missing:  # the group's subscription has changed meanwhile
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -302,9 +309,10 @@ class PullProcessor:
             connection.write(buffer)
 
     def _parked_on(self, request: PullRequest, got: ReadResult) -> bool:
-        """Park a pull whose SQL92 filter matched nothing up to the end of its queue.
+        """Park a pull whose SQL92 filter has matched no message up to the end of its queue.
 
-        Return whether the pull was parked.
+        Returns:
+            Whether the pull was parked.
         """
         _, topic, queue_id = request.reader
         at_end = got.next_begin_offset >= self.store.max_offset(topic, queue_id)
@@ -316,10 +324,10 @@ class PullProcessor:
         return True
 
     def _moved(self, request: PullRequest, begin: int, suggested: int) -> tuple[int, int]:
-        """Return response code and suggested broker for an offset outside its queue.
+        """Return the response code and the suggested broker for an offset outside the queue.
 
-        A broker that corrects the offset records it in a topic. A slave that does not correct it sends the
-        client to the group's broker.
+        A master corrects the offset and stores an event about it. A slave that does not correct offsets
+        directs the client to the broker that the group should use.
         """
         group, topic, queue_id = request.reader
         offset = request.offset
@@ -331,7 +339,8 @@ class PullProcessor:
             "offset %d of topic %s queue %d, requested by group %s, is corrected to %d", *where, group, begin
         )
         self.moved.store_event(group, topic, queue_id, offset, begin)
-        # At the end of a tick it is too late to add work to the tick, and too early to request the next one.
+        # Schedule the tick via the event loop: this method may run at the end of a tick, when it is too late
+        # for this tick and too early to schedule the next one.
         self._loop.call_soon(self.tick.schedule)
         return MOVED, suggested
 
@@ -359,7 +368,7 @@ class PullProcessor:
         hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
-        # A pull with an SQL92 filter checks by itself, in its turn, whether a message matches.
+        # Every new message wakes a pull with an SQL92 filter; its filter scan finds out whether one matches.
         codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
         parked = ParkedPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
@@ -367,16 +376,15 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # so the pull will be answered
-            connection.hold()  # its connection is not read until some of the pulls are answered
+            request.until_ms = 0  # when it is served again, it must be answered
+            connection.hold()  # reads no further request until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
         self._arm(at_ms, now_ms)
 
     def _now_ms(self) -> int:
-        # Parking times use the loop's clock, so that a change of the wall clock neither releases nor delays
-        # pulls.
+        # Deadlines use the loop's monotonic clock, so that a change of the wall clock does not affect them.
         return int(self._loop.time() * 1000)
 
     def _arm(self, at_ms: int, now_ms: int) -> None:
@@ -396,15 +404,15 @@ class PullProcessor:
             self._arm(following, now_ms)
 
     def start(self) -> None:
-        """Start the periodic comparison regardless of tags."""
+        """Start the periodic `recheck`."""
         self._rechecks.start()
 
     def recheck(self) -> None:
-        """Serve the pulls whose queue has newer messages, whatever their tags."""
+        """Wake the pulls whose queue has newer messages, whatever their tags."""
         self.wake(self.long_poll.recheck(self.store.max_offset))
 
     async def stop(self) -> None:
-        """Answer all parked pulls, and finish reads in progress, because the broker stops."""
+        """Answer all parked and waiting pulls, and complete reads in progress: the broker is stopping."""
         self._stopping = True
         self.checks.filters.stop()
         self._rechecks.cancel()
@@ -417,32 +425,35 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # pulls whose filter was compiled in the meantime
+        self._filter_scans.serve_all()  # pulls whose filter was compiled by one of the tasks
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Wake the pulls that wait for messages which became readable."""
+        """Wake the pulls whose filter matches messages that have become visible."""
         if not len(self.long_poll):
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _ in arrivals:
-            if (topic, queue_id) not in waited_for:  # the first message of a batch has woken all its pulls
+            if (topic, queue_id) not in waited_for:  # an earlier message of the batch has woken all pulls
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:
                 self.wake(woken)
 
     def topic_gone(self, topic: str) -> None:
-        """Answer the pulls parked on a deleted topic."""
+        """Wake the pulls that are parked on a deleted topic, so that they are answered."""
         self.wake(self.long_poll.wake_topic(topic))
 
     def wake(self, pulls: Sequence[ParkedPull]) -> None:
-        """Serve these pulls in this tick and the next ones."""
+        """Serve these pulls in this tick and, beyond its limits, in the next ones."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve a share of the woken pulls and, after the responses have been sent, the waiting ones."""
+        """Serve woken pulls, up to the limits per tick.
+
+        Schedule the service of waiting pulls after the tick.
+        """
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):
@@ -452,7 +463,7 @@ class PullProcessor:
             if not (isinstance(request.wanted, SqlFilter) and self._waits_for_scan(request)):
                 self.serve_late(request)
         if ready:
-            # The running tick cannot schedule itself: request the next one from the loop.
+            # Schedule the next tick via the event loop, because a running tick cannot schedule itself.
             self._loop.call_soon(self.tick.schedule)
         if (len(self._backlog) or len(self._filter_scans)) and not self._backlog_due:
             self._backlog_due = True

@@ -1,4 +1,4 @@
-"""Queries of single messages by key, unique key or offset id."""
+"""Handlers of queries for single messages, by key, unique key or message id."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from cometmq.protocol.record.one import decode_record
 from cometmq.remoting import Connection
 from cometmq.store import MessageStore
 
-# The number of bytes that a query adds to the requests in progress of its connection. This limits the
-# responses in memory to four queries by key, or fifteen by id.
+# The number of bytes as which a query counts towards the limit of its connection's requests in progress. So
+# at most four queries by key, or fifteen by id, keep a response in memory at a time.
 _HELD_BY_KEY, _HELD_BY_ID = 4 << 20, 1 << 20
-_MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # maximum bytes of the records of a response
+_MAX_BYTES = MAX_FRAME_LENGTH - (64 << 10)  # maximum size of the records in one response, in bytes
 
 
 @dataclass(eq=False, kw_only=True)
 class QueryProcessor:
-    """Handles queries for single messages. A thread reads data that is not in memory."""
+    """Answers queries for single messages. If the data is not in memory, a thread reads it."""
 
     store: MessageStore
     check_read: CheckTopic | None
 
     @handles(RequestCode.QUERY_MESSAGE)
     def query_message(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        """Return the newest records in a time range whose index entry has the key's hash, up to one frame.
+        """Return the newest messages of a time range that may have a key, as many as fit into one frame.
 
-        The client compares the keys.
+        The index contains only hashes of keys, so the client must compare the keys.
         """
         return _holding(connection, _HELD_BY_KEY, self._by_key(frame))
 
     @handles(RequestCode.VIEW_MESSAGE_BY_ID)
     def view_message_by_id(self, connection: Connection, frame: Frame) -> Awaitable[Frame]:
-        """Return the record at a commit-log offset."""
+        """Return the record at a position of the commit log, which is part of a message id."""
         return _holding(connection, _HELD_BY_ID, self._by_id(connection, frame))
 
     async def _by_key(self, frame: Frame) -> Frame:
@@ -61,7 +61,7 @@ class QueryProcessor:
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, raft_log, record = self.store, self.store.raft_log, None
-        if raft_log is None or offset < raft_log.shown:  # uncommitted raft entries may still be removed
+        if raft_log is None or offset < raft_log.shown:  # raft may still remove later entries
             record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")
@@ -71,7 +71,7 @@ class QueryProcessor:
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
-    """Return the response of a request that counts as `size` bytes in progress while it is handled."""
+    """Await a response. Meanwhile, count the request as `size` bytes in progress on its connection."""
 
     async def finish() -> Frame:
         try:

@@ -1,4 +1,4 @@
-"""Groups that read too slowly and may be stopped (docs/reference/storage.md, Slow readers)."""
+"""Detects groups that are far behind, and may disable them (docs/reference/storage.md, Slow readers)."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MAX_SLOW_READERS = 10_000  # further readers are recorded only when others have been removed
+MAX_SLOW_READERS = 10_000  # maximum number of recorded readers
 
 
 @dataclass(eq=False)
 class SlowReaders:
-    """The readers whose last pull ended more than consumerFallbehindThreshold before the end of the log."""
+    """The readers (group, queue) whose last pull was over consumerFallbehindThreshold before the log end."""
 
     config: BrokerConfig
     groups: SubscriptionGroups
     _behind: dict[Reader, int] = field(default_factory=dict)
 
     def record_lag(self, reader: Reader, behind: int) -> None:
-        """Record that a pull returned messages which lie this many bytes before the end of the log."""
+        """Record how many bytes before the end of the log a reader's last pull ended."""
         if behind <= self.config.consumer_fallbehind_threshold:
             self._behind.pop(reader, None)
         elif len(self._behind) < MAX_SLOW_READERS:
             self._behind[reader] = behind
 
     def check(self) -> None:
-        """Disable the groups that are too far behind, if disableConsumeIfConsumerReadSlowly is set.
+        """If disableConsumeIfConsumerReadSlowly is set, disable the groups that are too far behind.
 
-        RocketMQ's own groups, with which tools read old messages, are exempt.
+        RocketMQ's own groups are exempt, because tools use them to read old messages.
         """
         behind, self._behind = self._behind, {}
         if not self.config.disable_consume_if_consumer_read_slowly:

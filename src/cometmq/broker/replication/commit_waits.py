@@ -1,4 +1,4 @@
-"""Requests that wait until a raft group has committed the log up to a position, in log order."""
+"""Writes that wait until a raft group has committed the log up to a position, in log order."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class _Wait(NamedTuple):
 
 
 class CommitWaits:
-    """All waits for commits of a raft group. For the loop thread only."""
+    """The writes of a raft leader that wait for a commit. It must be used in the event loop's thread only."""
 
     def __init__(self, clock: Clock, timeout_s: float) -> None:
-        """Create the waits. timeout_s: maximum duration of a wait, in seconds."""
+        """Create an empty queue. `timeout_s` is the maximum duration of a wait, in seconds."""
         self._clock = clock
         self._timeout_s = timeout_s
         self._loop = asyncio.get_running_loop()
@@ -36,9 +36,10 @@ class CommitWaits:
         self._committed = -1
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
-        """Call `waiter` with SUCCESS once the log is committed up to `position`, else with SYSTEM_ERROR.
+        """Call `waiter` with SUCCESS once the log is committed up to `position`.
 
-        After SYSTEM_ERROR the log may still be committed up to `position`.
+        After a timeout or a failure, call it with SYSTEM_ERROR. Even then, the log may be committed up to
+        `position` later.
         """
         if position <= self._committed:
             waiter(SUCCESS)
@@ -48,14 +49,14 @@ class CommitWaits:
             self._timer = self._loop.call_later(self._timeout_s, self._expire)
 
     def committed(self, position: int) -> None:
-        """End the waits up to `position`, because the log is committed so far."""
+        """Record that the log is committed up to `position`, and end the waits for that."""
         self._committed = position
         waits = self._waits
         while waits and waits[0].position <= position:
             waits.popleft().waiter(SUCCESS)
 
     def give_up(self, why: str) -> None:
-        """End all waits with a failure."""
+        """End all waits with SYSTEM_ERROR. `why` is logged."""
         if self._waits:
             log.warning("the commit of %d write batches is uncertain: %s", len(self._waits), why)
         while self._waits:

@@ -1,7 +1,7 @@
-"""A slave's connection to its master's HA port, and its requests to the main port (ha_slave.py decides).
+"""A slave's connections to its master: to the HA port for the log, to the main port for requests.
 
-Bytes received in a tick are written and dispatched at its end, then reported: with SYNC_FLUSH once they are
-on the device.
+ha_slave.py decides what to do. Log bytes received in a tick are written and dispatched at its end. Then their
+position is reported to the master; with SYNC_FLUSH, once they are on the disk.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _CONNECT_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicationContext:
-    """Parts of the broker that replication uses. They live as long as the broker runs."""
+    """The parts of the broker that replication uses. They exist as long as the broker runs."""
 
     config: BrokerConfig
     clock: Clock
@@ -60,11 +60,11 @@ class ReplicationContext:
 
 
 class LogsDiverged(CometError):
-    """A master's log diverges from its slave's."""
+    """The log of a master cannot continue that of its slave, because their contents differ."""
 
 
 class MasterLink(asyncio.BufferedProtocol):
-    """The connection to a master's HA port."""
+    """The connection of a slave to its master's HA port."""
 
     def __init__(self, client: HaClient) -> None:
         self._client = client
@@ -87,7 +87,7 @@ class MasterLink(asyncio.BufferedProtocol):
 
 
 class HaClient:
-    """The copy of a master's log in the store of a slave. For the loop thread only."""
+    """Copies a master's log to a slave's store. It must be used in the event loop's thread only."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class HaClient:
         tick: Tick,
         visible: Callable[[int, Arrivals], None],
     ) -> None:
-        """Create the client. visible: called with messages that became visible."""
+        """Create the client. `visible` is called with the messages that have become visible."""
         self._config = config
         self._clock = clock
         self._store = store
@@ -122,12 +122,12 @@ class HaClient:
         self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
     def start(self) -> None:
-        """Follow the master once its address is known."""
+        """Start to follow the master, as soon as its address is known."""
         self._turns.start()
         self._tick.schedule()
 
     async def stop(self) -> None:
-        """Close the connection. Received bytes are still written."""
+        """Write the bytes received so far, and close the connection."""
         self._turns.cancel()
         self.end_tick()
         self._drop()
@@ -135,20 +135,20 @@ class HaClient:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def follow(self, master: MasterAddress) -> None:
-        """Follow this master."""
+        """Follow this master instead of the previous one."""
         self.core.follow(self._clock.monotonic(), master)
         self._tick.schedule()
 
     @property
     def lag(self) -> int:
-        """Return how many bytes the log is behind the known end of the master's log; -1 if unknown."""
+        """The number of bytes by which the slave's log is behind the master's, or -1 if that is unknown."""
         end = self.core.master_end
         return -1 if end < 0 else max(0, end - self._store.replica.end)
 
     # -- events
 
     def received(self, link: MasterLink, pieces: Pieces, data: memoryview) -> None:
-        """Keep received bytes for the end of the tick."""
+        """Decode bytes received from the master. They are written at the end of the tick."""
         if link is not self._link:
             return
         now = self._clock.monotonic()
@@ -165,7 +165,7 @@ class HaClient:
         self._tick.schedule()
 
     def closed(self, link: MasterLink, reason: str) -> None:
-        """Handle a connection that is closed, or must be closed."""
+        """Handle a connection that has been closed, or must be closed because of an error."""
         if link is self._link:
             self.core.lost(self._clock.monotonic(), reason)
             self._drop()
@@ -174,7 +174,7 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write received bytes, then carry out the effects that are due."""
+        """Write the bytes received in this tick. Then carry out what HaSlave.turn returns."""
         replica = self._store.replica
         if self._link is not None:
             before = replica.end
@@ -201,7 +201,7 @@ class HaClient:
             self._drop()
 
     def _log_state(self) -> None:
-        """Log each change of the state in one line."""
+        """Log the state of replication, in one line, if it has changed."""
         core = self.core
         state = core.problem or core.phase.value
         if core.phase not in (Phase.FOLLOWING, Phase.STOPPED, Phase.PAUSING) or state == self._logged_state:
@@ -230,7 +230,7 @@ class HaClient:
         self._task = self._loop.create_task(work)
 
     async def _compare(self, addr: str) -> None:
-        """Request the ends of the master's log, and its record at the position of the slave's last record."""
+        """Compare the slave's log with the master's, and report the result to HaSlave."""
         try:
             divergence = await self._find_divergence(addr)
         except (CometError, OSError, ValueError, KeyError) as error:
@@ -240,9 +240,11 @@ class HaClient:
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
-        """Return normally if this master's log continues that of the slave.
+        """Return normally if this master's log can continue the slave's log.
 
-        Raises LogsDiverged if it does not, and stops the slave; CometError if the master does not answer.
+        Raises:
+            LogsDiverged: It cannot. If this is the current master, the slave stops to follow it.
+            CometError: The master did not answer.
         """
         try:
             divergence = await self._find_divergence(addr)
@@ -288,7 +290,7 @@ class HaClient:
             else:
                 async with asyncio.timeout(_CONNECT_S):
                     await dial(lambda: link, host, port)
-        except (CometError, OSError) as error:  # an OSError may be a TimeoutError
+        except (CometError, OSError) as error:  # includes TimeoutError
             self._link = None
             reason = f"no connection to the master's port {ha_addr}: {str(error) or 'no answer'}"
             self.core.lost(self._clock.monotonic(), reason)
@@ -297,7 +299,7 @@ class HaClient:
         self._tick.schedule()
 
     def _drop(self) -> None:
-        """Close the connection, and cancel a connection attempt or request in progress."""
+        """Close the connection. Cancel an attempt to connect, or a comparison, that is in progress."""
         link, self._link = self._link, None
         if link is not None and link.transport is not None:
             link.transport.abort()
@@ -307,7 +309,7 @@ class HaClient:
 
 
 def success(answer: Frame) -> Frame:
-    """Return the answer if its code is SUCCESS. Raises BrokerError otherwise."""
+    """Return a response if its code is SUCCESS. Raise BrokerError otherwise."""
     if answer.code != ResponseCode.SUCCESS:
         raise BrokerError(answer.code, remark=answer.remark or "")
     return answer

@@ -1,7 +1,7 @@
-"""The protocol of the HA port: positions to the master, pieces of its log to the slave. No I/O.
+"""The protocol of the HA port, without I/O: a slave sends positions, its master sends parts of its log.
 
-A slave sends its position as i8, nothing else. The master sends a position as i8, a size as i4, and that many
-bytes of its log; size 0 is a heartbeat (docs/reference/storage.md, HA port).
+A slave sends only its position, as 8-byte integers. The master sends frames: a position (8 bytes), a size (4
+bytes), and that many bytes of its log. A frame of size 0 is a heartbeat (docs/reference/storage.md, HA port).
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ HEADER = struct.Struct(">qi")
 
 
 def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryview]:
-    """Yield the log bytes from `position` on in frames of at most `most` log bytes, header by header."""
+    """Divide the log bytes at `position` into frames of at most `most` bytes.
+
+    Yield header and bytes of each.
+    """
     for start in range(0, len(data), most):
         piece = data[start : start + most]
         yield HEADER.pack(position + start, len(piece))
@@ -24,18 +27,18 @@ def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryvi
 
 
 def beat(position: int) -> bytes:
-    """Return a heartbeat with the next position that the slave will receive."""
+    """Return a heartbeat frame. Its position is that of the next log byte that the slave will receive."""
     return HEADER.pack(position, 0)
 
 
 class Reports:
-    """The decoder of a slave's positions."""
+    """Decodes the positions that a slave sends."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> int | None:
-        """Return the last complete position; None without one."""
+        """Decode received bytes. Return the last complete position in them, or None if there is none."""
         data = self._rest + data
         whole = len(data) - len(data) % REPORT.size
         self._rest = data[whole:]
@@ -43,9 +46,10 @@ class Reports:
 
 
 class Pieces:
-    """The decoder of the master's log bytes, as they arrive: a frame need not be complete.
+    """Decodes the frames that a master sends.
 
-    So at most part of a header is kept.
+    It passes log bytes on as they arrive, without waiting for complete frames. So it stores at most a part of
+    a header.
     """
 
     def __init__(self) -> None:
@@ -54,9 +58,12 @@ class Pieces:
         self._left = 0
 
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Yield (position, bytes of the log), a part of `data`; empty bytes for a heartbeat.
+        """Decode received bytes. Yield each position with the log bytes, a part of `data`, that belong there.
 
-        Raises ProtocolError for an invalid size or position.
+        For a heartbeat, the log bytes are empty.
+
+        Raises:
+            ProtocolError: A size or position is negative.
         """
         at = 0
         while at < len(data):

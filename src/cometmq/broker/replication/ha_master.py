@@ -1,13 +1,17 @@
 """The decisions of a master: what it sends to slaves, which reports count, how many slaves a write waits for.
 
-A function of time and events, without I/O: the shell (ha_server.py, or a simulation) reports connections,
-positions and bytes that were sent, calls `turn` at the end of each tick with an event and every
-TURN_INTERVAL_S, and carries out what `turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
+The decisions depend only on the time and the events that are passed in; there is no I/O. The caller
+(ha_server.py, or a simulation) reports connections, slaves' positions and completed sends. It calls `turn` at
+the end of each tick with such an event, and at least every TURN_INTERVAL_S, and carries out the effects that
+`turn` returns (docs/reference/storage.md, HA port, Waiting for slaves).
 
-Differences to Apache's master: a report, also the first one, counts only if the master can have sent the
-bytes, so a slave that is ahead of its master never ends a wait; an empty slave receives the whole log, not
-only the last segment; with SYNC_FLUSH only bytes on the device are sent, so a power failure never leaves a
-slave ahead.
+Differences from Apache's master:
+
+- A report, even the first one, counts only if the master can have sent the reported bytes. So a slave whose
+  log is ahead of the master's never ends a wait.
+- A slave with an empty log receives the whole log, not only the last segment.
+- With SYNC_FLUSH, only bytes that are on the disk are sent. So a power failure of the master never leaves a
+  slave ahead.
 """
 
 from __future__ import annotations
@@ -20,15 +24,23 @@ from typing import Generic, NamedTuple, TypeVar
 import msgspec
 
 TURN_INTERVAL_S = 0.5
-"""Maximum interval, in seconds, between two calls of `turn`, which detect heartbeats and timeouts."""
+"""The maximum interval, in seconds, between two calls of `turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
-"""Maximum of log bytes in one Send. A slave that is behind receives one Send after the other."""
+"""The maximum number of log bytes in one Send.
+
+A slave that is further behind receives several in sequence.
+"""
 NOWHERE = 1 << 62
-"""A position that no log reaches."""
+"""A position that is greater than that of any log."""
 
 
 class HaRules(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings that the decisions use. haSendHeartbeatInterval and haHousekeepingInterval in seconds."""
+    """The broker settings that the decisions depend on.
+
+    Attributes:
+        beat_s: The setting haSendHeartbeatInterval, in seconds.
+        silence_s: The setting haHousekeepingInterval, in seconds.
+    """
 
     sync_master: bool = False
     in_sync_replicas: int = 1
@@ -40,7 +52,7 @@ class HaRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(NamedTuple):
-    """The master's log: first position, end of the written part, and end of the part that may be sent."""
+    """The positions in the master's log: its begin, the end of the part that may be sent, and its end."""
 
     first: int
     sendable: int
@@ -49,7 +61,7 @@ class LogState(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send log bytes [position, position + size), all in one segment, to a slave. Then call `taken`."""
+    """Send `size` bytes of the log, all in one segment, to a slave. The caller then calls `taken`."""
 
     slave: int
     position: int
@@ -64,7 +76,7 @@ class Beat(NamedTuple):
 
 
 class Close(NamedTuple):
-    """Close a slave's connection. The slave was already removed."""
+    """Close a slave's connection, which HaMaster has already removed."""
 
     slave: int
     reason: str
@@ -78,8 +90,8 @@ class Slave:
     """One connection of a slave. Positions are -1 before the first report.
 
     Attributes:
-        first: The first report.
-        acked: The newest report that counts.
+        first: The first reported position.
+        acked: The last reported position that counts.
         sent: The next position to send.
     """
 
@@ -90,11 +102,11 @@ class Slave:
     first: int = -1
     acked: int = -1
     sent: int = -1
-    busy: bool = False  # whether bytes are being sent, or the connection accepts no more bytes
+    busy: bool = False  # whether a Send has not been completed (`taken`)
 
 
 class HaMaster:
-    """The slaves of a master, by a number that the shell assigns to each connection."""
+    """The slaves of a master, by the number that the caller has assigned to each connection."""
 
     def __init__(self, rules: HaRules) -> None:
         self.rules = rules
@@ -103,7 +115,7 @@ class HaMaster:
     # -- events
 
     def opened(self, now: float, slave: int, host: str) -> None:
-        """Add a connection from this address."""
+        """Add a new connection, which comes from the address `host`."""
         self.slaves[slave] = Slave(host, now, now)
 
     def closed(self, slave: int) -> None:
@@ -111,21 +123,21 @@ class HaMaster:
         self.slaves.pop(slave, None)
 
     def reported(self, now: float, slave: int, position: int) -> None:
-        """Record a slave's report that it has all of the log before this position."""
+        """Record a slave's report that it has stored the log up to `position`."""
         known = self.slaves.get(slave)
         if known is not None:
             known.heard_at = now
             known.reported = position
 
     def taken(self, now: float, slave: int) -> None:
-        """Record that the connection has room for more bytes after a Send."""
+        """Record that a Send was completed, so that the connection can take more bytes."""
         known = self.slaves.get(slave)
         if known is not None:
             known.sent_at = now
             known.busy = False
 
     def turn(self, now: float, log: LogState) -> list[Effect]:
-        """Return the effects that are due now."""
+        """Apply the reports. Return what the caller must do now."""
         effects: list[Effect] = []
         for number, slave in list(self.slaves.items()):
             reason = self._judge(slave, log) or self._silent(now, slave)
@@ -141,7 +153,7 @@ class HaMaster:
     # -- what a write waits for
 
     def needed(self, end: int) -> int | None:
-        """Return the number of slaves that a write with this end waits for; None if too few keep up."""
+        """Return how many slaves a write with this end must wait for, or None if too few keep up."""
         rules = self.rules
         if not rules.sync_master:
             return 0
@@ -152,16 +164,17 @@ class HaMaster:
         return wanted if wanted <= near else None
 
     def near(self, end: int) -> int:
-        """Return the number of slaves that are less than haSlaveFallbehindMax behind."""
+        """Return the number of slaves that are less than haSlaveFallbehindMax bytes behind `end`."""
         most = self.rules.slave_fallbehind_max
         return sum(slave.acked >= 0 and end - slave.acked < most for slave in self.slaves.values())
 
     def copies(self, position: int) -> int:
         """Return the number of slaves that have the log up to `position`.
 
-        The protocol has no name for a slave. Each connection that received bytes before `position` counts.
-        Connections that had these bytes when they were opened count once for each address that is not counted
-        yet: a slave that reconnects before its old connection is found broken is not two slaves.
+        In the protocol, slaves have no names, so connections are counted. A connection over which the slave
+        received bytes before `position` counts in any case. The connections that began after `position` count
+        once per address, and only if no other connection of the address counts. Otherwise a slave that
+        reconnects before the master has noticed the loss of its old connection would count twice.
         """
         got, had = [], set()
         for slave in self.slaves.values():
@@ -173,18 +186,21 @@ class HaMaster:
 
     @property
     def acked(self) -> int:
-        """The highest position that a slave has; -1 without slaves."""
+        """The highest position that a slave has reported, or -1 without slaves."""
         return max((slave.acked for slave in self.slaves.values()), default=-1)
 
     @property
     def first_needed_position(self) -> int:
-        """The first log position that a slave still needs; NOWHERE without slaves."""
+        """The lowest log position that a slave still needs, or NOWHERE without slaves."""
         return min((slave.acked for slave in self.slaves.values() if slave.acked >= 0), default=NOWHERE)
 
     # -- deciding
 
     def _judge(self, slave: Slave, log: LogState) -> str:
-        """Apply a report. Return the reason why the report is impossible or cannot be served, else ""."""
+        """Apply a slave's last report.
+
+        Return why it is impossible or cannot be served, or "" if it is valid.
+        """
         position, slave.reported = slave.reported, None
         if position is None:
             return ""
@@ -231,7 +247,7 @@ Token = TypeVar("Token")
 
 
 class Wait(NamedTuple, Generic[Token]):
-    """A write that waits until `deadline` for slaves to have the log up to `position`."""
+    """A write that waits, until `deadline`, for slaves to have the log up to `position`."""
 
     position: int
     deadline: float
@@ -239,10 +255,10 @@ class Wait(NamedTuple, Generic[Token]):
 
 
 class ReplicaWaits(Generic[Token]):
-    """All writes of a master that wait for slaves. Waits for the same number of slaves are in log order.
+    """The writes of a master that wait for slaves, grouped by the number of slaves, in log order.
 
-    The waits of one tick are one entry, which the shell adds with the tick's end. While the timeout stays the
-    same, the entries are in the order of their deadlines, too.
+    All writes of one tick are one entry, which has the position of the tick's end. If the timeout setting
+    does not change, the entries of a group are also in the order of their deadlines.
     """
 
     def __init__(self) -> None:
@@ -252,13 +268,13 @@ class ReplicaWaits(Generic[Token]):
         return sum(map(len, self._by_slaves.values()))
 
     def add(self, slaves: int, position: int, deadline: float, token: Token) -> None:
-        """Add a wait of `token` until `slaves` slaves have the log up to `position`."""
+        """Add a write, identified by `token`, that waits until `slaves` slaves have the log to `position`."""
         self._by_slaves.setdefault(slaves, deque()).append(Wait(position, deadline, token))
 
     def reached(self, copies: Callable[[int], int]) -> list[Token]:
-        """Remove and return the waits that enough slaves have reached.
+        """Remove the writes whose position enough slaves have, and return their tokens.
 
-        copies: slaves that have a position.
+        `copies` returns the number of slaves that have the log up to a position.
         """
         done = []
         for slaves, waits in self._by_slaves.items():
@@ -267,7 +283,7 @@ class ReplicaWaits(Generic[Token]):
         return done
 
     def expired(self, now: float) -> list[Token]:
-        """Remove and return the waits that have timed out."""
+        """Remove the writes whose deadline has passed, and return their tokens."""
         late = []
         for waits in self._by_slaves.values():
             while waits and waits[0].deadline <= now:
@@ -275,5 +291,5 @@ class ReplicaWaits(Generic[Token]):
         return late
 
     def next_deadline(self) -> float | None:
-        """Return the earliest deadline; None without waits."""
+        """Return the earliest deadline, or None if no write is waiting."""
         return min((waits[0].deadline for waits in self._by_slaves.values() if waits), default=None)

@@ -1,8 +1,8 @@
-"""A master's HA port: slaves connect and receive the log; writes wait for their reports (ha_master.py).
+"""A master's HA port: slaves connect to it and receive the log, and writes wait for their reports.
 
-All work happens at the end of a tick: written or flushed records are sent to the slaves, and reports of
-slaves end waits. Any host that reaches the port can read all messages, as with Apache's brokers
-(docs/security.md).
+ha_master.py decides what to send. All work happens at the end of a tick: records that were written or flushed
+are sent to the slaves, and reports of slaves end waits. As with Apache's broker, any host that can connect to
+the port can read all messages (docs/security.md).
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ MAX_SLAVES = 32
 _REPORT_BYTES = 4096
 
 Waiter = Callable[[int], None]
-"""Called once with SUCCESS, SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT."""
+"""A callback that is called once, with SUCCESS, SLAVE_NOT_AVAILABLE or FLUSH_SLAVE_TIMEOUT."""
 
 
 def rules_of(config: BrokerConfig) -> HaRules:
-    """Return the settings for the decisions. The role is that of the start."""
+    """Return the settings for HaMaster. brokerRole is the value at the start of the broker."""
     return HaRules(
         sync_master=config.store.broker_role == SYNC_MASTER,
         in_sync_replicas=config.in_sync_replicas,
@@ -56,7 +56,7 @@ def rules_of(config: BrokerConfig) -> HaRules:
 
 
 class SlaveLink(asyncio.BufferedProtocol):
-    """The connection of one slave."""
+    """The connection of one slave to the HA port."""
 
     def __init__(self, server: HaServer) -> None:
         self._server = server
@@ -95,7 +95,7 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """The sender of the log to slaves, and the writes that wait for them. For the loop thread only."""
+    """Sends the log to slaves, and ends the writes that wait for them. For the event loop's thread only."""
 
     decide = False
 
@@ -119,7 +119,7 @@ class HaServer:
     # -- start and stop
 
     async def start(self, interface: str, port: int) -> int:
-        """Listen; port 0 selects a free port. Returns the port. Raises OSError."""
+        """Listen on a port (0: any free one). Return the port. Raises OSError."""
         network = network_of(interface)
         if network is not None:
             port, self._stop_listening = network.listen(lambda: SlaveLink(self), port)
@@ -133,7 +133,7 @@ class HaServer:
         return port
 
     def stop(self) -> None:
-        """Close all connections; waiting writes get SLAVE_NOT_AVAILABLE."""
+        """Close all connections. The waiting writes end with SLAVE_NOT_AVAILABLE."""
         self._stopped = True
         if self._stop_listening is not None:
             self._stop_listening()
@@ -148,15 +148,15 @@ class HaServer:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
 
     def configure(self) -> None:
-        """Apply changed settings; the role stays that of the start."""
+        """Apply changed settings, except brokerRole, which changes only at a start."""
         self.core.rules = rules_of(self._config)
 
     # -- events
 
     def opened(self, link: SlaveLink, host: str) -> None:
-        """Register a new connection, of a slave or of any other client."""
+        """Register a new connection, of a slave or of any other client that has found the port."""
         assert link.transport is not None
-        if self._stopped:  # the connection was accepted during the stop
+        if self._stopped:  # accepted just before the port was closed
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
@@ -170,10 +170,11 @@ class HaServer:
         self.core.opened(self._clock.monotonic(), link.number, host)
 
     def _makes_room(self) -> bool:
-        """Close a connection to make room for another one, and return whether one was closed.
+        """Close a connection to make room for a new one. Return whether one was closed.
 
-        A connection without any report is closed first, else the oldest connection of the address with most
-        connections, so that one host that uses all connections keeps no slave out.
+        A connection that has sent no report is closed first. Otherwise it is the oldest connection of the
+        address with the most connections, so that a host that opens many connections cannot exclude slaves.
+        No connection is closed if each address has only one.
         """
         slaves = self.core.slaves
         hosts = Counter(slave.host for slave in slaves.values())
@@ -188,12 +189,12 @@ class HaServer:
         return True
 
     def reported(self, link: SlaveLink, position: int) -> None:
-        """Record the position up to which a slave has reported to have the log."""
+        """Record a slave's report that it has stored the log up to `position`."""
         self.core.reported(self._clock.monotonic(), link.number, position)
         self._tick.schedule()
 
     def took(self, link: SlaveLink) -> None:
-        """Continue sending, because a connection has room again."""
+        """Continue to send to a connection whose buffer has room again."""
         self.core.taken(self._clock.monotonic(), link.number)
         self._tick.schedule()
 
@@ -206,7 +207,7 @@ class HaServer:
     # -- writes that wait
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter` once enough slaves have the log up to `position`, or too few can, or on timeout."""
+        """Call `waiter` once enough slaves have the log up to `position`, too few can, or time is up."""
         needed = self.core.needed(position)
         if needed is None:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
@@ -230,14 +231,14 @@ class HaServer:
     # -- the end of a tick
 
     def log_state(self) -> LogState:
-        """Return the extent of the log, and the part of it that slaves may receive."""
+        """Return the positions of the log, among them the end of the part that slaves may receive."""
         store = self._store
         end = store.log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
         return LogState(store.log.min_position, sendable, end, store.log.segment_size)
 
     def end_tick(self) -> None:
-        """Send new records, and end the waits that are reached or overdue."""
+        """Send new records to the slaves, and end the waits of writes that enough slaves have."""
         if not self.links:
             return
         for effect in self.core.turn(self._clock.monotonic(), self.log_state()):
@@ -264,7 +265,7 @@ class HaServer:
             self._send_data(link, send, data)
 
     async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
-        """Send log bytes that a thread must read, because they are not in memory."""
+        """Send log bytes that are not in memory, and which a thread must read."""
         question = partial(self._store.log.read, send.position, send.size)
         try:
             data = await self._store.executor.query(question, miss)

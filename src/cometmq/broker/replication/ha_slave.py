@@ -1,12 +1,13 @@
-"""The decisions of a slave: when it connects, what it reports, when it stops.
+"""The decisions of a slave: when it connects to its master, what it reports, and when it stops.
 
-A function of time and events, without I/O: the shell (ha_client.py, or a simulation) reports events, calls
-`turn` at the end of each tick with an event and every TURN_INTERVAL_S, and carries out what `turn`
-returns (docs/reference/storage.md, HA port).
+The decisions depend only on the time and the events that are passed in; there is no I/O. The caller
+(ha_client.py, or a simulation) reports events. It calls `turn` at the end of each tick with such an event,
+and at least every TURN_INTERVAL_S, and carries out the effects that `turn` returns
+(docs/reference/storage.md, HA port).
 
-Before each connection the slave compares its last record with the master's at that position, and the ends of
-both logs (`find_divergence`): the protocol of the HA port has no check of contents. Divergent logs stop the
-slave until one of them has changed; the slave compares again every COMPARE_INTERVAL_S.
+Before each connection, the slave compares its last record with the master's record at that position, and the
+ends of both logs (`find_divergence`), because the protocol of the HA port does not check contents. If the
+logs diverge, the slave stops until one of them has changed; it compares them every COMPARE_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from enum import Enum
 from typing import NamedTuple
 
 RETRY_INTERVAL_S = 5.0
-"""Interval, in seconds, from a lost connection or a failed attempt to the next attempt."""
+"""The time, in seconds, from a lost connection or a failed attempt to the next attempt."""
 COMPARE_INTERVAL_S = 30.0
-"""Interval, in seconds, from a divergence to the next comparison."""
+"""The time, in seconds, from a comparison that found a divergence to the next comparison."""
 
 
 class Phase(Enum):
@@ -39,7 +40,7 @@ class MasterAddress(NamedTuple):
 
 
 class Tail(NamedTuple):
-    """The end of a slave's log, and the position and bytes of its last record; None if that is not known."""
+    """The end of a slave's log, and the position and the bytes of its last record (None if unknown)."""
 
     end: int
     position: int
@@ -47,7 +48,7 @@ class Tail(NamedTuple):
 
 
 class MasterLog(NamedTuple):
-    """The begin and end of a master's log, and its record at the slave's last position, or None."""
+    """The begin and the end of a master's log, and its record at the position of the slave's last record."""
 
     first: int
     end: int
@@ -55,13 +56,13 @@ class MasterLog(NamedTuple):
 
 
 class Compare(NamedTuple):
-    """Request MasterLog from the master. Then call `compared`."""
+    """Request the content of MasterLog from the master. The caller then calls `compared` or `lost`."""
 
     addr: str
 
 
 class Connect(NamedTuple):
-    """Connect to the master's HA port. Then call `connected` or `lost`."""
+    """Connect to the master's HA port. The caller then calls `connected` or `lost`."""
 
     ha_addr: str
 
@@ -73,7 +74,7 @@ class Report(NamedTuple):
 
 
 class Disconnect(NamedTuple):
-    """Close the connection, or cancel the attempt to connect. `lost` need not be called."""
+    """Close the connection, or cancel the attempt to connect. The caller need not call `lost`."""
 
     reason: str
 
@@ -82,10 +83,11 @@ Effect = Compare | Connect | Report | Disconnect
 
 
 def find_divergence(own: Tail | None, master: MasterLog) -> str:
-    """Return why the master's log cannot continue a slave's, with both positions; "" if it can.
+    """Return why the master's log cannot continue the slave's log, or "" if it can.
 
     Args:
-        own: The end of the slave's log; None for an empty log.
+        own: The end of the slave's log, or None if that log is empty.
+        master: The master's log.
     """
     if own is None:
         return ""
@@ -112,20 +114,23 @@ def find_divergence(own: Tail | None, master: MasterLog) -> str:
 
 
 class HaSlave:
-    """A slave's side of replication."""
+    """The state of a slave's replication, and its decisions."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
-        """Create the slave. haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
+        """Create a slave. The settings haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""
         self.beat_s = beat_s
         self.silence_s = silence_s
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
-        """The reason that ended the last connection or attempt, or stops the slave; "" while it follows."""
+        """Why the last connection or attempt ended, or why the slave has stopped.
+
+        "" while it follows a master.
+        """
         self.diverged = False
-        """Whether the master's log diverged from this one at the last comparison."""
+        """Whether the last comparison found that the logs of master and slave diverge."""
         self.master_end = -1
-        """The known end of the master's log; -1 before its first answer."""
+        """The end of the master's log as far as it is known, or -1 before the master has sent anything."""
         self._next_at = 0.0
         self._reported = -1
         self._reported_at = 0.0
@@ -135,7 +140,10 @@ class HaSlave:
     # -- events
 
     def follow(self, now: float, master: MasterAddress | None) -> None:
-        """Follow this master. None: no master is known, and the slave keeps following the last one."""
+        """Follow `master`.
+
+        None means that no master is known at present; the slave then keeps its last master.
+        """
         if master is None or master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
@@ -145,7 +153,7 @@ class HaSlave:
         self._next_at = now
 
     def compared(self, now: float, divergence: str) -> None:
-        """Handle the master's answer. divergence: the result of `find_divergence`."""
+        """Handle the result of a comparison. `divergence` is what `find_divergence` returned."""
         if self.phase is not Phase.COMPARING:
             return
         self.diverged = bool(divergence)
@@ -156,7 +164,7 @@ class HaSlave:
             self._effects.append(Connect(self.master.ha_addr))
 
     def report_divergence(self, now: float, why: str) -> None:
-        """Stop the slave: the log of its current or next master has changed and diverges."""
+        """Stop the slave, because the master's log no longer matches the slave's log."""
         if self.phase in (Phase.CONNECTING, Phase.FOLLOWING):
             self._effects.append(Disconnect(why))
         if self.phase in (Phase.PAUSING, Phase.CONNECTING, Phase.FOLLOWING):
@@ -175,26 +183,26 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # This may be another master, or it may have less than before.
+            self.master_end = -1  # another master, or its log has been truncated
 
     def lost(self, now: float, reason: str) -> None:
-        """Handle a failure: no answer, no connection, a closed connection, or data that cannot be stored."""
+        """Handle a failure: a comparison, connection attempt, connection or write to the store has failed."""
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):
             self.problem = reason
             self.phase = Phase.PAUSING
             self._next_at = now + RETRY_INTERVAL_S
 
     def received(self, now: float, end: int) -> None:
-        """Record that log bytes or a heartbeat arrived: the master's log reaches at least to `end`."""
+        """Record that log bytes or a heartbeat have arrived: the master's log reaches at least to `end`."""
         self._heard_at = now
         self.master_end = max(self.master_end, end)
 
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
-        """Return the effects that are due now.
+        """Return what the caller must do now.
 
         Args:
             end: The end of the slave's log.
-            safe: The position that the slave may report. With SYNC_FLUSH the log is on the device up to it.
+            safe: The position that the slave may report. With SYNC_FLUSH, the log is on the disk up to it.
         """
         if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
             self.phase = Phase.COMPARING
@@ -210,9 +218,9 @@ class HaSlave:
         return effects
 
     def _report(self, now: float, end: int, safe: int) -> None:
-        """Report the position.
+        """Report the position, if it has changed or a heartbeat is due.
 
-        The first report, from which the master continues, waits until all bytes are safe.
+        The first report waits until the whole log is safe, because the master begins to send at its position.
         """
         first = self._reported < 0
         if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):

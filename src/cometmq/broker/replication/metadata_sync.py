@@ -1,22 +1,24 @@
 """A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets.
 
-RocketMQ's requests: docs/reference/storage.md, Slave metadata sync.
+RocketMQ's requests for it are in docs/reference/storage.md, Slave metadata sync.
 
-Offsets are never ahead of the log that they refer to: the master's offsets are applied only when the slave's
-log is as long as the master's log was when it had sent them. Otherwise a slave that replaces the master could
-have the offset after a message that was delivered or sent back, without the copy of that message.
+An offset must never refer to a part of the log that is missing. So the master's offsets are applied only when
+the slave's log has reached the end that the master's log had when it sent them. Otherwise, a slave that
+replaces the master could have the offset after a message that was redelivered or sent back, but not the new
+copy of that message.
 
-While the master is away consumers store their offsets here. The slave sends the offsets that the master lacks
-once the master is back; the larger offset wins. For all other values the master's apply, smaller offsets
-included, because an offset may have been reset. In a raft group only newer tables are copied: a newly elected
-leader may lack what its own followers have (see raft_tables.py).
+While the master is unreachable, consumers store their offsets at the slave. Once the master is back, the
+slave sends it the offsets that it lacks; the larger offset wins. All other values are taken from the master,
+even smaller offsets, because an offset may have been reset. In a raft group, a table is copied only if it is
+newer: a newly elected leader may lack entries that its followers have (see raft_tables.py).
 
-The queues of a topic that the master has deleted are deleted here, too. Otherwise a recreated topic would
-show its old messages in queues without a new message (RecordDispatch handles the other queues). A CometMQ
-master reports the position of the deletion in the log, which both share; for another master, the missing
-topic and queues show the deletion.
+If the master has deleted a topic, the slave deletes its queues, too. Otherwise a recreated topic would show
+old messages in those queues that have no new message (RecordDispatch handles the other queues). A CometMQ
+master reports the log position of the deletion, which is valid in both logs. With another master, a deletion
+is recognised by the missing topic and queues.
 
-Nothing is copied before the logs have been compared: a master that returns without its disk has empty tables.
+Nothing is copied before the logs have been compared, because a master that returns with an empty disk has
+empty tables.
 """
 
 from __future__ import annotations
@@ -61,29 +63,28 @@ Table = TypeVar("Table", bound=Body)
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
 MAX_RETURNED_OFFSETS = 10_000
-"""Maximum of offsets that are sent to a master in one cycle; the others follow in the next."""
+"""The maximum number of offsets sent to a master in one cycle. The others are sent in the next cycles."""
 
 Offsets = Mapping[str, Mapping[int, int]]
-"""topic@group -> queue id -> offset."""
+"""Consumer offsets: the key "topic@group" maps to the offsets by queue id."""
 
 
 class NotTheMaster(CometError):
-    """The answer comes from a former master."""
+    """A response is from a broker that is no longer the master."""
 
 
 class Extent(NamedTuple):
-    """The log positions of the begin and the end of a log."""
+    """The log positions at which a log begins and ends."""
 
     begin: int
     end: int
 
 
 class MasterOffsets(NamedTuple):
-    """Offsets that the master has sent, and the end of its log afterwards.
+    """The offsets that the master has sent, and the end of its log after that.
 
     Attributes:
-        asked: The end of the slave's log before the request. It is not after the end of the master's log at
-            that time.
+        asked: The end of the slave's log before the request, when the master's log was at least as long.
     """
 
     offsets: ConsumerOffsetTable
@@ -93,18 +94,23 @@ class MasterOffsets(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """The merged offsets of a slave, and those to send to the master: topic@group, queue id, offset."""
+    """The merged offsets, and those of them to be sent to the master: topic@group, queue id, offset."""
 
     offsets: dict[str, dict[int, int]]
     returned: list[tuple[str, int, int]]
 
 
 def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
-    """Merge both brokers' offsets. A slave's offset that differs from the master's last one is new.
+    """Merge the offsets of a slave with those of its master.
+
+    A slave's offset that differs from the master's earlier one was stored at the slave. It wins if it is
+    larger than the master's present one.
 
     Args:
-        before: The master's earlier offsets. None if there are none yet; then the master's offsets alone
-            count.
+        own: The slave's offsets.
+        before: The offsets that the master sent the last time, or None if there was none; then only the
+            master's offsets count.
+        master: The offsets that the master has sent now.
     """
     result = {key: dict(queues) for key, queues in master.items()}
     returned = []
@@ -118,11 +124,11 @@ def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
 
 
 async def _trust(_master_addr: str) -> None:
-    """Check nothing: in a raft group, entries that conflict with the leader's log are removed."""
+    """Check nothing: in a raft group, log entries that conflict with the leader's are removed anyway."""
 
 
 class MetadataSync:
-    """The periodic copy of the master's tables: every 10 s, the first time after 3 s."""
+    """Copies the master's tables periodically: first after 3 s, then every 10 s."""
 
     def __init__(
         self,
@@ -134,26 +140,26 @@ class MetadataSync:
         period_s: float = PERIOD_S,
         newer_only: bool = False,
     ) -> None:
-        """Create the copy.
+        """Create an object that copies tables after `start`.
 
         Args:
-            confirm: Raises CometError unless the slave's log matches the master's. The tables match only if
-                the logs do.
-            newer_only: Whether a table is copied only if it is newer than this broker's table.
+            confirm: Raises CometError unless the slave's log matches that of the given master. Only then may
+                its tables be copied.
+            newer_only: Whether to copy a table only if it is newer than this broker's table.
         """
         self._newer_only = newer_only
         self._confirm = confirm
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # offsets that wait until the log is long enough
+        self._master_offsets: MasterOffsets | None = None  # wait for the log to grow
         self._before: Offsets | None = None
-        self._deleted: dict[str, int] = {}  # topic -> end of the master's log after its deletion
-        self._refuted: dict[str, int] = {}  # deletions that were not applied, so that each is logged once
-        self._checked_queues = False  # whether the master has received a request about this broker's queues
+        self._deleted: dict[str, int] = {}  # topic -> log position of its deletion
+        self._refuted: dict[str, int] = {}  # deletions that were refused and logged
+        self._checked_queues = False  # whether this broker's queues were compared with the master's topics
         self.master_addr = ""
         self.master_log = Extent(0, 0)
-        """The log of the master, or leader, at the last request for its offsets."""
+        """The extent of the master's (or leader's) log when it last sent its offsets."""
         self.failure = ""
         waits = chain([first_s], repeat(period_s))
         self._timer = Periodic(
@@ -175,7 +181,7 @@ class MetadataSync:
             self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
-        """Copy all tables once. The next cycle repeats failed copies."""
+        """Copy all tables once. What fails is copied in the next cycle."""
         if not self.master_addr:
             return
         try:
@@ -189,7 +195,7 @@ class MetadataSync:
             self.failure = ""
 
     async def settings(self) -> None:
-        """Copy topics and groups. Raises CometError."""
+        """Copy the tables of topics and groups. Raises CometError if that fails."""
         await self._topics()
         await self._groups()
 
@@ -199,14 +205,14 @@ class MetadataSync:
         return version is not None and version != own
 
     async def _request_table(self, code: int, kind: type[Table]) -> Table:
-        """Request a table from the master, and decode it in a thread: it may be long.
+        """Request a table from the master. Decode it in a thread, because it may be long.
 
-        Without a header 5.5 sends a whole table, not pages.
+        The request has no header, so a 5.5 broker sends the whole table in one response rather than in pages.
         """
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
         table = await asyncio.to_thread(kind.decode, bytes(answer.body))
-        if asked != self.master_addr:  # In a raft group, this member itself may lead by now.
+        if asked != self.master_addr:  # in a raft group, this member may lead by now
             raise NotTheMaster(f"{asked} is no longer the master")
         return table
 
@@ -214,8 +220,8 @@ class MetadataSync:
         table = await self._request_table(RequestCode.GET_ALL_TOPIC_CONFIG, TopicConfigTable)
         topics = self._tables.topics
         wanted = self._is_wanted(table.data_version, topics.version)
-        # Records that a power failure removed from this broker's log arrive again, also those of deleted
-        # topics.
+        # Compare the queues also after a start: if a power failure has removed records from the end of this
+        # log, they arrive again, even those of topics deleted since.
         looks = wanted or not (self._checked_queues or self._newer_only)
         gone: dict[str, int] = {}
         if looks:
@@ -234,14 +240,14 @@ class MetadataSync:
         self.delete()
 
     async def _confirm_log(self) -> None:
-        """Check that the master's tables apply to this broker's log. Raises CometError otherwise."""
+        """Check that the master's log matches this broker's log. Raises CometError if it does not."""
         asked = self.master_addr
         await self._confirm(asked)
         if asked != self.master_addr:
             raise NotTheMaster(f"{asked} is no longer the master")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """Return the topics that another broker has deleted from this log, with the log positions."""
+        """Return the topics that are deleted according to `table` but not here, with the log positions."""
         known = self._store.deleted.ends
         return {
             topic: end
@@ -250,23 +256,29 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Apply deletions of another member on a new leader, whose log is the group's."""
+        """Apply the deletions in another member's table.
+
+        It is for a new leader, whose own log is complete.
+        """
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()
 
     @property
     def deletions_wait(self) -> bool:
-        """Whether deletions of the master wait until this broker's log is long enough."""
+        """Whether deletions by the master must wait until this broker's log is long enough."""
         return bool(self._deleted)
 
     @property
     def offsets_wait(self) -> bool:
-        """Whether offsets of the master wait until this broker's log is long enough."""
+        """Whether offsets from the master must wait until this broker's log is long enough."""
         return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Return whether the master has no queues of a topic that its table lacks: the table may be lost."""
+        """Return whether the master has deleted a topic that its table lacks.
+
+        If it still has the topic's queues, the topic was not deleted, but the table was lost.
+        """
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
         header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)
         frame = Frame.request(RequestCode.GET_MAX_OFFSET, header)
@@ -274,7 +286,7 @@ class MetadataSync:
         return answer.header(OffsetResponseHeader).offset < longest.max_offset
 
     def delete(self) -> None:
-        """Apply the known deletions that the log has reached."""
+        """Apply those known deletions whose position this broker's log has reached."""
         store, waiting = self._store, self._store.dispatcher
         if waiting.own_wait:
             return
@@ -295,10 +307,10 @@ class MetadataSync:
             store.deletion.record_before(sorted(due.keys() - there), reached)
 
     def _goes_on(self, topic: str, end: int) -> bool:
-        """Return whether a queue has messages on both sides of a deletion.
+        """Return whether a queue of a topic has messages both before and after a deletion of the topic.
 
-        A deleted topic begins again after its deletion. So a deletion with messages on both sides comes from
-        a leader whose log did not become the group's log.
+        After a real deletion, no earlier messages remain. So the deletion was made by a former leader whose
+        log did not become the group's log.
         """
         queues = self._store.queues.of_topic(topic)
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
@@ -325,7 +337,7 @@ class MetadataSync:
             await self._apply(master)
 
     async def _extent(self) -> Extent:
-        """Request the current extent of the master's log."""
+        """Return the current extent of the master's log."""
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         return Extent(int(table.get("commitLogMinOffset", 0)), int(table.get("commitLogMaxOffset", 0)))
 
@@ -337,14 +349,14 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # The minimum offsets may belong to a deleted topic of the same name. If so, the next answers correct
-        # them.
+        # These minimum offsets may be those of a topic that was deleted and recreated meanwhile. Then the
+        # next copy corrects them.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)
 
     async def _purge(self, floors: Offsets) -> None:
-        """Hide the messages that the master hides after a purge or by a topic's own retention."""
+        """Hide the messages that the master hides because of a purge or of a topic's own retention."""
         store = self._store
         for topic, queues in floors.items():
             known = store.min_offsets.by_topic.get(topic, {})
@@ -363,7 +375,7 @@ class MetadataSync:
                     )
 
     def merge(self, given: ConsumerOffsetTable) -> Merged:
-        """Merge the master's consumer offsets with those stored here since its last answer."""
+        """Merge the master's consumer offsets with those that consumers have stored here meanwhile."""
         offsets = self._tables.offsets
         outcome = merged(offsets.to_table()["offsetTable"], self._before, given.offset_table)
         self._before = given.offset_table
@@ -379,7 +391,7 @@ class MetadataSync:
             )
             frame = Frame.request(RequestCode.UPDATE_CONSUMER_OFFSET, header)
             answer = await self._client.call(self.master_addr, frame, TIMEOUT_S)
-            # RocketMQ 5 refuses offsets of groups that it does not have.
+            # A RocketMQ 5 master refuses offsets of groups that it does not have.
             taken += answer.code == ResponseCode.SUCCESS
         if outcome.returned:
             text = "of %d offsets that were stored here %s has taken %d"

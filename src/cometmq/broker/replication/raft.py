@@ -37,16 +37,16 @@ from cometmq.store import SYNC_MASTER
 log = logs.logger(__name__)
 
 OPTIONS = RaftOptions()
-"""The options of the broker's raft nodes."""
+"""The options of the raft algorithm."""
 SYNC_S = 1.0
-"""Interval, in seconds, between two copies of the leader's tables.
+"""The interval, in seconds, at which a follower copies the leader's tables.
 
-Any follower may become the next leader, and it begins with its last copy.
+It is short, because any follower may become the leader and then starts with its last copy.
 """
 
 
 class LeaderControl(Protocol):
-    """The broker's services that only the leader runs; see LeaderRole."""
+    """The services of a broker that run only on the leader (see LeaderServices)."""
 
     async def prepare(self) -> None: ...
 
@@ -58,14 +58,17 @@ class LeaderControl(Protocol):
 
 
 class RaftReplication:
-    """Replication in a raft group, with the interface of Replication. Created inside the running loop."""
+    """Replication in a raft group. It has the same interface as Replication.
+
+    It must be created in a running event loop.
+    """
 
     decide = True
 
     def __init__(
         self, context: ReplicationContext, end_tick: Callable[[], None], leader_services: LeaderControl
     ) -> None:
-        """Create the replication. end_tick: commits what the broker has appended in this tick."""
+        """Create the replication. `end_tick` commits what the broker has appended in the current tick."""
         config, store, tables, client = context.config, context.store, context.tables, context.client
         self._config = config
         self._clock = context.clock
@@ -82,12 +85,12 @@ class RaftReplication:
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
         self.on_handoff: Callable[[], None] = lambda: None
-        """Called when this leader begins to transfer its leadership, and when it has lost it."""
+        """Called when this leader begins to transfer its leadership, and again when it has lost it."""
 
     async def start(self) -> None:
-        """Start to take part in the group, once the broker's port is known. Raises OSError, StoreError."""
+        """Join the raft group. The broker's port must be known. Raises OSError or StoreError."""
         config, settings = self._config, self._config.store
-        # Name servers require an HA address, although no socket listens there.
+        # Name servers require an HA address, although no socket listens on this port in a raft group.
         self._address.ha_port = self._address.port + HA_OFFSET
         member_config = MemberConfig(
             me=settings.d_leger_self_id,
@@ -113,24 +116,24 @@ class RaftReplication:
         self.sync.start()
 
     def end_tick(self) -> None:
-        """Handle the events of members and of the store in this tick."""
+        """Handle the events of this tick: messages from other members, and writes of the store."""
         if self._member is not None:
             self._member.end_tick()
 
     async def retire(self) -> None:
-        """Prepare for the stop of the broker, which still serves requests: see RaftMember."""
+        """Prepare for the broker's stop while it still serves requests (see RaftMember.retire)."""
         if self._member is not None:
             await self._member.retire()
 
     async def stop(self) -> None:
-        """Stop taking part in the group."""
+        """Stop the raft member and the leader services."""
         self.sync.stop()
         if self._member is not None:
             await self._member.stop()
         await self._leader_services.stop()
 
     def configure(self) -> None:
-        """Do nothing, because no setting of a raft group changes at run time."""
+        """Do nothing, because no setting of a raft group can change while the broker runs."""
 
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
         if self._member is None:
@@ -155,7 +158,7 @@ class RaftReplication:
         self.met()
 
     def met(self) -> None:
-        """Follow the tables of the leader if its address is known now, unless this member leads."""
+        """Unless this member leads, copy the leader's tables from now on, if its address is known."""
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
@@ -188,11 +191,11 @@ class RaftReplication:
         return known.broker_addr
 
     async def _resume_voting(self) -> None:
-        """Allow a member that has lost its disk to vote again once its tables are complete, too."""
+        """Allow a member that has lost its disk to vote again, once its tables are complete."""
         member = self._member
         if member is not None and member.suspect:
             term = member.node.term
-            with contextlib.suppress(OSError):  # The writer of the files logs the error, and tries again.
+            with contextlib.suppress(OSError):  # the error is logged, and the write retried, elsewhere
                 if await self._tables.has_settings_of(term):
                     member.settled(term)
 
@@ -200,7 +203,7 @@ class RaftReplication:
 
     @property
     def me(self) -> str:
-        """The name of this member."""
+        """The name of this member, as in dLegerPeers."""
         return self._config.store.d_leger_self_id
 
     @property
@@ -231,12 +234,12 @@ class RaftReplication:
         }
 
     def leader_log(self) -> Extent:
-        """The extent of the leader's log at the time of the last request."""
+        """Return the extent of the leader's log, as of the last copy of its tables."""
         return self.sync.master_log
 
     @property
     def serves(self) -> bool:
-        """Whether this member leads and accepts messages."""
+        """Whether this member is the leader and accepts messages."""
         return self._member is not None and self._member.leading
 
     # -- requests of tools
@@ -246,7 +249,7 @@ class RaftReplication:
         return "" if self._member is None else self._member.peers.problem
 
     def facts(self) -> dict[str, str]:
-        """Return the entries for the runtime table."""
+        """Return the runtime table's entries about replication."""
         status, member = self.status(), self._member
         leads = status.role == "leader"
         facts = {
@@ -269,7 +272,7 @@ class RaftReplication:
         return facts
 
     def status(self) -> RaftStatus:
-        """Return this member's view of its group."""
+        """Return the state of the raft group as this member knows it."""
         if self._member is None:
             return RaftStatus()
         found = self._member.node.status()
@@ -297,13 +300,13 @@ class RaftReplication:
 
     @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Answer with the data of haStatus."""
+        """Return the state of replication, which the tool haStatus shows."""
         return frame.response(body=self.ha_status().encode())
 
     def ha_status(self) -> HaRuntimeInfo:
-        """Return the status in the form for a master and its slaves.
+        """Return the state of the group in the form for a master and its slaves.
 
-        Members are named as in dLegerPeers: n0-host:port.
+        Members are written as in dLegerPeers, for example n0-host:port.
         """
         member, end, now = self._member, self._store.log.end, self._clock.monotonic()
         if member is None:
@@ -343,12 +346,12 @@ class RaftReplication:
 
     @handles(RequestCode.GET_RAFT_STATUS)
     def get_raft_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Answer with this member's view of its group."""
+        """Return the state of the raft group as this member knows it."""
         return frame.response(body=self.status().encode())
 
     @handles(RequestCode.COPY_SETTINGS)
     async def copy_settings(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy topics and groups because the leader has requested it."""
+        """Copy the leader's topics and groups, as the leader requests."""
         header = frame.header(CopySettingsHeader)
         try:
             await self._tables.copy(header)
@@ -364,7 +367,7 @@ class RaftReplication:
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)
     async def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """Transfer the leadership or change the members. Only the leader accepts this request."""
+        """Transfer the leadership, or change the members of the group. Only the leader can do it."""
         header = frame.header(ChangeRaftGroupHeader)
         member = self._member
         changes: dict[str, Callable[[str], Awaitable[None] | None]] = {} if member is None else {
