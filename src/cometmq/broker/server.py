@@ -1,8 +1,8 @@
-"""A broker: start, registration and stop in order.
+"""A broker: its start, its registration and its stop.
 
-The start opens the store (with recovery), the parts (tables from their files, processors), the ports, the
-delayed messages, and registers with the name servers. The stop unregisters, answers parked pulls, drains,
-writes the tables, and closes the store.
+The start opens the store, which includes recovery, creates the parts and loads their tables, opens the ports,
+starts the delivery of delayed messages, and registers with the name servers. The stop unregisters, answers
+parked pulls, completes requests in progress, writes the tables, and closes the store.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from cometmq.store import Clock, Disk, MessageStore, OsDisk, StoreConfig, System
 
 log = logs.logger(__name__)
 
-# Errors of a path that cannot be used as a directory, now or after a restart.
+# The errors of a path that cannot be used as a directory, even after a restart.
 NOT_ALLOWED = (errno.EACCES, errno.EPERM, errno.EROFS)
 NO_DIRECTORY = (errno.EEXIST, errno.ENOTDIR, errno.ENOENT, *NOT_ALLOWED)
 
 
 class Broker:
-    """A broker with `start()` and `stop()`. `port` is the port on which it listens.
+    """A broker with `start()` and `stop()`. After the start, `port` is the port on which it listens.
 
     Raises:
-        ConfigError: A setting is invalid.
-        StoreError, OSError: The store cannot be opened.
+        ConfigError: `start`: A setting is invalid.
+        StoreError, OSError: `start`: The store cannot be opened.
     """
 
     def __init__(self, config: BrokerConfig, *, disk: Disk | None = None, clock: Clock | None = None) -> None:
@@ -46,12 +46,12 @@ class Broker:
 
     @property
     def addr(self) -> str:
-        """The address "ip:port" that is registered."""
+        """The address "host:port" that the broker registers with the name servers."""
         return host_port(self.config.broker_ip1, self.port)
 
     @property
     def parts(self) -> BrokerParts:
-        """The tables and processors of the running broker."""
+        """The parts of the running broker."""
         if self._parts is None:
             raise ClientStateError("the broker is not running")
         return self._parts
@@ -65,7 +65,7 @@ class Broker:
         advertised.check_usable(config.broker_ip1, address.ip)
         for key, host in (("brokerIP2", config.broker_ip2), ("bindAddress", config.bind_address)):
             if host:
-                await resolve(key, host)  # so that an invalid address fails before the store is opened
+                await resolve(key, host)  # an invalid host fails before the store is opened
         security = await security_of(config)
         try:
             store = await self._open_store()
@@ -96,8 +96,8 @@ class Broker:
     async def _open_store(self) -> MessageStore:
         """Open the store in a thread.
 
-        If the start is cancelled, the thread continues; then the opened store must be closed, or the
-        directory would stay locked.
+        If this task is cancelled, the thread continues, so wait for it and close the store; otherwise the
+        store's directory would stay locked.
         """
         opening = asyncio.create_task(
             asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)
@@ -111,7 +111,7 @@ class Broker:
             raise
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Unregister, answer parked pulls, drain, write the tables, close the store."""
+        """Unregister, answer parked pulls, complete other requests within `drain_s`, and close the store."""
         parts, self._parts = self._parts, None
         if self._look is not None:
             self._look.cancel()
@@ -121,11 +121,11 @@ class Broker:
 
 
 def not_opened(config: StoreConfig, error: OSError) -> CometError:
-    """Return the error for a store that cannot be opened. It names the setting of an unusable directory."""
+    """Return the error for a store that cannot be opened. For an unusable directory, it names the setting."""
     path = error.filename or config.root
     reason = error.strerror or str(error)
     if error.errno in NO_DIRECTORY:
-        # If the directory exists but a file in it may not be written, the problem is one of the store.
+        # If access is denied, `path` may be a file within the directory of a setting.
         within = "" if error.errno in NOT_ALLOWED else os.path.dirname(path)
         for key, directories in config.directories.items():
             for directory in directories:

@@ -1,10 +1,10 @@
-"""A running raft member: its node, its log, its connections, and the broker's work as leader or follower.
+"""A running member of a raft group. It connects the raft node with the log, other members and the broker.
 
-The node (cometmq.raft) decides. `turn` runs at the end of each tick with an event, and when a timer of the
-node is due; it carries out the node's effects: changes of the log, term and vote on the disk, messages,
-committed entries. Sends become entries in the store's commit, which calls `propose` for their indexes. While
-a slow effect runs (term and vote go to the disk, the log is cut), messages from members are dropped, as an
-unreliable network would drop them.
+The node (cometmq.raft) makes the decisions. `turn` carries out their effects: changes of the log, term and
+vote on the disk, messages to members, committed entries. It runs at the end of each tick with an event, and
+when a timer of the node expires. Sends become log entries in the store's commit, which calls `propose` to get
+their indexes. While an effect takes long (term and vote are written, or the log is truncated), messages from
+other members are dropped, just as an unreliable network may drop them.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from cometmq.store import CACHED, Buffer, Clock, Flag, MessageStore, NotInMemory
 log = logs.logger(__name__)
 
 HANDOFF_TIMEOUT_S = 1.0
-"""Maximum time, in seconds, that a stopping leader waits for another member to lead."""
+"""The maximum time, in seconds, that a stopping leader waits for another member to become the leader."""
 COPY_TIMEOUT_S = 0.5
 """Maximum time, in seconds, that a stopping leader waits before that until a majority has its tables."""
 TRANSFER_COPY_TIMEOUT_S = 1.5
 """The same for a leader that continues, in seconds. Sends are held meanwhile, at most for 2 s (relay.py)."""
 DISK_TEST_INTERVAL_S = 5.0
-"""Interval, in seconds, between two tests of a disk that has failed."""
+"""The interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
 MAX_PREFER_INTERVAL_S = 640.0
@@ -60,34 +60,34 @@ MAX_PREFER_INTERVAL_S = 640.0
 
 
 class LeaderRole(Protocol):
-    """The broker's work that starts when it becomes the leader and stops when it no longer leads."""
+    """The work that a broker begins when it becomes the leader, and ends when it is no longer the leader."""
 
     async def prepare(self) -> None:
-        """Read the state that a master needs before it accepts messages. Raises OSError, StoreError."""
+        """Read the state that a leader needs before it can accept messages. Raises OSError or StoreError."""
 
     def lead(self) -> None:
-        """Start the delivery of due messages, and register as the master."""
+        """Start to deliver delayed messages, and register as the master."""
 
     def follow(self) -> None:
         """Stop the leader's work."""
 
     def met(self) -> None:
-        """Handle a handshake, in which a member has sent its name and the address of its broker."""
+        """Handle a handshake: another member has sent its name and its broker's address."""
 
     def hand_over(self) -> None:
-        """Prepare for sends that clients still address to this leader although another member will lead."""
+        """Prepare for the sends that clients will still address to this broker when another member leads."""
 
     async def copy_tables(self) -> None:
-        """Return once a majority has this leader's topics and groups. Raises RaftRefused."""
+        """Wait until a majority has this leader's topics and groups. Raises RaftRefused if that fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemberConfig:
-    """The configuration of this member.
+    """The configuration of a raft member.
 
     Attributes:
-        addresses: The addresses of all members by name, this member's included.
-        joins: Whether this member waits until an existing group adds it.
+        addresses: The addresses of all members, including this one, by name.
+        joins: Whether the member does not begin a group, but waits until an existing group adds it.
         preferred: The members that should be the leader if possible (preferredLeaderId).
     """
 
@@ -101,7 +101,10 @@ class MemberConfig:
 
 @dataclass(slots=True)
 class Received:
-    """Replication from the leader, for status output. last: index of the last entry; times in ms."""
+    """What a follower has received from the leader, for status output.
+
+    `last` is the index of the leader's last entry. Times are in ms.
+    """
 
     rate: Rate = field(default_factory=Rate)
     last: int = -1
@@ -110,7 +113,7 @@ class Received:
 
 
 class RaftMember:
-    """One member of a raft group, created with a store that has a raft log. `start` makes it take part."""
+    """One member of a raft group. Its store must have a raft log. It takes part from `start` to `stop`."""
 
     def __init__(
         self,
@@ -124,11 +127,12 @@ class RaftMember:
         leader_role: LeaderRole,
         options: RaftOptions,
     ) -> None:
-        """Create the member. Raises StoreError, OSError.
+        """Create the member. Raises StoreError or OSError if its state cannot be read.
 
         Args:
-            timeout_s: The maximum time, in seconds, for which a send waits for its commit.
-            tick: Its end calls `end_tick`, which commits the broker's appends.
+            timeout_s: The maximum time, in seconds, that a send waits for its commit.
+            tick: At the end of each tick, `RaftMember.end_tick` must be called.
+            end_tick: Commits what the broker has appended in the current tick.
         """
         assert store.raft_log is not None
         me, group = config.me, config.group
@@ -157,7 +161,7 @@ class RaftMember:
             receive=self._receive, heard=self._schedule, met=self._met, begins=self._begins,
         )  # fmt: skip
         self.leading = False
-        self._succeeded = asyncio.Event()  # cleared while this member has led and no other leader is known
+        self._succeeded = asyncio.Event()  # cleared from the loss of leadership until another leader is known
         self._succeeded.set()
         self._handoff = asyncio.Lock()
         self._slow: asyncio.Task[None] | None = None
@@ -168,9 +172,9 @@ class RaftMember:
         self.waits = CommitWaits(clock, timeout_s)
         self._timer: asyncio.TimerHandle | None = None
         self.stopped = False
-        """Whether this member takes no part any more, and learns of no new leader."""
+        """Whether this member no longer takes part, and is no longer notified of new leaders."""
         self.failed = False
-        """Whether this member has stopped taking part until the broker is started again."""
+        """Whether this member has stopped because of an error, until the broker is started again."""
         self._due = False
         self._failed_at: float | None = None
         self._raft_log.on_synced = self._synced
@@ -180,11 +184,14 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether the log was found damaged or empty and is not complete again. Such a member has no vote."""
+        """Whether the log was lost or damaged and is not complete yet.
+
+        Until then, this member has no vote.
+        """
         return self._state.suspect
 
     async def start(self, host: str) -> None:
-        """Listen for members, and connect to them. Raises ConfigError for a port that is in use."""
+        """Listen for members, and connect to them. Raises ConfigError if the port is in use."""
         _, _, port = self._addresses[self.me].rpartition(":")
         try:
             await self.peers.listen(host, int(port))
@@ -194,10 +201,10 @@ class RaftMember:
         self.turn()
 
     async def retire(self) -> None:
-        """Prepare for the stop: hand the leadership over, and do not become the leader any more.
+        """Prepare for the broker's stop: transfer the leadership, and do not become the leader again.
 
-        Returns once the new leader is known, which may need this member's vote and to which the broker passes
-        sends on, or after a timeout.
+        Return once a new leader is known, or after a timeout. The new leader may need this member's vote, and
+        until then this broker relays sends to it.
         """
         self.node.may_stand = False
         if self.leading:
@@ -208,7 +215,7 @@ class RaftMember:
             log.warning("raft: %s stops before another member has taken over the leadership", self.me)
 
     async def stop(self) -> None:
-        """Stop taking part."""
+        """Stop taking part in the group, and close all connections."""
         self.stopped = True
         if self._timer is not None:
             self._timer.cancel()
@@ -219,7 +226,7 @@ class RaftMember:
         self.waits.give_up("the broker stops")
 
     async def _hand_over(self) -> None:
-        """Begin to transfer the leadership to the fittest voter, even if the tables are not copied."""
+        """Begin to transfer the leadership to the most suitable voter, even if it lacks the tables."""
         peers = self.node.status().peers
 
         def fitness(member: str) -> tuple[bool, bool, int, int]:
@@ -237,7 +244,7 @@ class RaftMember:
                 self._transfer_now(to)
 
     def propose(self, count: int) -> int:
-        """Reserve the indexes of `count` entries of this tick, and return the first. Raises RaftRefused."""
+        """Reserve the log indexes of `count` new entries, and return the first one. Raises RaftRefused."""
         if self._slow is not None:
             raise RaftRefused("the group changes", self.me)
         first = self.node.propose(count)
@@ -257,7 +264,7 @@ class RaftMember:
                 self.received.rate.add(self._clock.monotonic(), len(message.payload or b""))
 
     def _synced(self, index: int) -> None:
-        """Report to the node that the log is on the device up to an entry."""
+        """Report to the node that the log is on the disk up to this entry."""
         if self._store.config.sync_flush:
             self.node.persisted(index, self._raft_log.term_of(index))
             self._schedule()
@@ -268,13 +275,13 @@ class RaftMember:
             self._tick.schedule()
 
     def end_tick(self) -> None:
-        """Schedule a turn if members or the store have reported events in this tick."""
+        """Run `turn` if members or the store have reported an event in this tick."""
         if self._due:
             self._due = False
             self.turn()
 
     def turn(self) -> None:
-        """Carry out the effects that the node requests."""
+        """Carry out what the node has decided, and send its messages."""
         if self.stopped or self._slow is not None:
             return
         try:
@@ -290,20 +297,20 @@ class RaftMember:
             self.peers.send([loaded for each in messages if (loaded := self._loaded(each)) is not None])
         if self._timer is not None:
             self._timer.cancel()
-        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # The node counts in whole ms.
+        due_s = max(0.001, self.node.due_ms() / 1000 - self._clock.boottime())  # the node counts whole ms
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Carry out effects, and return whether all are done.
+        """Carry out the effects of the node. Return whether all are done.
 
-        Otherwise a task does the rest and schedules a turn.
+        If not, a task carries out the rest and then calls `turn`.
         """
         self._commit_tick()
         self._watch_disk()
         self.node.tick(int(self._clock.boottime() * 1000))
         while not self.stopped and _is_something(effects := self.node.effects()):
             if effects.role is not None:
-                # This effect comes first, so that nothing is appended while the log is cut.
+                # Handle the change of role first, so that nothing is appended while the log is truncated.
                 self._before_log(effects.role)
             if effects.state is not None or any(map(_cuts, effects.log)):
                 self._slow = self._loop.create_task(self._carry_out_slowly(effects))
@@ -318,7 +325,7 @@ class RaftMember:
         return True
 
     async def _carry_out_slowly(self, effects: Effects) -> None:
-        """Carry out the effects that must be on the device before the node continues."""
+        """Carry out effects that must be on the disk before the node can continue."""
         cuts, state = any(map(_cuts, effects.log)), effects.state
         try:
             if state is not None:
@@ -338,7 +345,7 @@ class RaftMember:
                 await self._save(state)
             self._carry_out(effects)
         except (CometError, OSError) as error:
-            if cuts:  # The node relies on cuts, so they must be durable.
+            if cuts:  # the node relies on durable truncation
                 self._fail(error)
             else:
                 self._failed(error)
@@ -355,10 +362,10 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Apply committed entries, then changes of the log, because writing the changes may fail."""
+        """Carry out committed entries and changes of the log, in this order because the changes may fail."""
         raft_log = self._raft_log
         try:
-            if effects.committed is not None and effects.committed > raft_log.committed:  # without a reset
+            if effects.committed is not None and effects.committed > raft_log.committed:  # not after a reset
                 raft_log.commit_to(effects.committed)
                 self.waits.committed(raft_log.location_of(effects.committed).end)
             self._write(effects.log)
@@ -374,11 +381,12 @@ class RaftMember:
     def _write(self, changes: list[LogChange]) -> None:
         """Write new entries to the log.
 
-        Raises CometError, OSError; in that case the entries before the failed one are written.
+        Raises:
+            CometError, OSError: An entry could not be written. The entries before it have been written.
         """
         if not changes:
             return
-        self._commit_tick()  # The senders of pending messages wait for an answer.
+        self._commit_tick()  # answers the senders of this tick's messages
         problem: CometError | OSError | None = None
         written = False
         try:
@@ -394,7 +402,7 @@ class RaftMember:
                     if last != change.first + change.count - 1:
                         raise StoreError(f"{last} is the last of the entries that came, not as was said")
                 else:
-                    assert isinstance(change, Proposed)  # The commit of the store has written these entries.
+                    assert isinstance(change, Proposed)  # the store's commit has written these entries
         except (CometError, OSError) as error:
             problem = error
         if written:
@@ -403,12 +411,12 @@ class RaftMember:
             raise problem
 
     def _may_lead(self) -> bool:
-        """Return whether all entries of former leaders are committed, and none of this one is in flight."""
+        """Return whether this leader can begin to accept messages: its whole log is committed."""
         raft_log = self._raft_log
         return self.node.ready and not self.leading and raft_log.committed == raft_log.last
 
     async def _begin_leading(self, term: int) -> None:
-        """Begin to accept messages as the leader of a term."""
+        """Prepare the leader services. Then accept messages as the leader of `term`."""
         try:
             await self._leader_role.prepare()
             if self._may_lead() and self.node.term == term and not self.stopped:
@@ -429,7 +437,7 @@ class RaftMember:
             self._schedule()
 
     def _fail(self, error: Exception) -> None:
-        """Stop taking part after an error, because its effects on the disk are unknown."""
+        """Stop taking part because of an error that leaves the state of the disk unknown."""
         log.critical("raft: %s takes no part any more until it is started again", self.me, exc_info=error)
         self.stopped = self.failed = True
         self._stop_leading("it has failed")
@@ -483,7 +491,10 @@ class RaftMember:
         self._schedule()
 
     def _watch_disk(self) -> None:
-        """Resign the leadership when the disk has failed, and test the disk at intervals."""
+        """Report the state of the disk to the node: full, failed, or recovered.
+
+        After a failure, the node gives up the leadership, and the disk is tested at intervals.
+        """
         reasons, now = self._store.flags.reasons, self._clock.boottime()
         self.node.full = Flag.DISK_FULL in reasons
         failure, self._failure = self._failure, None
@@ -493,18 +504,20 @@ class RaftMember:
             self._failed(StoreError(reasons[Flag.NOT_WRITEABLE]))
         elif self._failed_at is not None and now - self._failed_at >= DISK_TEST_INTERVAL_S:
             self._failed_at = now
-            self._raft_log.flushed(self._store.flusher.flushed)  # Writes missing index entries.
-            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # The store logs full disks.
+            self._raft_log.flushed(self._store.flusher.flushed)  # writes missing index entries
+            if self._failure is None and not reasons.keys() - {Flag.DISK_FULL}:  # a full disk is no failure
                 self._failed_at = None
                 self.node.disk_recovered()
 
     # -- members
 
     async def transfer(self, to: str) -> None:
-        """Transfer the leadership, as soon as a majority has this leader's tables.
+        """Transfer the leadership to another member, once a majority has this leader's tables.
 
-        Sends are held meanwhile, because they could create topics that the next leader would not have. Like
-        the changes of members below, raises RaftRefused with the reason.
+        Meanwhile, sends are held, because they could create topics that the next leader would not have.
+
+        Raises:
+            RaftRefused: The transfer is not possible.
         """
         async with self._handoff:
             if self.leading:
@@ -522,13 +535,14 @@ class RaftMember:
 
     @property
     def accepts(self) -> bool:
-        """Whether this member leads and does not transfer its leadership, or is about to."""
+        """Whether this member leads and is not transferring its leadership."""
         return self.leading and not self._handoff.locked() and not self.node.transferring
 
     def prefer(self, now: float) -> None:
-        """Transfer the leadership to the most advanced preferred member, or with a full disk to any member.
+        """Transfer the leadership to a preferred member or, if this disk is full, to any member.
 
-        The successor must answer, have room on its disk, and lack only the newest entries.
+        The successor must answer, have space on its disk, and lack only the newest entries. If several
+        members qualify, it is the one with the most entries.
         """
         self._prefer_at = now + PREFER_INTERVAL_S
         full, peers = self.node.full, self.node.status().peers
@@ -556,7 +570,7 @@ class RaftMember:
             self._prefer_at = self._clock.boottime() + self._refusals.next_s()
 
     def keeps_up(self, member: str) -> bool:
-        """Return whether a member, as this leader sees it, answers and lacks only the newest entries."""
+        """Return whether, as far as this leader knows, a member answers and lacks only the newest entries."""
         status = self.node.status()
         peer = status.peers.get(member)
         return (
@@ -566,7 +580,10 @@ class RaftMember:
         )
 
     def add_learner(self, member: str) -> None:
-        """Add a learner, which receives the log. The learner must run and must have sent its address."""
+        """Add a member that receives the log but does not vote (a learner). Raises RaftRefused.
+
+        It must be running and must have sent its address to this member.
+        """
         if member not in self._addresses and member not in self.peers.learned:
             raise RaftRefused(f"{member} is unknown: is it running, with this member in its dLegerPeers?")
         self._asked(self.node.add_learner, member)
@@ -575,7 +592,7 @@ class RaftMember:
         self._asked(self.node.promote, member)
 
     async def remove(self, member: str) -> None:
-        if member == self.me and self.leading:  # Another member will lead.
+        if member == self.me and self.leading:  # another member will need the tables to lead
             await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 
@@ -590,37 +607,38 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the members of a group that may begin, in order; empty if no group may begin."""
+        """Return the members of the group that this member may begin, sorted, or () if it may not."""
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
     def settled(self, term: int) -> None:
-        """Record that topics and groups are those of the leader of this term, and are durable."""
+        """Report to the node that this member has the topics and groups of the leader of `term` on disk."""
         if self._slow is None and not self.stopped:
             self.node.tables_copied(term)
             self._schedule()
 
     def _use_members(self) -> None:
-        """Connect to the members of the group or, before it has begun, to those that may begin it."""
+        """Connect to all members of the group, and to those in dLegerPeers, which may begin it."""
         everybody = self.node.members.all_ids | set(self._addresses)
         known = {member: self.address_of(member) for member in sorted(everybody) if member != self.me}
         self.peers.use({member: addr for member, addr in known.items() if addr})
 
     def address_of(self, member: str) -> str:
-        """Return the address at which a member listens for other members, "" if it is unknown."""
+        """Return the address at which a member listens for other members, or "" if it is unknown."""
         learned = self.peers.learned.get(member)
         return self._addresses.get(member) or (learned.addr if learned is not None else "")
 
     def end_of(self, index: int) -> int:
-        """Return the log position at which an entry ends; for a missing entry, the begin of the log.
+        """Return the log position at which an entry ends. For a missing entry, return the begin of the log.
 
-        Raises OSError.
+        Raises:
+            OSError: The index cannot be read.
         """
         there = self._raft_log.first <= index <= self._raft_log.last
         return self._raft_log.location_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """Return the message with its entries, or None if they are on disk and a later turn sends it."""
+        """Return a message with its log entries, or None if a thread must read them and then sends it."""
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1
@@ -631,7 +649,7 @@ class RaftMember:
         except NotInMemory as miss:
             self._reading.start(self._send_cold(message, question, miss))
         except (CometError, OSError) as error:
-            # This failure must not stop the leader's messages to other members.
+            # Only this message is lost: the failure must not stop messages to other members.
             log.error("raft: could not read the entries for member %s: %s", message.to, error)
         return None
 
@@ -646,7 +664,7 @@ class RaftMember:
         self.peers.send([with_entries(message, data)])
 
     def _forget_deleted(self) -> None:
-        """Inform the node when retention has deleted the oldest entries, or the log was restarted."""
+        """Report to the node that the oldest entries have been deleted."""
         first = self._raft_log.first
         if first > self._first and first <= self._raft_log.committed:
             self._first = first

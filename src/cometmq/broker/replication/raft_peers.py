@@ -1,7 +1,7 @@
-"""The connections between raft members: one to each member for sending, one from each for receiving.
+"""The connections between raft members: for each other member, one for sending and one for receiving.
 
-A message that cannot be sent immediately is dropped: the node repeats it while it still applies. So a member
-that is unreachable or slow costs at most MAX_UNSENT_BYTES.
+A message that cannot be sent at once is dropped, because the node repeats messages that are still needed. So
+a member that is unreachable or slow takes at most MAX_UNSENT_BYTES of memory.
 """
 
 from __future__ import annotations
@@ -25,35 +25,39 @@ log = logs.logger(__name__)
 
 RETRY_S = 0.3
 UNREACHABLE_WARNING_INTERVAL_S = 60.0
-"""Minimum interval, in seconds, between two "unreachable" warnings about a member.
+"""The minimum interval, in seconds, between two "unreachable" warnings about a member.
 
-Reset once a connection has lasted this long.
+A connection that has lasted this long ends the interval.
 """
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20
-"""Maximum of bytes in the write buffer of one connection. Messages above it are dropped."""
+"""The maximum number of bytes in the write buffer of a connection. Messages beyond it are dropped."""
 MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
-"""Maximum of bytes of incomplete frames, of all connections together: one leader sends at a time."""
-MAX_CONNECTIONS = 64
-"""Maximum of connections from members.
+"""The maximum number of bytes of incomplete frames on all connections together.
 
-Each member has one connection, and a broken connection may stay unnoticed for a while.
+A small multiple of a frame is enough, because only one leader sends at a time.
+"""
+MAX_CONNECTIONS = 64
+"""The maximum number of connections from members.
+
+It is much larger than a group, because broken connections may remain open for a while.
 """
 HANDSHAKE_TIMEOUT_S = 5.0
-"""Time, in seconds, within which a new connection must send its handshake."""
+"""The time, in seconds, within which a new connection must send its handshake."""
 USER_TIMEOUT_MS = 3_000
-"""TCP user timeout in ms: a connection ends when sent data stays unacknowledged for this time.
+"""TCP user timeout, in ms: a connection ends if sent data is not acknowledged for this time.
 
-Without this limit a repaired network would wait for TCP's growing retransmission intervals.
+Without it, after a repair of the network, a connection would wait for TCP's retransmissions, whose intervals
+grow.
 """
 
-_SHOWN = 200  # maximum characters of a list of members in a text
+_SHOWN = 200  # maximum characters of a list of members in an error text
 Receive = Callable[[AnyMessage], None]
-"""Receives a message. Raises CometError for a message that no member would send."""
+"""A function that handles a received message. Raises CometError if no correct member would send it."""
 
 
 class _Incoming(asyncio.Protocol):
-    """A connection from a member."""
+    """A connection that another member has opened, for receiving."""
 
     def __init__(self, peers: Peers) -> None:
         self._peers = peers
@@ -89,7 +93,7 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def _know(self) -> None:
-        """Register the sender of a connection before the other messages of that connection are handled."""
+        """Once the handshake has arrived, register the connection, before its messages are handled."""
         handshake = self.frames.handshake
         if not self.sender and handshake is not None:
             self._peers.register(self, handshake)
@@ -107,7 +111,7 @@ class _Incoming(asyncio.Protocol):
 
 @dataclass(eq=False)
 class _Link(asyncio.Protocol):
-    """The connection to one member, reconnected whenever it breaks."""
+    """The connection to another member, for sending. It is reopened whenever it breaks."""
 
     addr: str
     hello: Callable[[], bytes]
@@ -119,16 +123,16 @@ class _Link(asyncio.Protocol):
     )
 
     async def run(self) -> None:
-        """Keep the connection open until cancelled."""
+        """Keep the connection open until this task is cancelled."""
         address = parse_address(self.addr)
-        assert address is not None  # The settings contain an address of each member.
+        assert address is not None  # use() passes only valid addresses
         loop = asyncio.get_running_loop()
         while True:
             self._broken.clear()
             try:
                 async with asyncio.timeout(CONNECT_S):
                     await dial(lambda: self, *address)
-            except OSError as error:  # an OSError may be a TimeoutError
+            except OSError as error:  # includes TimeoutError
                 if self._log_limit.allows():
                     log.warning("raft member %s unreachable: %s", self.addr, str(error) or "no answer")
             else:
@@ -170,13 +174,13 @@ def _ends_when_silent(transport: asyncio.Transport) -> None:
     sock: socket.socket = transport.get_extra_info("socket")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_USER_TIMEOUT", USER_TIMEOUT_MS), ("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2)):
-        option = getattr(socket, name, None)  # Not every platform has these socket options.
+        option = getattr(socket, name, None)  # not every platform has these options
         if option is not None:
             sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 class Peers:
-    """All connections of a member. All methods must be called on the loop's thread."""
+    """All connections of a member. All methods must be called in the event loop's thread."""
 
     def __init__(
         self,
@@ -190,15 +194,15 @@ class Peers:
         met: Callable[[], None],
         begins: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
-        """Create the connections' owner.
+        """Create an object without connections.
 
         Args:
             addr: The address at which other members reach this one.
             broker_addr: The address of this member's broker, for clients.
-            receive: Receives each message of a member.
-            heard: Called after all messages of one read were received.
-            met: Called after the handshake of a member.
-            begins: Returns the value of `Handshake.begins`.
+            receive: Is called with each message of a member.
+            heard: Is called after all messages of one read have been received.
+            met: Is called after each handshake of a member.
+            begins: Returns the value for `Handshake.begins`.
         """
         self.group = group
         self.me = me
@@ -207,13 +211,13 @@ class Peers:
         self.heard = heard
         self._met = met
         self.learned: dict[str, raft_wire.Handshake] = {}
-        """The handshakes that members have sent, by name."""
+        """The last handshake of each member, by name."""
         self.incoming: dict[_Incoming, None] = {}
-        """Accepted connections, the oldest first."""
+        """The accepted connections, in the order of their age, oldest first."""
         self.stopped = False
         self._hello = lambda: raft_wire.handshake(group, me, addr, broker_addr, begins())
         self._begins = begins
-        # a member with other dLegerPeers, and the description of the difference
+        # the name of a member whose dLegerPeers differ, and a description of the difference
         self._differs: tuple[str, str] = ("", "")
         self._links: dict[str, tuple[_Link, asyncio.Task[None]]] = {}
         self._server: asyncio.Server | None = None
@@ -225,15 +229,15 @@ class Peers:
 
     @property
     def port(self) -> int:
-        """The port for connections from members."""
+        """The port on which this member listens for other members."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     def register(self, connection: _Incoming, handshake: raft_wire.Handshake) -> None:
-        """Register a member's connection, and close an older one of that member.
+        """Register a connection from a member, and close an older one from the same member.
 
-        Raises ProtocolError if another member has the same name, or if both members may begin a group but
-        with different members.
+        Raises:
+            ProtocolError: Another member has the same name, or would begin a group of other members.
         """
         sender = handshake.sender
         self._compare(handshake)
@@ -246,7 +250,7 @@ class Peers:
                         "each has a dLegerSelfId of its own"
                     )
                 other.transport.abort()
-        # The handshake of an unknown member without a connection is dropped.
+        # If too many handshakes are stored, drop those of unknown members without a connection.
         if before is None and len(self.learned) >= MAX_CONNECTIONS:
             there = {each.sender for each in self.incoming} | self._links.keys()
             self.learned = {name: each for name, each in self.learned.items() if name in there}
@@ -261,7 +265,10 @@ class Peers:
             )  # fmt: skip
 
     def _compare(self, handshake: raft_wire.Handshake) -> None:
-        """Raise ProtocolError if two members may begin groups whose majorities might not overlap."""
+        """Raise ProtocolError if the sender and this member would begin groups of different members.
+
+        The majorities of such groups might not overlap, so there could be two leaders.
+        """
         own, other, sender = self._begins(), handshake.begins, handshake.sender
         if own and other and own != other:
             there, here = (shortened(";".join(each), _SHOWN) for each in (other, own))
@@ -273,14 +280,14 @@ class Peers:
 
     @property
     def problem(self) -> str:
-        """The reason why the group cannot begin, "" if none is known."""
+        """Why the group cannot begin, as far as this member knows, or ""."""
         return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
-        """Return whether another connection may be accepted, closing an old one if the limit is reached.
+        """Return whether another connection may be accepted. At the limit, close an old one for it.
 
-        The oldest connection without a handshake is closed first, then the oldest connection of an unknown
-        member, so that connections of strangers do not keep members out.
+        The oldest connection without a handshake is closed or, if there is none, the oldest connection of an
+        unknown member. So connections of unknown senders cannot exclude members.
         """
         if len(self.incoming) < MAX_CONNECTIONS:
             return True
@@ -295,14 +302,14 @@ class Peers:
         return True
 
     def check_unread(self, connection: _Incoming) -> None:
-        """Raise ProtocolError if the incomplete frames of all connections exceed the limit."""
+        """Raise ProtocolError if the incomplete frames of all connections together exceed the limit."""
         if connection.frames.unread > MAX_INCOMPLETE_BYTES // MAX_CONNECTIONS:
             unread = sum(each.frames.unread for each in self.incoming)
             if unread > MAX_INCOMPLETE_BYTES:
                 raise ProtocolError(f"{unread} bytes of incomplete frames are already waiting")
 
     def use(self, addresses: Mapping[str, str]) -> None:
-        """Set the other members: the address "host:port" by name."""
+        """Set the other members to connect to. `addresses` has the address "host:port" of each, by name."""
         for member in [each for each, (link, _) in self._links.items() if addresses.get(each) != link.addr]:
             link, task = self._links.pop(member)
             task.cancel()
@@ -313,10 +320,7 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, in as few frames as possible to each member.
-
-        Any message may be lost.
-        """
+        """Send the messages of a tick, in as few frames per member as possible. Any of them may be lost."""
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)
@@ -331,7 +335,7 @@ class Peers:
         return 0 if known is None else known[0].sent.bytes_a_second(asyncio.get_running_loop().time())
 
     async def stop(self) -> None:
-        """Close all connections, including connections that are being accepted."""
+        """Close all connections, and refuse those that are just being accepted."""
         self.stopped = True
         self.use({})
         if self._server is not None:

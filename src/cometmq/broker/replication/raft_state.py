@@ -1,12 +1,13 @@
-"""The state that a raft member keeps beside its log: DLedger's term and vote, and the members of the group.
+"""The durable state of a raft member beside its log: term, vote, and the entries about the group's members.
 
-`currterm` (docs/reference/storage.md, DLedger files) can be read by both brokers. `members.json` is CometMQ's
-own: the members entries of the log. It is written before the log changes, so it may name entries that were
-never written; `load` omits those. The store records whether the log is suspect, and `save` can end that
-state.
+The file `currterm` with term and vote has DLedger's format (docs/reference/storage.md, DLedger files), so
+Apache's broker can read it, too. The file `members.json` is CometMQ's own. It contains those log entries that
+define the members of the group. It is written before the log, so it may contain entries that were never
+written to the log; `load` omits those. The store records whether the log is suspect, that is lost or damaged;
+`save` removes this record once the log is complete.
 
-A member without any of this state is new, or has lost its disk. The two cases cannot be distinguished, so its
-log is suspect, and its term and vote count as lost.
+A member without any of this state is either new, or has lost its disk. These cases cannot be distinguished,
+so its log counts as suspect, and its term and vote as lost.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from cometmq.store import (
 )
 
 _FILE = "members.json"
-_LIMIT = 1 << 20  # maximum length of a file in bytes
+_LIMIT = 1 << 20  # maximum size of members.json, in bytes
 
 
 class _Kept(msgspec.Struct):
@@ -41,9 +42,9 @@ class _Kept(msgspec.Struct):
 
 
 def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
-    """Read this member's state. voters: the members that the group starts with.
+    """Read the state of this member. Raises StoreError or OSError.
 
-    Raises StoreError, OSError.
+    `voters` are the members with which a new group begins.
     """
     kept = read_term(disk, raft_log.directory) or TermAndVote()
     path = os.path.join(raft_log.directory, _FILE)
@@ -56,7 +57,7 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
-    # Without this write the omitted entries would return once the log begins after them.
+    # Write the file now. Otherwise, after the log has been trimmed, the omitted entries would count again.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
@@ -64,16 +65,17 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
 
 
 def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
-    """Return whether the log contains the entry, or begins after it."""
+    """Return whether the log contains an entry, or once contained it: the log now begins after the entry."""
     if entry.index < raft_log.first:
         return True
     return entry.index <= raft_log.last and raft_log.term_of(entry.index) == entry.term
 
 
 def before_cut(state: HardState, before: HardState) -> HardState:
-    """Return the state to save before the log is cut, with the members entries that the cut removes.
+    """Return the state to be saved before the log is truncated.
 
-    Until the cut is done these entries are in the log, and after a crash they would still be in effect.
+    It still has the members entries that the truncation will remove: until that is done, these entries are in
+    the log, and apply again if the broker crashes.
     """
     if set(before.members) <= set(state.members):
         return state
@@ -82,7 +84,10 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Write what has changed since `before`, durably. Runs in a thread. Raises OSError."""
+    """Write the parts of the state that differ from `before` to the disk. Raises OSError.
+
+    It must run in a thread.
+    """
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
@@ -93,11 +98,11 @@ def save(disk: Disk, directory: str, state: HardState, before: HardState) -> Non
 
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""Maximum of bytes of the entries of one message. A longer entry is sent in a message of its own."""
+"""The maximum number of bytes of entries in one message. An entry that is larger has its own message."""
 
 
 class NodeLog:
-    """The node's view of the log."""
+    """The log in the form that the raft node needs."""
 
     def __init__(self, raft_log: RaftLog) -> None:
         self._raft_log = raft_log
@@ -112,20 +117,20 @@ class NodeLog:
         return self._raft_log.last
 
     def fit(self, first: int, stop: int) -> int:
-        """Return how many entries from `first` on, before `stop`, fit into one frame."""
+        """Return the end of the range of entries, from `first` and up to `stop`, that fits into a message."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # The error appears again when the entry is read for sending.
+        except (StoreError, OSError):  # reading the entry for sending will fail again
             return first + 1
 
 
 def with_entries(message: AppendRequest, data: Buffer) -> AppendRequest:
-    """Return the message with the bytes of its entries."""
+    """Return a message with the encoded log entries `data`."""
     return msgspec.structs.replace(message, payload=bytes(data))
 
 
 def behind(payload: bytes, count: int) -> bytes:
-    """Return the entries without the first `count`."""
+    """Return encoded log entries without the first `count` entries."""
     at = 0
     for _ in range(count):
         at += EntryHead.read(payload, at).size
@@ -133,7 +138,7 @@ def behind(payload: bytes, count: int) -> bytes:
 
 
 def body_of(change: AppendOwn) -> bytes:
-    """Return the body of an entry that holds no message."""
+    """Return the body of an entry that contains no message, but a new term or the group's members."""
     if change.members is None:
         return msgspec.json.encode({"type": "term", "term": change.term})
     members = change.members.members

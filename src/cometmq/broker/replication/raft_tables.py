@@ -1,14 +1,16 @@
-"""The tables of a raft group, which are not in its log: acknowledged changes survive a change of the leader.
+"""The tables of a raft group.
 
-A leader acknowledges a change of topics or groups once a majority of the voters has both tables on its disks:
-the leader requests a copy (COPY_SETTINGS), and voters copy as long as they follow that leader in its term. A
-newly elected leader reads the tables of a majority before it accepts messages, keeps the newest of each, and
-continues their versions with its own term. The two majorities share a member, and that member is read only
-after it has answered the new leader in the new term, so it copies nothing from the old leader any more.
+They are not in its log, but acknowledged changes survive a change of the leader.
 
-Consumer and delay offsets are copied each second, and no request waits for that. A new leader takes the
-newest offsets of a majority, too, so that a member that was away for a long time does not begin with old
-offsets.
+A leader acknowledges a change of topics or groups only when a majority of the voters has both tables on its
+disks. For that, the leader requests a copy (COPY_SETTINGS), and a voter copies the tables if it follows that
+leader in its term. A newly elected leader reads the tables of a majority before it accepts messages, uses the
+newest of each, and continues their versions with its own term. Any two majorities have a common member. That
+member is read only after it has answered the new leader in the new term, so it no longer copies from the old
+leader.
+
+Consumer and delay offsets are copied every second, and no request waits for that. A new leader also takes the
+newest offsets of a majority; otherwise a member that was away for long would continue with its old offsets.
 """
 
 from __future__ import annotations
@@ -42,15 +44,15 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 REQUEST_TIMEOUT_S = 3.0
-"""Timeout, in seconds, of a request to a member."""
+"""The timeout, in seconds, of a request to a member."""
 RETRY_INTERVAL_S = 0.1
-"""Interval, in seconds, between two tests whether more members can be reached."""
+"""The interval, in seconds, at which a request to an unreachable member is tried again."""
 MAJORITY_TIMEOUT_S = 3.0
-"""Time limit, in seconds, to reach a majority. After it the change fails, and another member may lead."""
+"""The time, in seconds, within which a majority must answer. Otherwise the change of a table fails."""
 
 
 class RaftGroupView(Protocol):
-    """The view of a raft group that this module needs."""
+    """The raft group in the form that this module needs."""
 
     @property
     def me(self) -> str: ...
@@ -63,52 +65,59 @@ class RaftGroupView(Protocol):
 
     @property
     def leading(self) -> bool:
-        """Whether this member leads and accepts messages."""
+        """Whether this member is the leader and accepts messages."""
 
     @property
     def voters(self) -> frozenset[str]: ...
 
     def answering(self) -> Mapping[str, str]:
-        """Return the members that have answered this leader in its term, with their brokers' addresses."""
+        """Return the members that have answered this leader in its term, as broker addresses by name."""
 
 
 class GroupSync(MetadataSync):
-    """A follower's copies of its leader's tables."""
+    """Copies the leader's tables to a follower."""
 
     def __init__(
         self, store: MessageStore, tables: DurableTables, client: RemotingClient, period_s: float
     ) -> None:
         super().__init__(store, tables, client, first_s=period_s, period_s=period_s, newer_only=True)
         self.copied: Callable[[], Awaitable[None]] | None = (
-            None  # called after each cycle that has copied all tables successfully
+            None  # called after each cycle in which all tables were copied
         )
-        self._one_copy = asyncio.Lock()  # An older answer must not be applied after a newer one.
-        self._wanted = 0  # number of calls of `settings`
-        self._copied = 0  # number of these calls that a copy has covered
+        self._one_copy = asyncio.Lock()  # so that no older response is applied after a newer one
+        self._wanted = 0  # calls of `settings` so far
+        self._copied = 0  # calls of `settings` that a finished copy has served
 
     async def sync(self) -> None:
-        """Copy all tables once. The next cycle repeats failed copies."""
+        """Copy all tables once. What fails is copied in the next cycle."""
         await super().sync()
         if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
 
     def lead(self) -> None:
-        """Drop the last leader's offsets, because this member leads now.
+        """Stop copying, because this member has become the leader, and forget the last leader's offsets.
 
-        These offsets are not sent to the next leader, where they may have been reset.
+        They must not be sent to the next leader, because offsets may have been reset meanwhile.
         """
         self.follow("")
         self._before = None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Return whether the leader has deleted a topic. A new leader may lack commits of this member."""
+        """Return whether the leader has deleted a topic.
+
+        Raises:
+            NotTheMaster: The leader is new and may not have committed all messages of this member yet.
+        """
         table = (await self._request_table(RequestCode.GET_BROKER_RUNTIME_INFO, KVTable)).table
         if table.get("brokerRole") != SYNC_MASTER:
             raise NotTheMaster(f"{self.master_addr} does not accept messages yet")
         return await super()._is_gone(topic)
 
     async def settings(self) -> None:
-        """Copy topics and groups; calls during a copy share the next one. Raises CometError."""
+        """Copy topics and groups. Raises CometError if that fails.
+
+        All calls during a copy are served by one further copy.
+        """
         self._wanted += 1
         mine = self._wanted
         async with self._one_copy:
@@ -119,7 +128,7 @@ class GroupSync(MetadataSync):
 
 
 class Copies(NamedTuple):
-    """The tables of a member, each as far as it fits into a response."""
+    """The tables of a member. A table is None if it was too long for a response."""
 
     topics: TopicConfigTable | None
     groups: SubscriptionGroupTable | None
@@ -128,7 +137,10 @@ class Copies(NamedTuple):
 
 
 class RaftTables:
-    """The tables of a member, as leader and as follower. For the loop thread only."""
+    """Keeps the tables of a raft group's members consistent.
+
+    It must be used in the event loop's thread only.
+    """
 
     def __init__(
         self, group: RaftGroupView, tables: DurableTables, client: RemotingClient, sync: MetadataSync
@@ -138,21 +150,21 @@ class RaftTables:
         self._client = client
         self._sync = sync
         self._one_round = asyncio.Lock()
-        self._asked = 0  # number of calls of `keep`
-        self._done = 0  # number of these calls that a cycle has covered
-        self._failure = ""  # the failure of the last cycle, "" after a success
+        self._asked = 0  # calls of `_copy_to_majority` so far
+        self._done = 0  # calls of it that a finished cycle has served
+        self._failure = ""  # why the last cycle failed, or ""
 
     @property
     def member(self) -> str:
-        """The name of this member."""
+        """The name of this member, as in dLegerPeers."""
         return self._group.me
 
     # -- the leader
 
     def lead(self) -> None:
-        """Number all further changes as changes of this leader.
+        """Give all further versions of the tables this leader's term, and each table a new version now.
 
-        Its tables then count as newer than all others, even before its first change.
+        So these tables count as newer than those of earlier leaders, even before their first change.
         """
         versions = self._tables.versions
         versions.counts, versions.term = True, self._group.term
@@ -160,13 +172,14 @@ class RaftTables:
         self._tables.groups.touch()
 
     def follow(self) -> None:
-        """Stop acting as the leader."""
+        """Stop giving versions of this leader's term."""
         self._tables.versions.counts = False
 
     async def has_settings_of(self, term: int) -> bool:
-        """Return whether topics and groups are those of the leader of a term, and on the disk.
+        """Return whether this member's topics and groups are those of the leader of `term`, and on the disk.
 
-        Raises OSError.
+        Raises:
+            OSError: The tables could not be written.
         """
         tables = self._tables
         if not tables.topics.version.state_version == tables.groups.version.state_version == term:
@@ -197,9 +210,9 @@ class RaftTables:
         return since
 
     async def _copy_to_majority(self, since: int) -> str:
-        """Make a majority copy the tables. Return the reason of a failure, "" on success.
+        """Make a majority copy this leader's tables. Return why that failed, or "".
 
-        Calls during a cycle share the next one.
+        All calls during a cycle are served by one further cycle.
         """
         self._asked += 1
         mine = self._asked
@@ -217,9 +230,10 @@ class RaftTables:
             return self._failure
 
     async def adopt_newest(self) -> None:
-        """Adopt the newest tables of a majority before this leader accepts messages.
+        """Read the tables of a majority, and adopt the newest of each, before this leader accepts messages.
 
-        Raises RaftRefused if it cannot read them, or no longer leads.
+        Raises:
+            RaftRefused: No majority answers, or this member is no longer the leader.
         """
         term = self._group.term
         found = await self._of_majority(self.read)
@@ -229,9 +243,12 @@ class RaftTables:
             self._adopt_newer(copies)
 
     async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
-        """Return the answers of enough voters to be a majority with this member.
+        """Return the answers of as many voters as form a majority together with this member.
 
-        A member that has not answered in this leader's term may still do so. Raises RaftRefused on timeout.
+        Members that have not answered this leader in its term yet are awaited, up to MAJORITY_TIMEOUT_S.
+
+        Raises:
+            RaftRefused: Too few members have answered in time.
         """
         group = self._group
         others = sorted(group.voters - {group.me})
@@ -255,7 +272,7 @@ class RaftTables:
             async with asyncio.timeout(MAJORITY_TIMEOUT_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    found += [task.result() for task in asked if task in done]  # in a deterministic order
+                    found += [task.result() for task in asked if task in done]  # a deterministic order
         except TimeoutError:
             raise RaftRefused(
                 f"only {len(found)} of {len(others)} other members have answered: "
@@ -272,14 +289,14 @@ class RaftTables:
         )
 
     async def read(self, addr: str) -> Copies:
-        """Read a member's tables. Raises CometError."""
+        """Read the tables of the member with this broker address. Raises CometError."""
 
         async def table(code: int, kind: type[Table]) -> Table | None:
             try:
                 return await asyncio.to_thread(kind.decode, await self._call(addr, code))
             except BrokerError as error:
-                # A table of offsets may be too long for a response. Messages are more important than these
-                # offsets.
+                # A table of offsets may be too long for a response. The leader starts without it, because
+                # accepting messages is more important.
                 log.error("the new leader could not read a table of member %s: %s", addr, error)
                 return None
 
@@ -291,7 +308,7 @@ class RaftTables:
         )
 
     def _adopt_newer(self, given: Copies) -> None:
-        """Adopt the tables that are newer than this member's."""
+        """Adopt those tables of another member that are newer than this member's."""
         tables = self._tables
         topics, groups, offsets, delays = given
         if topics:
@@ -309,7 +326,7 @@ class RaftTables:
     # -- a follower
 
     async def copy(self, header: CopySettingsHeader) -> None:
-        """Copy the leader's topics and groups to the disk. Raises CometError, OSError."""
+        """Copy the leader's topics and groups to this member's disk. Raises CometError or OSError."""
         group = self._group
 
         def check() -> None:
@@ -322,7 +339,7 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        if self._sync.deletions_wait:  # The next leader must not have the deleted queues.
+        if self._sync.deletions_wait:  # deleted queues must not return with the next leader
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"
             )

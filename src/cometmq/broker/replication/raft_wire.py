@@ -1,9 +1,9 @@
-"""The protocol of a raft member's port: a handshake, then frames of messages. No I/O.
+"""The protocol between raft members, without I/O: a handshake, then frames of messages.
 
-The format is CometMQ's own, with its own version: a 4-byte length, then that many bytes of MessagePack. The
-first frame of a connection is the handshake; each later frame is an array of messages (cometmq.raft) of one
-tick. Responses use the receiver's own connection. The entries of a message are its `payload`, encoded as in
-the log.
+The format is CometMQ's own and has its own version. A frame is a 4-byte length, then that many bytes of
+MessagePack. The first frame of a connection is the handshake; each later frame is an array of messages
+(cometmq.raft) of one tick. The receiver sends its responses over its own connection. The `payload` of a
+message holds log entries in the same encoding as the log.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from cometmq.raft import AnyMessage, AppendRequest
 MAGIC = "CometMQ raft"
 VERSION = 1
 MAX_FRAME_BYTES = 64 << 20
-"""Maximum length of a frame, in bytes.
+"""The maximum length of a frame, in bytes.
 
-A frame holds the entries that `LogView.fit` allows; a single record may have 32 MiB.
+It leaves room for the entries that `LogView.fit` permits; a single record may have 32 MiB.
 """
 MAX_MESSAGES_PER_FRAME = 1024
-"""Maximum number of messages in a frame. A tick has only a few for each member."""
+"""The maximum number of messages in a frame. A tick has only a few messages for each member."""
 
 _LENGTH = struct.Struct(">I")
 _MAX_HANDSHAKE_BYTES = 4096
 
 
 class Handshake(msgspec.Struct, frozen=True, array_like=True):
-    """The sender of a connection.
+    """The first frame of a connection, which describes its sender.
 
     Attributes:
-        addr: The address at which members reach it.
-        broker_addr: The address of its broker.
-        begins: For a member without any state, the members of the group that it would begin, in order; else
-            empty.
+        addr: The address at which other members reach the sender.
+        broker_addr: The address of the sender's broker.
+        begins: If the sender has no state yet: the members of the group that it would begin, sorted.
+            Otherwise empty.
     """
 
     magic: str
@@ -59,13 +59,13 @@ _messages: msgspec.msgpack.Decoder[list[AnyMessage]] = msgspec.msgpack.Decoder(
 
 
 def handshake(group: str, sender: str, addr: str, broker_addr: str, begins: tuple[str, ...] = ()) -> bytes:
-    """Return the first frame of a connection, which identifies the sender."""
+    """Return the encoded handshake, with which each connection begins."""
     data = _encode(Handshake(MAGIC, VERSION, group, sender, addr, broker_addr, begins))
     return _LENGTH.pack(len(data)) + data
 
 
 def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
-    """Split messages into parts that fit into one frame each."""
+    """Split messages into lists that fit into one frame each."""
     part: list[AnyMessage] = []
     size = 0
     for message in messages:
@@ -79,31 +79,37 @@ def parts(messages: Sequence[AnyMessage]) -> Iterator[list[AnyMessage]]:
 
 
 def frame(messages: Sequence[AnyMessage]) -> bytes:
-    """Return one frame with all of these messages."""
+    """Return one frame that contains all of these messages."""
     data = _encode(messages)
     return _LENGTH.pack(len(data)) + data
 
 
 class Frames:
-    """The decoder of the frames of one connection."""
+    """Decodes the frames that arrive on one connection."""
 
     def __init__(self, group: str, me: str) -> None:
-        """Create a decoder. group: the senders' group; me: this member's name, which no sender may have."""
+        """Create a decoder.
+
+        Args:
+            group: The group that senders must belong to.
+            me: The name of this member, which no sender may have.
+        """
         self.handshake: Handshake | None = None
-        """The handshake of the other side, once received."""
+        """The sender's handshake, or None before it has arrived."""
         self._group = group
         self._me = me
         self._rest = bytearray()
 
     @property
     def unread(self) -> int:
-        """The number of bytes of an incomplete frame."""
+        """The number of received bytes that do not form a complete frame yet."""
         return len(self._rest)
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """Yield the messages that are complete.
+        """Decode received bytes. Yield the messages that are now complete.
 
-        Raises ProtocolError for data that no member of the group sends.
+        Raises:
+            ProtocolError: No correct member of the group would send this data.
         """
         rest = self._rest
         rest += data

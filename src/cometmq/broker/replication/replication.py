@@ -1,6 +1,6 @@
-"""Replication of a broker: a master's HA port or a slave's connection to its master, and their requests.
+"""Replication without a raft group: a master's HA port, or a slave's connection to its master.
 
-The setting brokerRole decides at the start which of the two is used.
+brokerRole determines which of them a broker has. It is read at the start only.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ log = logs.logger(__name__)
 
 
 class Replication:
-    """The master or slave of a broker, and requests about replication. Created inside the running loop."""
+    """The master's or the slave's part of replication, and the requests about it.
+
+    It must be created in a running event loop.
+    """
 
     def __init__(self, context: ReplicationContext, visible: Callable[[int, Arrivals], None]) -> None:
-        """Create the replication. visible: called with messages of the master that became visible."""
+        """Create the replication. On a slave, `visible` is called with messages that have become visible."""
         config, clock, store, tick = context.config, context.clock, context.store, context.tick
         self._config = config
         self._clock = clock
@@ -46,18 +49,22 @@ class Replication:
         else:
             ha = self.master = HaServer(config, clock, store, tick)
             store.retention.first_needed_position = lambda: ha.core.first_needed_position
-        # With SYNC_FLUSH slaves receive, and report, only what is on the device.
+        # With SYNC_FLUSH, slaves receive and report only bytes that are on the disk, so each flush needs a
+        # tick.
         store.flusher.on_flushed.append(lambda _end: tick.schedule())
 
     def end_tick(self) -> None:
-        """Send written records or write received ones. Runs after the writer and before waiting pulls."""
+        """Send written records to slaves, or write those received from the master.
+
+        It must run after the writer's and before the pulls' `end_tick`.
+        """
         if self.master is not None:
             self.master.end_tick()
         elif self.slave is not None:
             self.slave.end_tick()
 
     async def start(self) -> None:
-        """Open the HA port, or follow the master as soon as it is known. Raises ConfigError."""
+        """Master: open the HA port. Slave: follow the master once it is known. Raises ConfigError."""
         config, address = self._config, self._address
         if self.slave is not None and self.sync is not None:
             if config.ha_master_address:
@@ -75,14 +82,14 @@ class Replication:
                 log.warning("%s", warning)
 
     def follow(self, addr: str, ha_addr: str) -> None:
-        """Follow the master that the name server reports."""
+        """Follow the master whose addresses a name server has returned."""
         if self.slave is not None and self.sync is not None:
             self.slave.follow(MasterAddress(addr, self._config.ha_master_address or ha_addr))
             self.sync.follow(addr)
 
     @property
     def lacks_master(self) -> bool:
-        """Whether this is a slave without a known master."""
+        """Whether this is a slave that does not know its master."""
         return self.slave is not None and self.slave.core.master is None
 
     def configure(self) -> None:
@@ -95,7 +102,7 @@ class Replication:
         """Do nothing: master and slaves need no notice before the broker stops."""
 
     async def stop(self) -> None:
-        """Close the connections."""
+        """Close the connections of replication."""
         if self.master is not None:
             self.master.stop()
         if self.slave is not None and self.sync is not None:
@@ -105,7 +112,7 @@ class Replication:
     # -- requests of tools
 
     def facts(self) -> dict[str, str]:
-        """Return the entries for the runtime table: the role, and the lag of the slaves or of this slave."""
+        """Return the runtime table's entries about replication: role, master or slaves, and lag."""
         if self.slave is not None:
             core = self.slave.core
             return {
@@ -125,11 +132,11 @@ class Replication:
 
     @handles(RequestCode.GET_BROKER_HA_STATUS)
     def get_broker_ha_status(self, _connection: Connection, frame: Frame) -> Frame:
-        """Answer with the data of haStatus."""
+        """Return the state of replication, which the tool haStatus shows."""
         return frame.response(body=self.status().encode())
 
     def status(self) -> HaRuntimeInfo:
-        """Return the progress of the slaves, or of this slave and its master."""
+        """Return the state of replication: of each slave on a master, of this broker on a slave."""
         end = self._store.log.end
         if self.slave is None:
             infos = self._connections()
@@ -177,7 +184,7 @@ class Replication:
 
     @handles(RequestCode.EXCHANGE_BROKER_HA_INFO)
     def exchange_broker_ha_info(self, _connection: Connection, frame: Frame) -> Frame:
-        """Answer a slave of 5.x, which requests the addresses of its master."""
+        """Return this master's addresses to a 5.x slave."""
         if self.master is None:
             return frame.response()
         header = ExchangeHaInfoResponseHeader(
@@ -189,9 +196,9 @@ class Replication:
 
     @handles(RequestCode.RESET_MASTER_FLUSH_OFFSET)
     def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store the flushed position that the request reports for the master, for haStatus.
+        """Store the master's flushed position that a request contains, to show it in haStatus.
 
-        No other part depends on it: this slave has no more than its master has sent.
+        It has no other effect, because this slave never has more than its master has sent.
         """
         offset = frame.header(ResetMasterFlushOffsetHeader).master_flush_offset
         if self.slave is not None:

@@ -1,6 +1,7 @@
-"""Replies of request-reply: requests 324 and 325 from the replier, 326 to the requesting client.
+"""The broker's part of request-reply (docs/reference/remoting.md, Request-reply).
 
-See docs/reference/remoting.md, Request-reply.
+A replier sends a reply with request 324 or 325. The broker pushes it with request 326 to the client that
+waits for it.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ PUSH_TIMEOUT_S = 10.0
 
 @dataclass(eq=False)
 class ReplyProcessor:
-    """Passes replies to the waiting clients and stores a copy of each.
+    """Pushes replies to the clients that wait for them, and stores a copy of each reply.
 
-    A reply counts as processed outside the read of its sender's connection until the client has received it,
-    so the limit of such requests (remoting/limits.py, handlers) applies.
+    Until the client has received the reply, the replier's request counts for the limit of concurrent requests
+    per connection (remoting/limits.py, handlers).
     """
 
     sends: SendProcessor
@@ -62,7 +63,7 @@ class ReplyProcessor:
 
     @handles(RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2)
     async def send_reply_message(self, connection: Connection, frame: Frame) -> Frame:
-        """Push a reply to its client, store it, and respond with the result of the push (324, 325)."""
+        """Push a reply to its client, store a copy, and return the result of the push."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
@@ -77,7 +78,7 @@ class ReplyProcessor:
         properties = sent_properties(header.properties)
         if has_stray_separator(properties):
             raise CommandError(ResponseCode.MESSAGE_ILLEGAL, "the properties contain an unexpected separator")
-        if len(properties) > MAX_PROPERTIES_BYTES:  # the characters were counted earlier
+        if len(properties) > MAX_PROPERTIES_BYTES:  # admit() has checked only the number of characters
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL,
                 f"the properties have {len(properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed",
@@ -93,7 +94,7 @@ class ReplyProcessor:
         return frame.response(code, problem or None, header=answer)
 
     def _check(self, topic: str, body: bytes | memoryview) -> None:
-        """Refuse a reply that could not be stored, before it is pushed. Raises CommandError."""
+        """Raise CommandError for a reply that could not be stored, before it is pushed."""
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
         largest = self.sends.store.appender.limits.body
@@ -110,7 +111,7 @@ class ReplyProcessor:
         properties: bytes,
         body: bytes | memoryview,
     ) -> str:
-        """Push the reply. Return why the client has not received it, in Apache's words, or ""."""
+        """Push a reply. Return why the client did not receive it, in Apache's words, or "" if it did."""
         client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
         if not client_id:
             return "reply message properties[REPLY_TO_CLIENT] is null"
@@ -152,10 +153,10 @@ class ReplyProcessor:
         body: bytes | memoryview,
         queue_id: int,
     ) -> SendMessageResponseHeader | None:
-        """Store a copy of a reply.
+        """Store a copy of a reply. Return the response, or None if the copy could not be stored.
 
-        As in Apache's broker, a failure is only logged: the client already has the reply, or will never
-        receive it.
+        As in Apache's broker, a failure is only logged, because the push has already been completed or has
+        failed.
         """
         done: asyncio.Future[str | None] = asyncio.get_running_loop().create_future()
         try:

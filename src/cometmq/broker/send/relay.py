@@ -1,13 +1,13 @@
-"""Sends that reach a raft member while it hands its leadership over, and shortly afterwards.
+"""Relays sends that reach a raft member while it transfers its leadership, and for some time afterwards.
 
-RocketMQ's Java clients try a send three times without a pause after SERVICE_NOT_AVAILABLE, and read the route
-every 30 s (docs/reference/client.md, Sends and retries). Without the relay their sends would fail until then.
-The former leader therefore passes sends on to its successor. While no member accepts sends, it holds them for
-up to two seconds.
+RocketMQ's Java clients retry a send that was refused with SERVICE_NOT_AVAILABLE three times without a pause,
+and they update their routes only every 30 s (docs/reference/client.md, Sends and retries). So without the
+relay, their sends would fail until the next update. The former leader therefore forwards sends to its
+successor. While no member accepts sends, it holds them for up to two seconds.
 
-One task passes the requests on, in the order of their arrival and over one connection, so that the messages
-of a queue keep their order. It passes the first one alone, at intervals that double, until the leader accepts
-it. Then it passes on all others without waiting for their answers.
+One task forwards the requests in the order of their arrival, over one connection, so that the messages of a
+queue keep their order. It forwards only the first one, at increasing intervals, until the new leader accepts
+it. Then it forwards all others without waiting for responses.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ from cometmq.protocol.frame import Frame
 from cometmq.remoting import Connection, Handler, RemotingClient, Shortcut
 
 RELAY_S = 60.0
-"""Time, in seconds, for which a former leader relays sends: two route updates of Java's clients."""
+"""How long, in seconds, a former leader relays sends: two intervals of the Java clients' route updates."""
 HOLD_S = 2.0
-"""Time, in seconds, that a send is held: longer than a handoff that is aborted."""
+"""How long, in seconds, a send is held at most. A transfer of the leadership is aborted earlier."""
 ANSWER_S = 2.8
-"""Time, in seconds, from the arrival of a send to its answer: below the timeout of Java's clients (3 s)."""
+"""The time, in seconds, within which a send is answered. It is less than the Java clients' timeout of 3 s."""
 RETRY_INTERVAL_S = 0.05
 MAX_RETRY_INTERVAL_S = 0.2
 MAX_HELD_BYTES = 64 << 20
-"""Limit, in bytes, of the held or relayed requests. Further requests are answered immediately."""
+"""The maximum size, in bytes, of all held and forwarded requests. Further requests are not relayed."""
 RELAYED_FLAG = 4
-"""Marks a relayed request in `Frame.flag`, so that no member relays it again."""
+"""A flag in `Frame.flag` of relayed requests, so that no member relays them again."""
 SENDS = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _FRAME_BYTES = 1024
 
 
 class Successor(Protocol):
-    """The view of the raft group that the relay needs."""
+    """The raft group in the form that the relay needs."""
 
     @property
     def accepts(self) -> bool:
-        """Whether this member leads and does not transfer its leadership."""
+        """Whether this member leads and is not transferring its leadership."""
 
     @property
     def leader_addr(self) -> str | None:
-        """The broker address of another member that leads.
+        """The broker address of the leader, if that is another member.
 
-        "" if no leader is known, None if this member takes no part any more and will not learn of a leader.
+        It is "" if no leader is known, and None if this member will not be notified of a new leader.
         """
 
 
 class _Held(NamedTuple):
-    """A request that waits for a leader. `answer` becomes None if this member must answer it."""
+    """A request that waits for a leader. If `answer` becomes None, this broker itself handles the request."""
 
     number: int
     since: float
@@ -67,7 +67,7 @@ class _Held(NamedTuple):
 
 
 class Relay:
-    """Holds requests and passes them on during a handoff. At other times it costs one comparison per send."""
+    """Holds and forwards requests during and after a transfer. Otherwise it costs one comparison per send."""
 
     def __init__(self, client: RemotingClient, group: Successor) -> None:
         self._client = client
@@ -75,33 +75,33 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._active = False
         self._until = 0.0
-        self._held_bytes = 0  # of the requests that are held, or passed on and not answered
-        self._held: list[_Held] = []  # in the order of their arrival
+        self._held_bytes = 0  # size of the requests that are held, or forwarded and not answered
+        self._held: list[_Held] = []  # held requests in the order of their arrival
         self._numbers = count()
-        self._passed = 0  # number of requests that are passed on and not answered
+        self._passed = 0  # number of requests that are forwarded and not answered
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._leader = ""
-        self._open = False  # whether this leader has accepted a request
+        self._open = False  # whether the new leader has accepted a request
         self._retry_at = 0.0
         self._retry_s = RETRY_INTERVAL_S
 
     def begin(self) -> None:
-        """Begin to relay: this leader transfers its leadership, or has lost it."""
+        """Begin to relay requests: this leader begins to transfer its leadership, or has lost it."""
         self._active = True
         self._until = self._loop.time() + RELAY_S
         self._leader = ""
 
     def end(self) -> None:
-        """Take no more requests, because the broker stops. Those that are held are still passed on."""
+        """Relay no new requests, because the broker is stopping. Held requests are still forwarded."""
         self._until = 0.0
 
     def handlers(self, handlers: Mapping[int, Handler], codes: Collection[int]) -> dict[int, Handler]:
-        """Return the handlers with those of the requests with these codes replaced."""
+        """Return all handlers; those for `codes` are replaced with handlers that can relay requests."""
         return {code: self._handler(each) if code in codes else each for code, each in handlers.items()}
 
     def shortcuts(self, shortcuts: Mapping[bytes, Shortcut]) -> dict[bytes, Shortcut]:
-        """Return the shortcuts of sends, not used while the relay is active."""
+        """Return shortcuts that handle sends only while the relay is not active."""
         return {start: self._shortcut(each) for start, each in shortcuts.items()}
 
     def _shortcut(self, shortcut: Shortcut) -> Shortcut:
@@ -113,7 +113,7 @@ class Relay:
     def _handler(self, handler: Handler) -> Handler:
         def send(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
             if frame.flag & RELAYED_FLAG:
-                if not self._group.accepts:  # The tables may be old, and a refusal for their sake wrong.
+                if not self._group.accepts:  # a refusal based on old tables could be wrong
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():
                 if self._held_bytes >= MAX_HELD_BYTES:
@@ -145,13 +145,13 @@ class Relay:
         return await answer if isinstance(answer, Awaitable) else answer
 
     async def _pass_on(self) -> None:
-        """Pass requests on until none is held."""
+        """Forward requests until none is held or unanswered."""
         try:
             while self._held_bytes:
                 self._wake.clear()
                 await self._step()
                 if self._group.accepts and not self._passed:
-                    await asyncio.sleep(0)  # The handlers run; requests that arrive meanwhile follow them.
+                    await asyncio.sleep(0)  # let the handlers run before later requests
                     continue
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_INTERVAL_S):
@@ -161,7 +161,7 @@ class Relay:
             self._answer_here(all_of_them=True)
 
     async def _step(self) -> None:
-        """Pass on what can be passed on now."""
+        """Forward as many requests as possible at present."""
         addr = None if self._group.accepts else self._group.leader_addr
         self._answer_here(all_of_them=addr is None)
         if not addr or not self._held:
@@ -179,7 +179,7 @@ class Relay:
             self._back_off()
 
     def _answer_here(self, all_of_them: bool) -> None:
-        """Let this member answer the requests that were held for too long, or all of them."""
+        """Let this broker itself handle the requests that were held for too long, or all held requests."""
         since = self._loop.time() - HOLD_S
         held, self._held = self._held, []
         for each in held:
@@ -191,7 +191,7 @@ class Relay:
                 self._held.append(each)
 
     def _pass(self, connection: Connection, held: _Held) -> None:
-        """Pass a request on. Raises RemotingError if nothing was sent."""
+        """Forward a request. Raises RemotingError if nothing was sent."""
         frame = held.frame
         request = Frame.request(
             frame.code, body=frame.body, ext=frame.ext, language=frame.language, version=frame.version
@@ -201,7 +201,7 @@ class Relay:
             answer = connection.request(request, held.since + ANSWER_S - self._loop.time())
         except RemotingError:
             raise
-        except CometError as error:  # With the broker's signature it is longer than a frame may be.
+        except CometError as error:  # for instance, with its signature the frame is too long
             held.answer.set_exception(error)
             return
         self._passed += 1
@@ -234,6 +234,6 @@ class Relay:
 
 
 def _size_of(frame: Frame) -> int:
-    """Return the memory, in bytes, that a request takes: body, header and decoded fields."""
+    """Return the memory that a request takes, in bytes: body, header and decoded fields."""
     texts = chain.from_iterable((frame.ext or {}).items())
     return len(frame.body) + len(frame.raw_header) + sum(map(sys.getsizeof, texts)) + _FRAME_BYTES

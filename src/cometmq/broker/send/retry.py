@@ -1,4 +1,4 @@
-"""The fate of a message that a consumer failed on: another delay level, or the dead-letter queue."""
+"""The rules for a message whose consumption has failed: a retry with a delay, or the dead-letter queue."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from cometmq.errors import CommandError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX, ResponseCode
 
-# The first retry waits for level 3 (10 s), the n-th for level 2 + n.
+# The delay level of the first retry (10 s). Each further retry has the next level.
 FIRST_RETRY_LEVEL = 3
 DLQ_QUEUES = 1
-# Version 3.4.9. Requests of older versions contain no maximum number of retries (docs/reference/remoting.md,
-# Languages and versions).
+# The number of version 3.4.9. Requests of older clients contain no maximum number of retries
+# (docs/reference/remoting.md, Languages and versions).
 MAX_RECONSUME_TIMES_SINCE = 121
 
 
 class RetryPlan(msgspec.Struct, frozen=True):
-    """The topic and delay level (0 for none) of the retry, and whether it is the dead-letter topic."""
+    """Where a failed message is stored: topic, delay level (0: none), and whether it is a dead letter."""
 
     topic: str
     delay_level: int
@@ -33,14 +33,14 @@ class RetryPlan(msgspec.Struct, frozen=True):
 
 @dataclass(eq=False)
 class RetryRules:
-    """The retry settings of groups and of the members that send messages back."""
+    """Decides about retries, by the settings of groups and of their members."""
 
     groups: SubscriptionGroups
     consumers: ConsumerTable
     locks: QueueLocks
 
     def group(self, name: str) -> SubscriptionGroupConfig:
-        """Return a group's settings. Raises CommandError for an unknown group."""
+        """Return the settings of a group. Raises CommandError for an unknown group."""
         settings = self.groups.find(name)
         if settings is None:
             raise CommandError(
@@ -51,17 +51,17 @@ class RetryRules:
     def maximum(
         self, settings: SubscriptionGroupConfig, requested: int | None, version: int, member: Hashable = None
     ) -> int:
-        """Return the effective maximum of retries.
+        """Return the maximum number of retries that applies to a request.
 
-        The maximum in the request applies if its version supports it, else the group's. If the two differ,
-        the log reports it, see `note_retry_limit`.
+        It is the one in the request if the client's version supports that, otherwise the group's. If the two
+        differ, this is logged (see `note_retry_limit`).
 
         Args:
             settings: The group's settings.
-            requested: The maximum in the request.
+            requested: The maximum in the request, if any.
             version: The request's version.
-            member: The request's connection. None for a client's own send to its retry topic, which may
-            contain one more than the member's maximum.
+            member: The request's connection. It is None if a client itself has sent the message to its retry
+                topic; such a request may contain one more than the member's maximum, so it is not compared.
         """
         if requested is None or version < MAX_RECONSUME_TIMES_SINCE:
             return settings.retry_max_times
@@ -72,10 +72,10 @@ class RetryRules:
     def is_dead_by_send(
         self, group: str, reconsume_times: int, maximum: int, version: int, now_ms: int
     ) -> bool:
-        """Return whether a client's own send to a retry topic becomes a dead letter.
+        """Return whether a message that a client itself has sent to a retry topic becomes a dead letter.
 
-        Clients of 5.x count the failed try, too. In 5.x, a group with queue locks consumes in order, and its
-        failed messages become dead letters.
+        A client of 5.x includes the failed attempt in `reconsume_times`. And in 5.x, if a member of the group
+        holds a queue lock, the group consumes in order, and its failed messages become dead letters at once.
         """
         if not compat.is_5x(version):
             return reconsume_times >= maximum
@@ -83,7 +83,7 @@ class RetryRules:
 
 
 def plan_send_back(group: str, reconsume_times: int, maximum: int, delay_level: int) -> RetryPlan:
-    """Return the plan for CONSUMER_SEND_MSG_BACK (docs/reference/storage.md, Send back)."""
+    """Return where a message that a consumer sends back is stored (docs/reference/storage.md, Send back)."""
     if reconsume_times >= maximum or delay_level < 0:
         return RetryPlan(DLQ_PREFIX + group, 0, True)
     level = delay_level if delay_level > 0 else FIRST_RETRY_LEVEL + reconsume_times

@@ -1,13 +1,13 @@
-"""Sends: requests 10, 310 (one message) and 320 (a batch), one-way or not.
+"""Sends: requests 10 and 310 (one message) and 320 (a batch), one-way or not.
 
-A plain message takes a short path within the connection's read: the typed header, one dictionary lookup for
-the topic, one for the stored form of the properties, and one object for the store, which encodes all messages
-of a tick at its end. Everything else (a new topic, a retry topic, a delay, a delivery time, a transaction)
-leaves this path at a named exit. Most sends of a busy producer do not reach this module, see
-send_templates.py.
+A plain message takes a short path while the connection's data is read. It needs the typed header, one
+dictionary lookup for the topic, one for the stored form of the properties, and one object for the store,
+which encodes all messages of a tick at its end. Other messages (for a new topic or a retry topic, with a
+delay or a delivery time, of a transaction) leave this path at calls of methods for them. Most sends of a busy
+producer do not reach this module at all (see send_templates.py).
 
-Budget: 12 µs of CPU for a 1 KiB send with up to 64 in flight on a connection. Frame, header and store take
-most of it; about 3 µs belong to this module.
+Budget: 12 µs of CPU time for a 1 KiB send with up to 64 in flight on a connection. Frame, header and store
+take most of it, and this module about 3 µs.
 """
 
 from __future__ import annotations
@@ -73,9 +73,9 @@ TRANSACTION_BITS = int(SysFlag.TRANSACTION_MASK)
 
 
 class Place(NamedTuple):
-    """The queue where a message is stored, and its delay in ms if it waits for a delay level.
+    """The queue in which a message is stored, and its properties there.
 
-    timed is set for a message with a delivery time.
+    `delay_ms` is set if the message waits for a delay level, `timed` if it waits for a delivery time.
     """
 
     topic: str
@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """The data about a topic that a send needs. sys_flag holds the bits that its messages get."""
+    """What a send needs to know about its topic. `sys_flag` has bits that are added to each message's."""
 
     queue_limit: int
     write_queues: int
@@ -116,7 +116,7 @@ class SendProcessor:
         self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
-        """Return the functions that may handle an undecoded request, by the beginning of its header."""
+        """Return functions that may handle a request before it is decoded, by its header's first bytes."""
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:
@@ -125,13 +125,13 @@ class SendProcessor:
         self.forget_rules()
 
     def forget_rules(self) -> None:
-        """Drop the cached rules, because the topic table or a setting has changed."""
+        """Drop the cached data of topics, because the topic table or a setting has changed."""
         self._rules.clear()
         self.templates.forget()
 
     @handles(RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
     def send_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Store one message or a batch (10, 310, 320). A header field, not the code, marks a batch."""
+        """Store one message or a batch. A batch is recognised by a header field, not by the request code."""
         header = frame.typed
         if type(header) is not SendMessageRequestHeaderV2:
             header = frame.header(SendMessageRequestHeader)
@@ -152,9 +152,9 @@ class SendProcessor:
         if not form.plain or topic[0] == "%":
             place = self._redirect(frame, header, topic, queue_id, properties)
             if place.topic != topic or place.timed is not None:
-                # A message that is first stored elsewhere, or is a dead letter, is stored as a plain message.
-                # This applies to half messages, and to retries that old clients send with the flags of their
-                # transaction.
+                # Remove the transaction flags from a message that is first stored in another topic: a half
+                # message, or a retry or dead letter, which old clients send with the flags of the original
+                # message.
                 sys_flag &= ~TRANSACTION_BITS
             if place.timed is not None or (place.topic == TRANS_HALF_TOPIC and compat.is_5x(frame.version)):
                 self._send_named(connection, frame, header, place, sys_flag, queue_id, form)
@@ -201,10 +201,10 @@ class SendProcessor:
         queue_id: int,
         form: StoredForm,
     ) -> None:
-        """Store a message whose response contains a handle or id.
+        """Store a message whose response contains more than a message id.
 
-        These are messages with a delivery time (the recall handle) and half messages of 5.x clients (the
-        transactionId).
+        For a message with a delivery time, it is the recall handle; for a half message of a 5.x client, the
+        transaction id.
         """
         timed, handle, transaction_id = place.timed, "", ""
         append: Callable[..., TickMessage]
@@ -255,7 +255,7 @@ class SendProcessor:
         queue_id: int,
         topic_flags: int,
     ) -> Frame | None:
-        """Store several messages of one topic and queue: consecutive offsets, and either all or none."""
+        """Store several messages in one queue, all or none of them. Their offsets are consecutive."""
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
@@ -269,7 +269,7 @@ class SendProcessor:
         _, waits = stored_form(properties, self._cluster_pair)
         shared = self._cluster_pair
         if compat.spreads_batch_properties(frame.version):
-            # 4.9 adds the batch's properties unchanged, including WAIT.
+            # 4.9 adds all properties of the batch itself to each message, even WAIT.
             shared = append(drop(properties, b"CLUSTER"), shared)
         born_host = connection.peer_host
         sys_flag = header.sys_flag | topic_flags | (BORN_V6 if len(born_host) != 8 else 0)
@@ -307,7 +307,11 @@ class SendProcessor:
         return CommandError(refusal.response_code, refusal.remark)
 
     def admit(self, frame: Frame, header: SendMessageRequestHeader) -> SendRules:
-        """Make the checks whose result is cached by topic. Create the topic if that is allowed."""
+        """Check a send to a topic that is not cached, create the topic if allowed, and cache the result.
+
+        Raises:
+            CommandError: The send is refused.
+        """
         config = self.config
         now_ms = self.clock.time_ms()
         if now_ms < config.start_accept_send_request_time_stamp:
@@ -351,7 +355,7 @@ class SendProcessor:
         queue_id: int,
         properties: bytes,
     ) -> Place:
-        """Return the place where a message that is not plain is stored."""
+        """Return where a message that is not plain is stored: a retry, half message, or delayed message."""
         if topic.startswith(RETRY_PREFIX):
             group = topic[len(RETRY_PREFIX) :]
             rules, version = self.retry_rules, frame.version
@@ -384,7 +388,7 @@ def topic_of_send(
     queue_nums: int,
     unit_mode: bool | None,
 ) -> TopicConfig:
-    """Return the topic of a message, created if that is allowed.
+    """Return the configuration of a send's topic. Create the topic if that is allowed.
 
     Raises:
         CommandError: Clients may not send to the topic.
@@ -404,10 +408,13 @@ def topic_of_send(
 
 
 def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
-    """Return the final topic and queue id of a message that has waited, after the checks of a send.
+    """Return the destination (topic, queue id) of a message that has waited in another topic.
 
-    The topic is created if a send could create it. A queue that no longer exists is replaced. Raises
-    CommandError.
+    As for a send, the topic is checked and may be created. If the queue no longer exists, another one is
+    chosen.
+
+    Raises:
+        CommandError: The message cannot be stored in its destination.
     """
     topic = value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
     queue_text = value_of(properties, b"REAL_QID").decode("utf-8", "replace")
@@ -426,7 +433,7 @@ def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
 
 
 def delayed(delays: DelayLevels, topic: str, queue_id: int, properties: bytes) -> Place:
-    """Return the place of a message with a delay level, or its own queue if it has no level."""
+    """Return where a message is stored: in its own queue or, with a delay level, in the schedule topic."""
     text = value_of(properties, b"DELAY").decode("utf-8", "replace")
     try:
         level = delays.effective(to_int(text)) if text else 0
@@ -452,15 +459,15 @@ def move(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message of the log again in another queue.
+    """Store a message that is in the log already once more, in another queue.
 
     Args:
         appender: The store's appender.
         message: The message.
-        place: The queue, with properties.
-        reconsume_times: The number of retries.
+        place: The queue, and the properties of the new record.
+        reconsume_times: The number of retries in the new record.
         prepared_position: The position of the half message, if any.
-        tags_code: The tags code, if it is not that of TAGS.
+        tags_code: The tags code, unless it is the hash of the TAGS property.
         makes_room: See Appender.append.
 
     Raises:

@@ -1,4 +1,4 @@
-"""CONSUMER_SEND_MSG_BACK (36): a consumer returns a message that it failed on.
+"""The request CONSUMER_SEND_MSG_BACK (36), with which a consumer returns a message that it failed to consume.
 
 See docs/reference/storage.md, Send back.
 """
@@ -41,7 +41,7 @@ from cometmq.store import MessageStore, StoreRefused
 
 @dataclass(eq=False, kw_only=True)
 class SendBackProcessor:
-    """Stores a returned message again: in the retry topic after a delay, or in the dead-letter topic."""
+    """Stores a copy of each returned message, in the retry topic (delayed) or in the dead-letter topic."""
 
     config: BrokerConfig
     store: MessageStore
@@ -54,7 +54,7 @@ class SendBackProcessor:
 
     @handles(RequestCode.CONSUMER_SEND_MSG_BACK)
     async def consumer_send_msg_back(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Respond with success once the copy is stored."""
+        """Store a copy of a returned message. The response is sent once the copy is stored."""
         header = frame.header(ConsumerSendMsgBackRequestHeader)
         group = header.group
         settings = self.rules.group(group)
@@ -103,7 +103,10 @@ class SendBackProcessor:
         return None
 
     def _retry_topic(self, group: str, queues: int, unit_mode: bool) -> TopicConfig:
-        """Return the group's retry topic, created if necessary. Raises CommandError if it is not writable."""
+        """Return the group's retry topic, and create it if necessary.
+
+        Raises CommandError if it is not writable.
+        """
         known = self.tables.topics.ensure_retry(group, queues, unit_mode)
         if not known.perm & Perm.WRITE:
             raise CommandError(
@@ -113,9 +116,9 @@ class SendBackProcessor:
 
 
 def _kept(message: MessageExt, record: bytes) -> bytes:
-    """Return the stored properties with those of a retry added.
+    """Return the properties of a returned message with the additional ones of a retry.
 
-    The stored bytes are edited directly, because some stored properties could not be encoded again.
+    The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.
     """
     properties = properties_of(record)
     if not message.properties.get("RETRY_TOPIC"):

@@ -1,15 +1,15 @@
-"""The fast path of a send whose header equals an earlier one except for three values.
+"""The fast path for sends whose header equals an earlier header, except for three values.
 
-A producer's headers differ in the born time, the unique key and the request number. Everything else (group,
-topic, queue, flags, other properties, version) repeats. Once such a header has arrived twice, the result of
-the normal path (protocol/frame.py, send.py) is stored under the bytes around the three values. From then on
-these bytes are compared instead of parsed, and the message goes directly to the store. A 1 KiB send then
-costs two thirds of the normal path, sockets not counted.
+The headers of a producer differ in the born time, the unique key and the request number; everything else
+(group, topic, queue, flags, other properties, version) repeats. When such a header has arrived twice, the
+result of the normal path (protocol/frame.py, send.py) is stored under the bytes around the three values. From
+then on, these bytes are only compared, not parsed, and the message goes directly to the store. This reduces
+the CPU time of a 1 KiB send to two thirds, not counting the sockets.
 
-Nothing is assumed about the headers that clients write. A learnt header is verified with a twin of the header
-that contains three other values: the normal path must produce the same result except for these values. The
-fast path only accepts values whose JSON text is their meaning, digits and letters. Every other frame takes
-the normal path.
+The fast path assumes nothing about how clients write headers. To learn a header, it creates a twin with three
+other values, and checks that the normal path produces the same result for both, except for these values. And
+it only accepts values of digits and letters, which mean the same in JSON as they are written. Every other
+frame takes the normal path.
 """
 
 from __future__ import annotations
@@ -30,23 +30,25 @@ from cometmq.protocol.properties.values import UNIQUE_KEY, index_keys
 from cometmq.remoting import Connection
 from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Traits
 
-# The maximum number of stored headers: 2,000 topics of 10 queues.
+# The maximum number of learnt headers: enough for 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
-MAX_BYTES = 16 << 20  # bytes of all stored headers; the usual 450 each make 9 MB
-MAX_CUTS = 8  # maximum ways to divide headers of one length
-# After this many headers without a hit, the next ones, as many, are not learnt. This is for senders whose
-# other properties differ by message. A check costs 2 µs, so the pause reduces it to 0.25 µs per message.
-# Senders that use almost as many queues in turn are learnt without a pause.
+MAX_BYTES = 16 << 20  # maximum bytes of learnt headers; 20,000 usual ones take 9 MB
+MAX_CUTS = 8  # maximum number of ways to divide headers of the same length
+# After MAX_MISSES headers that could not be learnt, learning pauses for PAUSE_HEADERS headers. This is for
+# producers whose other properties differ in each message: trying to learn a header costs 2 µs, and the pause
+# reduces this to 0.25 µs per message. MAX_MISSES is large enough that a producer which uses almost as many
+# queues in turn is learnt without a pause.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
-MAX_HEADER_BYTES = 2_048  # maximum length of a header that is checked
+MAX_HEADER_BYTES = 2_048  # maximum length of a header that is learnt
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # a leading 0 is either the number 0 or not valid in JSON
+ZERO = ord("0")  # a number that begins with 0 is 0, or invalid in JSON
 _word = struct.Struct(">I").pack
-# The parts after BORN: three values, and the bytes between and after them. The first unique key counts
-# (`?>`): otherwise a header that repeats its content would be searched once for each repetition.
+# Matches the bytes after BORN: the three values, and the constant parts after each of them. The atomic group
+# (`?>`) ends at the first unique key. Otherwise the search would be repeated at each further key, which a
+# hostile header could contain many times.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -56,7 +58,7 @@ Cut = Callable[[bytes], Parts]
 
 
 class Known(NamedTuple):
-    """The result of the normal path for a header."""
+    """What the normal path has produced for a learnt header."""
 
     queue: ConsumeQueue
     form: StoredForm
@@ -64,7 +66,7 @@ class Known(NamedTuple):
 
 
 class SendTemplates:
-    """The headers of senders that the fast path has learnt."""
+    """The headers that the fast path has learnt."""
 
     __slots__ = (
         "_bytes", "_cuts", "_enqueue", "_forms", "_known", "_patience", "_queues",
@@ -75,15 +77,15 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # The ways to divide the bytes after BORN into parts, by their length.
+        # Functions that divide the bytes after BORN into parts, by the total length of the bytes.
         self._cuts: dict[int, list[Cut]] = {}
-        # The results by the bytes before the born time and the three constant parts after it.
+        # The results of the normal path, by the bytes up to BORN and the three constant parts after it.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # One shared object for all equal traits, see TickMessage.
+        # Equal traits are one shared object (see TickMessage).
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # Hashes of headers that have arrived once. If two headers have the same hash, one is learnt slightly
-        # early.
+        # The hashes of headers that have arrived once. If two headers have the same hash, this only means
+        # that one of them is learnt at its first arrival.
         self._seen: set[int] = set()
         self._patience = MAX_MISSES
         self._resting = 0
@@ -99,10 +101,11 @@ class SendTemplates:
         self._bytes = 0
 
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
-        """Handle a send whose header is buffer[start:end] and whose body is buffer[end:stop].
+        """Handle a send with the header buffer[start:end] and the body buffer[end:stop], if it is learnt.
 
         Returns:
-            False if nothing was done and the normal path must handle the send.
+            False if the header is not learnt. Then nothing was done, and the normal path must handle the
+                send.
         """
         head, _, rest = buffer[start:end].tobytes().partition(BORN)
         for cut in self._cuts.get(len(rest), ()):
@@ -138,7 +141,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """Learn the header of a plain send that took the normal path, if the header has arrived before."""
+        """Learn the header of a plain send that took the normal path, if it has arrived before."""
         if self._resting:
             self._resting -= 1
             return
@@ -184,9 +187,9 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
-        """Return the normal path's result for a header without its three values, or None on a mismatch.
+        """Return what the normal path produces for a header, without the three values, or None on a mismatch.
 
-        The result contains topic, queue id, stored form and traits.
+        The result contains the topic, queue id, stored form and traits.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)
@@ -217,7 +220,7 @@ def _divider(*parts: bytes) -> Any:
 
 
 def _twin(parts: Parts) -> Parts:
-    """Return the parts with different values of the same lengths."""
+    """Return the parts of a header with three other values of the same lengths."""
     born, first, unique, second, opaque, third = parts
     return _other(born, b"12"), first, _other(unique, b"YZ"), second, _other(opaque, b"12"), third
 

@@ -1,4 +1,4 @@
-"""The form in which a broker stores a client's property string, with the broker's own properties last.
+"""The form in which a broker stores the property string of a send: its own properties come last.
 
 Half messages have more properties (docs/reference/storage.md, Transactions).
 """
@@ -27,16 +27,16 @@ _WAIT_INSIDE = b"\x02WAIT\x01"
 
 
 class StoredForm(Template, frozen=True, gc=False):
-    """The stored form of strings that differ only in the value of their unique key."""
+    """The common stored form of all property strings that differ only in the value of the unique key."""
 
     waits: bool
-    """Whether the sender waits for flush and replication."""
+    """Whether the sender waits until the message is flushed and replicated."""
     plain: bool
-    """Whether the message has no delay and no delivery time, and is not part of a transaction."""
+    """Whether the message has no delay level and no delivery time, and does not belong to a transaction."""
 
 
 class StoredForms:
-    """The stored forms of a broker, for senders of 4.9 and of 5.x."""
+    """The stored forms of property strings, cached, for clients of 4.9 and of 5.x."""
 
     __slots__ = ("_by_4x", "_by_5x", "_cluster")
 
@@ -46,24 +46,24 @@ class StoredForms:
         self.configure(region, trace_on)
 
     def configure(self, region: str, trace_on: bool) -> None:
-        """Set the values for message traces that 5.x stores: regionId and traceOn."""
+        """Set regionId and traceOn, which are stored in messages of 5.x clients for message traces."""
         told = {b"MSG_REGION": region.encode(), b"TRACE_ON": b"true" if trace_on else b"false"}
         self._by_5x = stored_forms(self._cluster, told)
 
     def find(self, properties: str | None, version: int) -> tuple[StoredForm, bytes]:
-        """Return the form of a send's property string, and its unique key. Raises CommandError."""
+        """Return the stored form of a send's property string, and its unique key. Raises CommandError."""
         forms = self._by_5x if version >= VERSION_5_0_0 else self._by_4x
         return forms.find(sent_properties(properties))
 
 
 def stored_forms(cluster: str, told: Mapping[bytes, bytes] | None = None) -> TemplateCache[StoredForm]:
-    """Return the stored forms in a cluster of that name.
+    """Return a cache of stored forms.
 
-    The method `find` raises CommandError for a property string that is ambiguous.
+    Its method `find` raises CommandError for a property string that is ambiguous.
 
     Args:
-        cluster: The name of the cluster.
-        told: The properties that a 5.x broker adds; None for the forms of 4.9.
+        cluster: The name of the cluster, which is stored in each message.
+        told: The other properties that a broker adds for 5.x clients, or None for 4.9 clients.
     """
     pair = cluster_pair(cluster)
 
@@ -87,10 +87,10 @@ def cluster_pair(cluster: str) -> bytes:
 
 
 def sent_properties(properties: str | None) -> bytes:
-    """Return the property string of a send.
+    """Return the property string of a send as bytes.
 
     Raises:
-        CommandError: No record can hold the string. This is checked before anything is hashed or cached.
+        CommandError: The string is too long for a record. It was not hashed or cached.
     """
     if not properties:
         return b""
@@ -104,15 +104,15 @@ def sent_properties(properties: str | None) -> bytes:
 
 
 def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = False) -> tuple[bytes, bool]:
-    """Return the stored form of a client's properties, and whether the sender waits for flush and replicas.
+    """Return the stored form of a property string, and whether the sender waits for flush and replication.
 
     Args:
         properties: The property string of the send.
         cluster_pair: `CLUSTER`, 0x01 and the cluster's name.
-        keep_wait: Store WAIT, as 5.x does; 4.9 leaves it out.
+        keep_wait: Whether to store the property WAIT, as 5.x does.
     """
-    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # `find` is twice as fast as `in`
-        # 4.9 passes all properties through a map without empty values.
+    if properties.find(_EMPTY_VALUE) >= 0 or properties.endswith(NAME_END):  # `find` is faster than `in`
+        # Like 4.9, remove properties with empty values.
         properties = VALUE_END.join(
             pair for pair in properties.split(VALUE_END) if pair.partition(NAME_END)[2]
         )
@@ -128,17 +128,17 @@ def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = Fal
     return append(properties, cluster_pair), waits
 
 
-# Properties of half messages that only the broker may write.
+# Properties that only the broker may set in half messages.
 OF_THE_BROKER = (b"TRAN_PREPARED_QUEUE_OFFSET", b"TRANSACTION_CHECK_TIMES")
-# Properties of delayed messages. Apache's broker would lose a delayed half message.
+# Properties that delay a message. A half message with one of them is refused; Apache's broker accepts and
+# then loses it.
 LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 
 
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
     """Return whether a send begins a transaction.
 
-    If a consumer sends a failed message again with a delay, the message may still have TRAN_MSG, but begins
-    no transaction.
+    The copy of a failed message that a consumer sends with a delay may still have TRAN_MSG, but begins none.
     """
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False
@@ -146,10 +146,10 @@ def is_transactional(properties: bytes, reconsume_times: int) -> bool:
 
 
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
-    """Return the stored properties of a half message.
+    """Return the properties of a half message as they are stored.
 
     Raises:
-        CommandError: The message has a delay, or cannot be ended by any producer.
+        CommandError: The message has a delay, or names no producer group, which could end the transaction.
     """
     for name in LATER:
         if value_of(properties, name) not in (b"", b"0"):
@@ -166,6 +166,6 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
 
 
 def with_destination(properties: bytes, topic: str, queue_id: int) -> bytes:
-    """Return the properties of a message that waits in another topic before it goes to this queue."""
+    """Return the properties of a waiting message with its destination, the given topic and queue."""
     properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
     return put(properties, b"REAL_QID", b"%d" % queue_id)

@@ -1,4 +1,4 @@
-"""Messages with a delivery time: checks, storage in the timer topic, and recall handles.
+"""Messages with a delivery time (timer messages): their check, their storage, and their recall handles.
 
 See docs/reference/storage.md, Timer messages.
 """
@@ -21,19 +21,22 @@ from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
 from cometmq.text import printable
 
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-"""The properties with the delivery time; the first one present counts."""
-_PROOF_S = 60.0
-"""The time in seconds for which a clock must have been ahead before messages are delivered by it.
+"""The properties that can contain a delivery time.
 
-Within this time an operator or a time daemon may correct a wrong clock. If the clock is right, the waiting
-messages are late already.
+If a message has several, the first one in this order counts.
 """
-# The maximum size that the later moves and the delivery add to the properties.
+_PROOF_S = 60.0
+"""How long, in seconds, a clock that has jumped forward must stay there before messages are delivered by it.
+
+In this time, an operator or a time daemon may correct a wrong clock. If the jump was right, the messages are
+late anyway.
+"""
+# Bytes that later copies and the delivery may add to the properties, so a send may not use them.
 _ROOM = 128
 
 
 class Timed(NamedTuple):
-    """The stored form of a message that waits in the timer topic. topic is its destination."""
+    """The stored form of a message that waits in the timer topic. `topic` is its destination."""
 
     topic: str
     properties: bytes
@@ -41,7 +44,7 @@ class Timed(NamedTuple):
 
 
 def without_times(properties: bytes) -> bytes:
-    """Return the properties without delivery times, because a delay level has priority."""
+    """Return properties without the delivery times, for a message whose delay level has priority."""
     for name in TIMES:
         properties = drop(properties, name)
     return properties
@@ -51,8 +54,8 @@ def without_times(properties: bytes) -> bytes:
 class TimedSends:
     """Stores messages that wait for their delivery time.
 
-    The delivery uses `steps`, the changes of the wall clock between messages, and `wall`, the time that
-    decides about delivery: a clock that jumps forward counts only if it stays there (SteadyTime).
+    The delivery uses `steps`, which records changes of the wall clock between messages, and `wall`, the time
+    by which messages are delivered: a jump of the clock counts only if the clock stays there (SteadyTime).
     """
 
     config: BrokerConfig
@@ -65,13 +68,13 @@ class TimedSends:
         self.wall = SteadyTime(self.clock, 0, _PROOF_S)
 
     def timed(self, topic: str, queue_id: int, properties: bytes) -> Timed | None:
-        """Return the stored form of a message that must wait, or None if it is due or has no time.
+        """Return the stored form of a message with a future delivery time, or None if it need not wait.
 
         Raises:
-            CommandError: The time is invalid, or too many messages wait already.
+            CommandError: The delivery time is invalid, or too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has already waited
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # it has waited already
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)
@@ -113,7 +116,7 @@ class TimedSends:
         born_host: bytes,
         reconsume_times: int = 0,
     ) -> TickMessage:
-        """Store a message that waits.
+        """Store a message in the timer topic until its delivery time.
 
         Raises:
             StoreRefused: The store does not accept the message.
@@ -138,7 +141,7 @@ class TimedSends:
         return message
 
     def handle(self, timed: Timed) -> str:
-        """Return the recall handle, or "" for a message without a unique key."""
+        """Return the handle with which a message can be recalled, or "" if it cannot be recalled."""
         key = value_of(timed.properties, b"UNIQ_KEY").decode("utf-8", "replace")
         if not key or timed.topic.startswith(RETRY_PREFIX):
             return ""
@@ -151,7 +154,7 @@ class TimedSends:
             )
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
-        if recall:  # one recall for each waiting message, even if the limit was lowered since
+        if recall:  # allow as many recalls as waiting messages, even above the limit
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(
@@ -170,7 +173,7 @@ class TimedSends:
 
 
 def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
-    """Return the delivery time of a property, or None if it is not a number."""
+    """Return the delivery time, in ms since 1970, in the value of a property, or None if it is no number."""
     try:
         given = to_long(text.decode("utf-8", "replace"))
     except Mismatch:

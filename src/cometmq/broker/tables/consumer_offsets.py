@@ -1,4 +1,7 @@
-"""Consumer offsets: the next offset of each group in each queue, and the file consumerOffset.json."""
+"""Consumer offsets: the next offset of each consumer group in each queue.
+
+Their file is consumerOffset.json.
+"""
 
 from __future__ import annotations
 
@@ -14,23 +17,23 @@ from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_STORED_TOPIC_LENGTH, is
 log = logs.logger(__name__)
 
 SEPARATOR = "@"
-# The maximum number of offsets of all groups in all queues: 1,000 groups on 1,000 queues, 130 MB. Clients of
-# 4.9 may store offsets for topics and queues that do not exist.
+# The maximum number of offsets: enough for 1,000 groups with 1,000 queues each, which take 130 MB. It is
+# needed because 4.9 clients may store offsets for topics and queues that do not exist.
 MAX_OFFSETS = 1_000_000
 NOT_FOUND = -1
 
 
 class ConsumerOffsets:
-    """The next offset by `topic@group` and queue id.
+    """The consumer offsets, by the key `topic@group` and queue id.
 
-    Any value is stored, also a lower offset or an offset in an unknown topic.
+    Any value is stored, even a lower offset than before, or one in an unknown topic.
     """
 
     def __init__(self) -> None:
         self.version: DataVersion | None = None
-        """In a raft group, the version of the leader's offsets that this table holds."""
+        """In a raft group: the version of the leader's offsets that this table contains."""
         self._table: dict[str, dict[int, int]] = {}
-        # The keys of the table by group and by topic, which many requests need.
+        # The topics of each group, and the groups of each topic, that have entries in the table.
         self._topics: dict[str, set[str]] = {}
         self._groups: dict[str, set[str]] = {}
         self._count = 0
@@ -40,7 +43,7 @@ class ConsumerOffsets:
         return self._count
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int) -> bool:
-        """Store an offset. Return False if the table is full (MAX_OFFSETS)."""
+        """Store an offset. Return False if that would exceed MAX_OFFSETS."""
         key = topic + SEPARATOR + group
         queues = self._table.get(key)
         if queues is None or queue_id not in queues:
@@ -54,12 +57,12 @@ class ConsumerOffsets:
         return True
 
     def query(self, group: str, topic: str, queue_id: int) -> int:
-        """Return the stored offset, or -1."""
+        """Return the stored offset of a group in a queue, or -1 if there is none."""
         queues = self._table.get(topic + SEPARATOR + group)
         return NOT_FOUND if queues is None else queues.get(queue_id, NOT_FOUND)
 
     def queues(self, group: str, topic: str) -> dict[int, int]:
-        """Return a copy of one group's offsets in one topic, by queue id."""
+        """Return a copy of a group's offsets in a topic, by queue id."""
         return dict(self._table.get(topic + SEPARATOR + group, {}))
 
     def topics_of(self, group: str) -> set[str]:
@@ -71,11 +74,11 @@ class ConsumerOffsets:
         return set(self._groups.get(topic, ()))
 
     def groups(self) -> set[str]:
-        """Return the groups with an offset."""
+        """Return the groups that have any offset."""
         return set(self._topics)
 
     def clone(self, source: str, target: str, topic: str) -> None:
-        """Copy the offsets of `source` in one topic to `target`."""
+        """Replace the offsets of the group `target` in a topic with those of the group `source`."""
         queues = self._table.get(topic + SEPARATOR + source)
         if queues is not None and source != target:
             key = topic + SEPARATOR + target
@@ -85,16 +88,16 @@ class ConsumerOffsets:
                 self.commit(target, topic, queue_id, offset)
 
     def lower(self, end_of: Callable[[str, int], int]) -> Iterator[tuple[str, list[tuple[int, int, int]]]]:
-        """Lower offsets beyond the end of a queue to that end, and yield each key with its changes.
+        """Lower offsets that are beyond the end of their queue to that end.
 
-        A crash may have removed the ends of queues; groups with higher offsets would skip the messages that
-        follow.
+        A crash may have removed the last messages of a queue. A group with a higher offset would skip the
+        messages that are stored next.
 
         Args:
-            end_of: Returns the end of a queue for a topic and a queue id.
+            end_of: Returns the end of the queue with this topic and queue id.
 
         Yields:
-            The key and a list of queue id, old offset and new offset.
+            Each changed key, with a list of (queue id, old offset, new offset).
         """
         for key, queues in self._table.items():
             topic, _ = split_key(key)
@@ -110,12 +113,12 @@ class ConsumerOffsets:
             self._remove(topic, group)
 
     def remove_topic(self, topic: str) -> None:
-        """Remove all offsets in a topic."""
+        """Remove the offsets of all groups in a topic."""
         for group in self.groups_of(topic):
             self._remove(topic, group)
 
     def _new(self, key: str) -> dict[int, int]:
-        """Create an empty entry for a key and replace an existing one."""
+        """Create an empty entry for a key, and return it. It replaces an existing entry."""
         topic, group = split_key(key)
         self._topics.setdefault(group, set()).add(topic)
         self._groups.setdefault(topic, set()).add(group)
@@ -131,14 +134,14 @@ class ConsumerOffsets:
         self.dirty = True
 
     def to_table(self) -> dict[str, Any]:
-        """Return the content of the file, which GET_ALL_CONSUMER_OFFSET returns, too."""
+        """Return the content of the file, which is also the response to GET_ALL_CONSUMER_OFFSET."""
         table: dict[str, Any] = {"offsetTable": {key: dict(queues) for key, queues in self._table.items()}}
         if self.version is not None:
             table["dataVersion"] = msgspec.to_builtins(self.version)
         return table
 
     def replace(self, offsets: Mapping[str, Mapping[int, int]], version: DataVersion | None = None) -> None:
-        """Replace the offsets by a master's. Equal entries are not touched."""
+        """Replace all offsets with those of a master. Entries that are equal are not copied."""
         self.version = version
         for key in self._table.keys() - offsets.keys():
             self._remove(*split_key(key))
@@ -150,7 +153,7 @@ class ConsumerOffsets:
                 self.dirty = True
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace the offsets by a file's content, in which integer keys may be text."""
+        """Replace all offsets with the content of a file, in which numbers used as keys are strings."""
         for index in (self._table, self._topics, self._groups):
             index.clear()
         illegal = []
@@ -173,6 +176,6 @@ def _is_legal(key: str) -> bool:
 
 
 def split_key(key: str) -> tuple[str, str]:
-    """Return topic and group of a key. The first separator divides them: no valid name contains one."""
+    """Split a key at the first "@" into topic and group. No valid name contains that character."""
     topic, _, group = key.partition(SEPARATOR)
     return topic, group

@@ -1,7 +1,9 @@
-"""Delay offsets: the next offset to deliver of each delay level, and the file delayOffset.json.
+"""Delay offsets: for each delay level, the offset of the next message to deliver.
 
-The file also contains the log position up to which the offsets cover every delivery. Apache's broker neither
-reads nor writes that field.
+Their file is delayOffset.json.
+
+The file also contains a log position: the offsets include all deliveries before it. Apache's broker does not
+know this field.
 """
 
 from __future__ import annotations
@@ -9,54 +11,60 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# If the offsets do not change, the file is written after this many bytes of log, which the next start would
-# scan.
+# Even if no offset has changed, the file is written whenever the log has grown by this many bytes, because
+# the next start must scan the log from the position in the file.
 WRITE_EVERY = 64 << 20
 
 
 class DelayOffsets:
-    """The offset of each level in its queue of SCHEDULE_TOPIC_XXXX. Levels outside the settings are kept."""
+    """The offset of each delay level in its queue of SCHEDULE_TOPIC_XXXX.
+
+    Offsets of levels that the settings do not define are kept, too.
+    """
 
     def __init__(self) -> None:
         self._table: dict[int, int] = {}
         self._dirty = False
         self.log_position = 0
-        """The log position last read or written: the offsets include every delivery before it."""
+        """The log position in the file, as last read or written.
+
+        The offsets include all deliveries before it.
+        """
         self.reached: Callable[[], int] = lambda: self.log_position
-        """Returns the log position for the current offsets."""
+        """Returns the log position before which the current offsets include all deliveries."""
 
     def get(self, level: int) -> int:
-        """Return the next offset to deliver, 0 for a level without deliveries."""
+        """Return the offset of the next message to deliver. It is 0 for a level without deliveries."""
         return self._table.get(level, 0)
 
     def move(self, level: int, offset: int) -> None:
-        """Record that all messages before this offset are delivered."""
+        """Record that all messages of a level before this offset have been delivered."""
         self._dirty |= self.get(level) != offset
         self._table[level] = offset
 
     def take_changes(self) -> bool:
-        """Return whether the file must be written."""
+        """Return whether the file must be written now, and reset the record of changes."""
         if not self._dirty and self.reached() < self.log_position + WRITE_EVERY:
             return False
         self._dirty = False
         return True
 
     def to_table(self) -> dict[str, Any]:
-        """Return the offsets without the log position."""
+        """Return the offsets in the form of Apache's broker, without the log position."""
         return {"offsetTable": {level: offset for level, offset in self._table.items() if offset}}
 
     def to_file(self) -> dict[str, Any]:
-        """Return the content of the file."""
+        """Return the content of the file, with the current log position."""
         self.log_position = self.reached()
         return {**self.to_table(), "logPosition": self.log_position}
 
     def replace(self, offsets: Mapping[int, int], log_position: int | None) -> None:
-        """Replace the offsets by a master's. `log_position` is None from Apache's brokers."""
+        """Replace the offsets with a master's. `log_position` is None if it is from Apache's broker."""
         self._dirty |= self._table != dict(offsets)
         self._table = dict(offsets)
         self.log_position = log_position or 0
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Replace the offsets by a file's content, whose levels may be text."""
+        """Replace the offsets with the content of a file, in which levels are strings."""
         self._table = {int(level): int(offset) for level, offset in (table.get("offsetTable") or {}).items()}
         self.log_position = int(table.get("logPosition") or 0)

@@ -1,11 +1,11 @@
 """The persistent tables of a broker: topics, groups, consumer offsets, delay offsets, timer checkpoint.
 
-Each has a file. Topics and groups are written with each change, offsets every few seconds if they have
-changed, and all tables when the broker stops (docs/reference/storage.md, Writing tables).
+Each table has its own file. Topics and groups are written after each change, the others every few seconds if
+they have changed, and all of them when the broker stops (docs/reference/storage.md, Writing tables).
 
-Offsets never outlive the log that they refer to: before they are written, the log is flushed up to its end at
-the time when they were read. Otherwise, after a power failure, the offset of a delivered or sent-back message
-could exist without the stored copy of that message.
+An offset in a file must never refer to messages that the log on the disk lacks. So, before offsets are
+written, the log is flushed up to the end that it had when the offsets were read. Otherwise, after a power
+failure, the offset of a delivered or sent-back message could exist without the stored copy of that message.
 """
 
 from __future__ import annotations
@@ -42,34 +42,37 @@ from cometmq.store import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, Clock, Messag
 log = logs.logger(__name__)
 
 NOT_LISTED = UNSENDABLE_TOPICS - {TRANS_CHECK_MAX_TIME_TOPIC}
-"""The broker's own topics that no table lists, or that the broker creates itself."""
+"""The system topics that `adopt` must not add to the topic table."""
 
-# The delay, in seconds, before offsets are written for the first time, as in Apache's broker.
+# The minimum delay, in seconds, before offsets are written for the first time, as in Apache's broker.
 FIRST_WRITE_S = 10.0
 
 
 class SettingsReplicas(Protocol):
-    """The other members of a raft group, which have copies of the topics and groups."""
+    """The other members of a raft group, which have copies of this leader's topics and groups."""
 
     def check(self) -> int:
-        """Return the term since which this broker may change the tables.
+        """Return the term since which this broker is the leader and may change the tables.
 
-        Raises CommandError if it may not.
+        Raises:
+            CommandError: It is not the leader.
         """
 
     async def confirm(self) -> int:
-        """Return the same as `check`, after the other brokers have confirmed that this broker leads."""
+        """Make the check of `check`, and wait until the others confirm that this broker is the leader."""
 
     async def keep(self, since: int) -> None:
-        """Wait until the other brokers have the current tables.
+        """Wait until a majority of the members has the current tables.
+
+        `since` is the term that `check` returned before the change.
 
         Raises:
-            CommandError: They do not have them, or another broker has changed the tables `since` then.
+            CommandError: That failed, or another broker has been the leader meanwhile.
         """
 
 
 class DurableTables:
-    """The five tables of a broker and their files in the store's directory `config`."""
+    """The five tables of a broker, and their files in the directory `config` of the store."""
 
     def __init__(
         self, config: BrokerConfig, clock: Clock, store: MessageStore, topics_changed: Callable[[], None]
@@ -81,7 +84,7 @@ class DurableTables:
         self._topics_changed = topics_changed
         self.versions = Versions(clock.time_ms)
         self.replicas: SettingsReplicas | None = None
-        """The brokers that must have a change of topics or groups before the request is answered, or None."""
+        """The brokers that must have a change of topics or groups before it is acknowledged, or None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()
@@ -112,7 +115,7 @@ class DurableTables:
         return Periodic(self._loop, lambda: next(waits), job, name=what)
 
     async def log_flushed(self) -> None:
-        """Wait until the current log is on the device. Raises OSError if that fails."""
+        """Wait until the log, up to its current end, is on the disk. Raises OSError if the flush fails."""
         store = self._store
         done: asyncio.Future[bool] = self._loop.create_future()
         store.flusher.wait_for(store.log.end, lambda ok: None if done.done() else done.set_result(ok))
@@ -120,7 +123,7 @@ class DurableTables:
             raise store.flusher.failure or OSError(errno.ETIMEDOUT, "the commit log was not flushed in time")
 
     def load(self) -> None:
-        """Load the tables from the files. Raises StoreCorrupt, OSError."""
+        """Load all tables from their files. Raises StoreCorrupt or OSError."""
         topics = TopicConfigTable.from_plain(self.topics_file.load())
         self.topics.load(topics.data_version, topics.topic_config_table, self._queues_with_messages)
         groups = SubscriptionGroupTable.from_plain(self.groups_file.load())
@@ -133,7 +136,7 @@ class DurableTables:
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
-                if version is not None:  # another member's table counts as newer
+                if version is not None:  # so that the copy of another member counts as newer
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(
@@ -145,11 +148,11 @@ class DurableTables:
         self.timers.load(self.timers_file.load_or_empty())
 
     def adopt(self) -> None:
-        """Add topics and queues that exist in the log but not in the table.
+        """Add topics and queues to the topic table that have messages in the log but are missing in it.
 
-        After a kill, or if this table comes from a former master, it may lack the changes of the last
-        seconds. Additional queues of a known topic are added only if they have a message newer than the
-        table; otherwise they were removed on purpose.
+        The table may lack the changes of the last seconds after a kill, or if it was copied from a former
+        master. Queues are added to a known topic only if they have a message that is newer than the table.
+        Otherwise they are missing because they were removed on purpose.
         """
         topics, store = self.topics, self._store
         counts: dict[str, int] = {}
@@ -165,33 +168,36 @@ class DurableTables:
         topics.adopt(counts)
 
     def _queues_with_messages(self, topic: str) -> int:
-        """Return the number of queues that a topic needs to make all its messages readable."""
+        """Return how many queues a topic must have so that all its messages can be read."""
         queues = self._store.queues.of_topic(topic)
         return max((queue.queue_id + 1 for queue in queues if queue.max_offset > queue.min_offset), default=0)
 
     def start(self) -> None:
-        """Start the periodic writes of offsets."""
+        """Start to write the offsets periodically."""
         for timer in self._timers:
             timer.start()
 
     def check_changeable(self) -> int:
-        """Return the value that `topics_kept` or `groups_kept` needs after a change.
+        """Check that topics and groups may be changed at this broker.
+
+        Returns:
+            The value to be passed to `topics_kept` or `groups_kept` after the change.
 
         Raises:
-            CommandError: Topics and groups are changed elsewhere, at the leader of a raft group.
+            CommandError: They must be changed at the leader of the raft group.
         """
         return 0 if self.replicas is None else self.replicas.check()
 
     async def confirm_changeable(self) -> int:
-        """Make the check of `check_changeable` with a confirmation by the others: a leader may be deposed."""
+        """Like `check_changeable`, but let the other members confirm that this broker is still the leader."""
         return 0 if self.replicas is None else await self.replicas.confirm()
 
     async def topics_kept(self, since: int) -> None:
-        """Wait until all changes of topics so far are durable. Raises OSError, CommandError."""
+        """Wait until all changes of topics so far are durable. Raises OSError or CommandError."""
         await self._kept(self.topics_file, since)
 
     async def groups_kept(self, since: int) -> None:
-        """Wait until all changes of groups so far are durable. Raises OSError, CommandError."""
+        """Wait until all changes of groups so far are durable. Raises OSError or CommandError."""
         await self._kept(self.groups_file, since)
 
     async def _kept(self, file: TableFile, since: int) -> None:
@@ -200,9 +206,9 @@ class DurableTables:
             await self.replicas.keep(since)
 
     def offsets_version(self) -> DataVersion | None:
-        """Return the version of the leader's offsets that this member of a raft group holds.
+        """In a raft group, return the version of the leader's offsets that this member has; otherwise None.
 
-        On the leader itself, each call returns a new version.
+        On the leader itself, each call creates a new version.
         """
         if self.versions.term is not None:
             self.offsets.version = self.versions.after(self.offsets.version or self.versions.first())
@@ -220,23 +226,23 @@ class DurableTables:
         self.groups_file.save()
 
     def save_offsets(self) -> None:
-        """Write consumer offsets soon if they have changed."""
+        """Start to write the consumer offsets if they have changed."""
         if self.offsets.dirty:
             self.offsets.dirty = False
             self.offsets_file.save()
 
     def save_delays(self) -> None:
-        """Write delay offsets soon if they have changed."""
+        """Start to write the delay offsets if the file must be written."""
         if self.delays.take_changes():
             self.delays_file.save()
 
     def save_timers(self) -> None:
-        """Write the progress of timer messages soon if it has changed."""
+        """Start to write the timer checkpoint if it has changed."""
         if self.timers.take_mark():
             self.timers_file.save()
 
     async def stop(self) -> None:
-        """Write all tables a last time."""
+        """Stop the periodic writes, and write all tables for the last time."""
         for timer in self._timers:
             timer.cancel()
         files = [self.topics_file, self.groups_file, self.offsets_file, self.delays_file]
@@ -247,6 +253,6 @@ class DurableTables:
 
 
 def plain(table: Body) -> dict[str, Any]:
-    """Return a table as plain JSON values."""
+    """Return a table as dicts, lists, strings and numbers for JSON."""
     values: dict[str, Any] = msgspec.to_builtins(table)
     return values

@@ -1,4 +1,4 @@
-"""Subscription groups: their settings, their automatic creation, and the file subscriptionGroup.json."""
+"""The settings of consumer groups ("subscription groups"), and their file subscriptionGroup.json."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from cometmq.protocol.codes import (
 
 log = logs.logger(__name__)
 
-# The number of groups from which on only administrators create further ones.
+# If there are this many groups, no further ones are created automatically, only by administrators.
 MAX_AUTO_CREATED_GROUPS = 15_000
-# The number of groups from which on administrators cannot create further ones either: 30 MB.
+# The maximum number of groups, even for administrators. They take 30 MB.
 MAX_GROUPS = 50_000
 
 
 @dataclass(eq=False)
 class SubscriptionGroups:
-    """The settings by group. `changed` is called after each change."""
+    """The settings of all groups, by name. `changed` is called after each change."""
 
     config: BrokerConfig
     versions: Versions
@@ -45,7 +45,7 @@ class SubscriptionGroups:
         self.version = self.versions.first()
 
     def find(self, group: str | None) -> SubscriptionGroupConfig | None:
-        """Return a group's settings, created if allowed, or None for an unknown or invalid group."""
+        """Return the settings of a group, created if that is allowed, or None for an unknown group."""
         known = self.table.get(group) if group else None
         if (
             known is None
@@ -80,7 +80,7 @@ class SubscriptionGroups:
         self.touch()
 
     def disable_consume(self, group: str) -> bool:
-        """Refuse a group's pulls from now on. Return False for an unknown or already disabled group."""
+        """Disable consumption by a group. Return False if the group is unknown or already disabled."""
         known = self.table.get(group)
         if known is None or not known.consume_enable:
             return False
@@ -88,16 +88,17 @@ class SubscriptionGroups:
         return True
 
     def delete(self, group: str) -> bool:
-        """Remove a group. Return False for an unknown one."""
+        """Remove a group. Return False if the group is unknown."""
         if self.table.pop(group, None) is None:
             return False
         self.touch()
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Merge the file's entries over the built-in ones.
+        """Add the groups of a file or of a master to the built-in ones, which they may replace.
 
-        Queue numbers are limited by maxTopicQueueNums. Entries with illegal names are omitted.
+        Groups with invalid names are omitted. A number of retry queues above maxTopicQueueNums is lowered to
+        it.
         """
         most = self.config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, MAX_GROUP_LENGTH)}
@@ -116,12 +117,12 @@ class SubscriptionGroups:
             self.version = version
 
     def replace(self, version: DataVersion, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Replace the table by a master's, with its version."""
+        """Replace all groups and the version of the table with those of a master."""
         self.table.clear()
         self.load(version, groups)
         self.changed()
 
     def touch(self) -> None:
-        """Increment the version."""
+        """Create a new version of the table after a change, and call `changed`."""
         self.version = self.versions.after(self.version)
         self.changed()
