@@ -1,8 +1,9 @@
-"""The file of one table: one write at a time, repeated until it succeeds.
+"""The file of one table: one write at a time, which is repeated until it succeeds.
 
-The loop converts the table to text, so that it is consistent, and a thread writes it. Newer content waits for
-the current write. If a write fails (the disk may be full), it is repeated, and earlier if the table changes
-again. Requests that promise a durable change wait for their write and receive its failure.
+The event loop converts the table to plain values, so that they are consistent; a thread writes them. A change
+during a write causes another write afterwards. A failed write (the disk may be full) is repeated after a
+delay, or at once if the table changes again. A request that promises durability waits for its write and
+receives its error.
 """
 
 from __future__ import annotations
@@ -19,18 +20,18 @@ from cometmq.store import Disk, JsonTable
 
 log = logs.logger(__name__)
 
-# The delay before a failed write is repeated. It doubles each time.
+# The delay, in seconds, before a failed write is repeated. It doubles after each failure.
 RETRY_S = 1.0
 MAX_RETRY_INTERVAL_S = 30.0
 
 
 @dataclass(eq=False)
 class TableFile:
-    """Writes a table to its file. All methods must be called on the loop.
+    """Writes a table to its file. All methods must be called in the event loop's thread.
 
     Args:
         content: Returns the table as plain values.
-        flush_first: Awaited after `content` and before the write. Raises OSError on failure.
+        flush_first: Is awaited after `content` and before the write. Raises OSError on failure.
     """
 
     disk: Disk
@@ -42,28 +43,28 @@ class TableFile:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
         self._asked = 0  # number of changes so far
-        self._saved = 0  # number of changes that are on the device
+        self._saved = 0  # number of changes that the file contains
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
         self._ending = False
 
     def load(self) -> dict[str, Any]:
-        """Return what was last written, or an empty table without a file. Raises StoreCorrupt, OSError."""
+        """Return the table in the file, or an empty one without a file. Raises StoreCorrupt or OSError."""
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """Return the result of `load`, or an empty table for an unreadable file that can be recomputed."""
+        """Like `load`, but return an empty table for an unreadable file, if it can be recomputed."""
         return self._file.load_or_empty()
 
     def save(self) -> None:
-        """Schedule a write of the table after a change."""
+        """Start to write the table, because it has changed."""
         self._asked += 1
         self._changed.set()
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     async def saved(self) -> None:
-        """Wait until all changes so far are on the device.
+        """Wait until all changes so far are on the disk.
 
         Raises:
             OSError: The write failed. It is repeated nevertheless.
@@ -74,19 +75,19 @@ class TableFile:
             await waiter
 
     async def save_now(self) -> None:
-        """Schedule a write and wait for it."""
+        """Start to write the table, and wait until it is on the disk. Raises OSError like `saved`."""
         self.save()
         await self.saved()
 
     async def finish(self) -> None:
-        """Write the table a last time. A failure is final."""
+        """Write the table for the last time. If that fails, it is not repeated."""
         self._ending = True
         self.save()
         if self._task is not None:
             await self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # all changes of one tick are written together
+        await asyncio.sleep(0)  # so that one write contains all changes of a tick
         retry = Backoff(RETRY_S, MAX_RETRY_INTERVAL_S)
         while self._saved < self._asked:
             asked = self._asked
@@ -117,13 +118,13 @@ class TableFile:
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error
-        except Exception as error:  # the waiters must receive the error, and later changes must be written
+        except Exception as error:  # end the waits, and keep writing later changes
             log.exception("%s", self._file.path)
             return OSError(errno.EIO, repr(error))
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """Complete the waiters whose change was part of this write."""
+        """End the waits for the first `asked` changes, with the error if there is one."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

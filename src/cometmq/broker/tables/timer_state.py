@@ -1,4 +1,4 @@
-"""The progress of timer messages (timers.json), and the number of waiting messages by topic."""
+"""The progress of timer messages with its file timers.json, and the numbers of waiting messages by topic."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 from cometmq.protocol.bodies import DataVersion
 from cometmq.store import TimerTable
 
-# If the progress does not change, it is written after this many bytes of log, which the next start would
-# scan.
+# Even if the progress is unchanged, it is written whenever the log has grown by this many bytes, because the
+# next start must scan the log from the saved position.
 MARK_EVERY = 64 << 20
 
 
 class TimerState:
-    """The last saved progress of timer messages, and counters.
+    """The progress of timer messages that was last saved, and counters.
 
     Attributes:
-        waiting: The number of waiting messages, including `recalls`.
-        counted: The number of changes of the counters since the start, and the time of the last one.
+        waiting: The number of waiting messages, including recalls.
+        counted: A version of `counts`: how often they have changed since the start, and when they last did.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:
@@ -33,11 +33,11 @@ class TimerState:
         self.changes = 0
         self.waiting = self.recalls = 0
         self.take: Callable[[], TimerTable | None] = lambda: None
-        """Returns the current progress of timer messages, None if it cannot be determined."""
-        self._taken = -1  # the number of changes included in the last progress
+        """Returns the current progress of timer messages, or None if it cannot be determined."""
+        self._taken = -1  # the value of `changes` when `mark` was taken
 
     def count(self, topic: str, change: int) -> None:
-        """Change the number of waiting messages of a topic."""
+        """Add `change` to the number of messages that wait for a topic."""
         now_ms = self._now_ms()
         count = self.counts.get(topic, 0) + change
         if count > 0:
@@ -49,11 +49,11 @@ class TimerState:
         self.changes += 1
 
     def counted_ms(self, topic: str) -> int:
-        """Return when a topic's counter last changed, or the start time."""
+        """Return when a topic's number last changed (ms), or the start time if it has not changed."""
         return self._counted_ms.get(topic, self._began_ms)
 
     def take_mark(self) -> bool:
-        """Record the current progress for the file. Return False if it is unchanged or unknown."""
+        """Take the current progress as the file's next content. Return whether the file must be written."""
         mark = self.take()
         if mark is None:
             return False
@@ -69,6 +69,6 @@ class TimerState:
         return table
 
     def load(self, table: Mapping[str, Any]) -> None:
-        """Continue with a file's content."""
+        """Take over the progress and the numbers in a file."""
         self.mark = TimerTable.from_plain(dict(table))
         self.counts = dict(self.mark.waiting)

@@ -1,7 +1,6 @@
-"""The topic table: existing topics, their creation by sends, and the file topics.json.
+"""The topic table: the topics of a broker, their creation by sends, and the file topics.json.
 
-Every change increments the data version and is reported: the broker then writes the file and informs the name
-servers.
+Each change creates a new data version. Then the broker writes the file and registers with the name servers.
 """
 
 from __future__ import annotations
@@ -40,21 +39,20 @@ from cometmq.protocol.codes import (
 log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
-# A registration contains all topics and must fit into a frame (16 MiB), or the broker disappears from every
-# route. Above the first of these sizes, sends create no more topics; above the second, groups (retry and
-# dead-letter topics) do not; above the third, administrators cannot.
+# A registration contains all topics and must fit into a frame (16 MiB); otherwise the broker would disappear
+# from all routes. Each of the following sizes of a registration ends one way to create topics: by sends; for
+# groups (retry and dead-letter topics); by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)
-# The size of a topic in a registration without its attributes and its name, which occurs twice. The size
-# suffices for numbers of any length. A full frame has fewer topics than the 100,000 that a name server
-# accepts.
+# The size of a topic in a registration without its attributes and its name (which occurs twice), for numbers
+# of any length. A full frame has fewer than the 100,000 topics that a name server accepts.
 TOPIC_BYTES = 168
 
 
 @dataclass(eq=False)
 class TopicTable:
-    """The topic configurations, with the data version that name servers compare.
+    """The configurations of all topics, and the data version that name servers compare.
 
     `changed` is called after each change.
     """
@@ -67,11 +65,11 @@ class TopicTable:
         self.table: dict[str, TopicConfig] = {}
         self.version = self.versions.first()
         self.system: set[str] = set(SYSTEM_TOPICS)
-        self.registered_bytes = 0  # the maximum size of all topics in a registration
+        self.registered_bytes = 0  # upper limit of the size of all topics in a registration
         self._create_built_in()
 
     def _create_built_in(self) -> None:
-        """Create the topics of a broker (docs/reference/storage.md, Topics and groups at start)."""
+        """Create the topics that each broker has (docs/reference/storage.md, Topics and groups at start)."""
         config = self.config
         inherit = Perm.INHERIT
         of_cluster = inherit | READ_WRITE if config.cluster_topic_enable else inherit
@@ -107,11 +105,11 @@ class TopicTable:
             )
 
     def get(self, topic: str) -> TopicConfig | None:
-        """Return a topic's configuration, or None."""
+        """Return the configuration of a topic, or None for an unknown topic."""
         return self.table.get(topic)
 
     def existing(self, topic: str) -> TopicConfig:
-        """Return a topic's configuration. Raises CommandError for an unknown topic."""
+        """Return the configuration of a topic. Raises CommandError for an unknown topic."""
         known = self.table.get(topic)
         if known is None:
             raise CommandError(ResponseCode.TOPIC_NOT_EXIST, f"topic[{topic}] not exist")
@@ -122,7 +120,7 @@ class TopicTable:
         return MessageQueue(topic, self.config.broker_name, queue_id)
 
     def is_system(self, topic: str) -> bool:
-        """Return whether administration may neither create nor delete a topic."""
+        """Return whether a topic is a system topic, which requests may neither create nor delete."""
         return topic in self.system or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
     @staticmethod
@@ -131,14 +129,14 @@ class TopicTable:
         return topic not in UNSENDABLE_TOPICS
 
     def is_order(self, topic: str) -> bool:
-        """Return whether the name server's configuration lists the topic as ordered."""
+        """Return whether a topic is ordered, according to the name server's configuration."""
         known = self.table.get(topic)
         return known is not None and known.order
 
     def create_by_send(
         self, topic: str, default_topic: str | None, queue_nums: int, sys_flag: int = 0
     ) -> TopicConfig | None:
-        """Create a topic for a send from the template `default_topic`. Return None if that is not allowed.
+        """Create a topic for a send, with `default_topic` as template. Return None if that is not allowed.
 
         Raises:
             CommandError: There are too many topics.
@@ -166,7 +164,7 @@ class TopicTable:
         return created
 
     def ensure(self, topic: str, queue_nums: int, sys_flag: int = 0) -> TopicConfig:
-        """Return a retry or dead-letter topic, created with these values if it is missing.
+        """Return a topic that the broker needs, such as a retry topic. If it is missing, create it.
 
         Raises:
             CommandError: There are too many topics.
@@ -181,7 +179,7 @@ class TopicTable:
         return known
 
     def ensure_retry(self, group: str, queue_nums: int, unit_mode: bool | None) -> TopicConfig:
-        """Return the retry topic of a group, created if it is missing. Raises CommandError like `ensure`."""
+        """Return a group's retry topic. If it is missing, create it. Raises CommandError like `ensure`."""
         return self.ensure(RETRY_PREFIX + group, queue_nums, int(TopicSysFlag.UNIT_SUB) if unit_mode else 0)
 
     def put(self, config: TopicConfig) -> None:
@@ -202,7 +200,7 @@ class TopicTable:
         self.touch()
 
     def delete(self, topic: str) -> bool:
-        """Remove a topic. Return False for an unknown one."""
+        """Remove a topic. Return False if the topic is unknown."""
         known = self.table.pop(topic, None)
         if known is None:
             return False
@@ -211,7 +209,7 @@ class TopicTable:
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
-        """Apply the name servers' ORDER_TOPIC_CONFIG: exactly the topics in it are ordered."""
+        """Mark the topics in `ordered`, the name servers' ORDER_TOPIC_CONFIG, as ordered, and no others."""
         changed = False
         for name, config in self.table.items():
             if config.order != (name in ordered):
@@ -221,7 +219,7 @@ class TopicTable:
             self.touch()
 
     def touch(self) -> None:
-        """Increment the version, for a change of the table or of brokerPermission."""
+        """Create a new version after a change of the table or of brokerPermission, and call `changed`."""
         self.version = self.versions.after(self.version)
         self.changed()
 
@@ -231,15 +229,15 @@ class TopicTable:
         topics: Mapping[str, TopicConfig],
         stored: Callable[[str], int] = lambda _topic: 0,
     ) -> None:
-        """Merge the file's entries over the built-in ones.
+        """Add the topics of a file or of a master to the built-in ones, which they may replace.
 
-        Entries with illegal names are omitted, except the topics of a cluster or broker with an illegal name.
-        A topic with more queues than maxTopicQueueNums gets that number, or as many as have messages.
+        Topics with invalid names are omitted, unless a built-in topic has the name. A number of queues above
+        maxTopicQueueNums is lowered to it, but not below the number of queues that have messages.
 
         Args:
-            version: The version in the file.
-            topics: The entries of the file.
-            stored: Returns the number of queues of a topic that have messages.
+            version: The version of the table.
+            topics: The topics.
+            stored: Returns how many queues of a topic have messages.
         """
         legal = {
             name: config
@@ -267,7 +265,10 @@ class TopicTable:
             self.version = version
 
     def adopt(self, counts: Mapping[str, int]) -> None:
-        """Add topics with at least these numbers of queues. The log names a topic that exceeds the limits."""
+        """Add missing topics and queues. `counts` has the minimum number of queues of each topic.
+
+        If a topic exceeds a limit, this is only logged.
+        """
         for topic, count in counts.items():
             known = self.table.get(topic)
             if known is None:
@@ -290,14 +291,14 @@ class TopicTable:
                 log.error("topic %s is not served: %s", topic, refusal)
 
     def replace(self, version: DataVersion, topics: Mapping[str, TopicConfig]) -> None:
-        """Replace the table by a master's, with its version."""
+        """Replace all topics and the version of the table with those of a master."""
         self.table.clear()
         self.load(version, topics)
         self.changed()
 
 
 def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicConfig:
-    """Return a configuration with equal numbers of read and write queues."""
+    """Return the configuration of a topic with as many read queues as write queues."""
     return TopicConfig(
         topic_name=name,
         read_queue_nums=queue_nums,
@@ -308,7 +309,7 @@ def topic_of(name: str, queue_nums: int, perm: int, sys_flag: int = 0) -> TopicC
 
 
 def _bytes_of(config: TopicConfig) -> int:
-    """Return the maximum size of a topic in a registration."""
+    """Return the maximum number of bytes that a topic takes in a registration."""
     attributes = (config.attributes or {}).items()
     return (
         TOPIC_BYTES + 2 * len(config.topic_name) + sum(len(key) + len(value) + 6 for key, value in attributes)

@@ -1,4 +1,4 @@
-"""The versions of tables: which broker may increment them, and which of two is newer."""
+"""The versions of tables: how a change creates a new version, and which of two versions is newer."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cometmq.protocol.bodies import DataVersion
 
 @dataclass(eq=False)
 class Versions:
-    """Creates the next version of a table.
+    """Creates the versions of tables.
 
     Attributes:
-        term: In a raft group the leader's term (5.x's stateVersion), else None.
-        counts: Whether this broker may change versions. False on a follower, whose own changes disappear with
-            the next copy of the leader's table.
+        term: In a raft group, the leader's term (5.x's stateVersion); otherwise None.
+        counts: Whether a change creates a new version. It is False on a follower, because its changes
+            disappear with the next copy of the leader's table.
     """
 
     now_ms: Callable[[], int]
@@ -23,19 +23,19 @@ class Versions:
     counts: bool = True
 
     def first(self) -> DataVersion:
-        """Return the version of an unchanged table."""
+        """Return the version of a new table."""
         return DataVersion(timestamp=self.now_ms(), counter=0)
 
     def after(self, version: DataVersion) -> DataVersion:
-        """Return the version of a table after a change."""
+        """Return the version that follows `version`, for a table that has changed."""
         if not self.counts:
             return version
         return DataVersion(timestamp=self.now_ms(), counter=version.counter + 1, state_version=self.term)
 
 
 def order(version: DataVersion | None) -> tuple[int, int]:
-    """Return a sort key for the versions of a raft group's table.
+    """Return a sort key by which a newer version of a raft group's table is greater.
 
-    Each leader continues the newest version with its own term.
+    Each leader continues the newest version with its own term, so terms are compared first.
     """
     return (-1, -1) if version is None else (version.state_version or 0, version.counter)

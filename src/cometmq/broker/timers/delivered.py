@@ -1,9 +1,9 @@
-"""The progress of the delay levels after a restart: which messages were delivered, and which wait.
+"""Determines, after a restart, which messages of the delay levels have been delivered.
 
-A level delivers in the order of its queue. After a kill, the offset in delayOffset.json is seconds old, but
-each copy in the log contains the position of its original record (links.py): the level continues with the
-first message without a copy. Later messages may have copies, if a power failure destroyed one copy and not
-the next.
+A level delivers its messages in the order of its queue. After a kill, the offset in delayOffset.json may be
+seconds old. But each delivered copy in the log contains the position of the original record (links.py), so
+the level continues with its first message without a copy. Later messages may have copies, if a power failure
+has destroyed one copy but not the next.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _UNITS_AT_ONCE = 4096
 
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
-    """Return the offset at which a level continues, and the positions of later messages that have copies.
+    """Return the offset at which a level continues, and the positions of later delivered messages.
 
     Args:
-        cursor: The level's offset.
-        first: The queue offset of the first unit.
-        units: The units of the queue.
-        linked: The positions of messages with copies, ascending and not empty.
+        cursor: The level's offset so far.
+        first: The queue offset of the first unit in `units`.
+        units: Consecutive units of the level's queue.
+        linked: The positions of all messages that have copies, ascending, not empty.
     """
     positions = units["position"].astype(np.int64)
     at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
@@ -44,12 +44,12 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
 async def delivered(
     store: MessageStore, begun: Mapping[int, int], log_position: int
 ) -> tuple[dict[int, int], set[int]]:
-    """Return the next offset by level, and the log positions of later messages that are delivered.
+    """Return the offset at which each level continues, and the positions of later delivered messages.
 
     Args:
         store: The store.
-        begun: The offsets in the file, within the queues.
-        log_position: The position before which the log has no delivery that the file does not include.
+        begun: The offset of each level in the file, limited to its queue.
+        log_position: A position such that the offsets in the file include all deliveries before it.
 
     Raises:
         OSError: The log cannot be read.
@@ -86,9 +86,10 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """Return delivery time (ms) and log position of the next units after a position, from offset `low` on.
+    """Return delivery time (ms) and log position of up to `most` units after the pair `after`.
 
-    A level's units are in this order. Raises NotInMemory, OSError.
+    The search begins at offset `low`. The units of a level are sorted by these pairs. Raises NotInMemory or
+    OSError.
     """
     high = end = queue.max_offset
     while low < high:

@@ -1,7 +1,7 @@
-"""Reading the queue of the timer topic: at the start all messages that still wait, later the new ones.
+"""Reads the queue of the timer topic: at the start the messages that still wait, later the new ones.
 
-The units of the queue contain the delivery times (protocol/timers.py). So a record is read only for data that
-its unit lacks: the keys of recalls, and all facts about messages that Apache's broker has stored.
+The queue's units contain the delivery times (protocol/timers.py). A record is read only for data that its
+unit lacks: the key of a recall, or everything about a message that Apache's broker has stored.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-_UNITS_AT_ONCE = 256  # units per step; reading the record of each takes a few ms of the loop
+_UNITS_AT_ONCE = 256  # units per step; reading all their records blocks the loop for a few ms
 _CHECK_POINT = struct.Struct(">7q")
 CHECK_POINT_SIZE = 4096
 
@@ -51,29 +51,33 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """The information at the start about messages that are already done (delivered, moved or recalled).
+    """What is known at the start about messages that are done: delivered, moved or recalled.
 
     Attributes:
-        linked: The positions that copies contain, ascending.
-        uncounted: Those of these positions that the saved progress counts as waiting.
-        apache: The queue offset and the time up to which Apache's broker has delivered, if it ran on this
-            store.
+        mark: The saved progress.
+        linked: The original positions that copies in the log contain, ascending.
+        uncounted: Those of these positions whose messages the saved progress still counts as waiting.
+        apache: The queue offset and the time (ms) up to which Apache's broker has delivered, if it has used
+            this store.
     """
 
     mark: TimerTable
     linked: NDArray[np.int64]
     uncounted: NDArray[np.int64]
     apache: tuple[int, int]
-    seen: set[int] = field(default_factory=set)  # hashes of messages that Apache's broker has stored
+    seen: set[int] = field(default_factory=set)  # hashes of messages stored by Apache's broker
 
     def is_done(self, offset: int, out_ms: int) -> bool:
-        """Return whether the message of a unit is done, by its time and its offset."""
+        """Return whether a message is done, according to its offset and delivery time."""
         mark = self.mark
         delivered = offset < mark.queue_offset and out_ms <= mark.delivered_ms
         return delivered or (offset < self.apache[0] and out_ms < self.apache[1])
 
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
-        """Divide the units from offset `first` on into waiting ones, and ones that the log shows as done."""
+        """Return two masks of units: those that still wait, and those that are done according to the log.
+
+        `first` is the offset of the first unit. Other units are done according to the saved progress.
+        """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
         outs = np.where(codes >= CODES_BEGIN, codes >> 2, np.iinfo(np.int64).max)
@@ -84,17 +88,17 @@ class Known:
         return ~(done | linked), linked & ~done
 
     def counts_done(self, offset: int, position: int) -> bool:
-        """Return whether the saved progress counts a message as waiting although it is done."""
+        """Return whether a message is done, although the saved progress counts it as waiting."""
         return offset < self.counted_offset and bool(_among(np.array([position]), self.uncounted)[0])
 
     @property
     def counted_offset(self) -> int:
-        """The queue offset up to which the saved progress has counted messages."""
+        """The queue offset before which the saved progress counts all waiting messages."""
         return self.mark.counted_offset if self.mark.counted_offset >= 0 else self.mark.queue_offset
 
 
 def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return for each position whether the sorted array `ascending` contains it."""
+    """Return, for each position, whether the ascending array contains it."""
     if not len(ascending):
         return np.zeros(len(positions), bool)
     at = np.searchsorted(ascending, positions)
@@ -104,9 +108,9 @@ def _among(positions: NDArray[np.int64], ascending: NDArray[np.int64]) -> NDArra
 
 @dataclass(eq=False, kw_only=True)
 class Follower:
-    """Fills `pending` from the queue of the timer topic.
+    """Fills `pending` with the messages in the queue of the timer topic.
 
-    `carried` holds the delivery times of moved records, by the monotonic clock.
+    `carried` has the delivery times of moved messages, by log position, on the monotonic clock.
     """
 
     clock: Clock
@@ -118,23 +122,24 @@ class Follower:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self._newest_ms = self.store.newest_ms  # store time of messages from before the start
-        self._loading: tuple[int, Known] | None = None  # the end offset of `load`, and facts about messages
+        self._newest_ms = self.store.newest_ms  # newest store time before the start
+        self._loading: tuple[int, Known] | None = None  # for `load`: end offset, known facts
 
     @property
     def queue(self) -> ConsumeQueue | None:
-        """The queue of the timer topic, or None."""
+        """The queue of the timer topic, or None if it does not exist yet."""
         return self.store.queues.find_queue(TIMER_TOPIC, 0)
 
     def behind(self) -> bool:
-        """Return whether the queue has units that were not read yet."""
+        """Return whether the queue has units that have not been read yet."""
         queue = self.queue
         return queue is not None and self.pending.followed < queue.max_offset
 
     async def load(self) -> None:
         """Read all messages that still wait.
 
-        Raises OSError; the next call continues where this one failed.
+        Raises:
+            OSError: A read failed. The next call continues there.
         """
         queue = self.queue
         if queue is None:
@@ -149,7 +154,10 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the first offset to read, and the information about done messages. Raises OSError."""
+        """Return the end of the queue, and what is known about done messages. Raises OSError.
+
+        Set `pending.followed` to the offset of the first unit to read.
+        """
         mark, executor = self.state.mark, self.store.executor
         first, high, start = queue.min_offset, queue.max_offset, mark.log_position
         try:
@@ -158,7 +166,7 @@ class Follower:
             unit = await executor.query(partial(queue.unit, first)) if first < high else None
             start = self.store.log.end if unit is None else max(start, unit[0])
         except OSError as failure:
-            _raise_unless_unreadable(failure)  # so all units are read, which reports more about the damage
+            _raise_unless_unreadable(failure)  # read all units, which logs the damage in detail
         counted = mark.counted_position if mark.counted_position >= 0 else mark.log_position
         before = await self._links(start, counted)
         uncounted = await self._links(max(start, counted), self.store.log.end)
@@ -168,13 +176,13 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the original positions that the records of a part of the log contain, ascending."""
+        """Return the original positions that the copies in a part of the log contain, ascending."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
 
     async def follow(self) -> None:
-        """Read the units that arrived since the last call."""
+        """Read the units that have arrived since the last call."""
         queue = self.queue
         if queue is not None and self.pending.followed < queue.max_offset:
             await self._take_in(queue, queue.max_offset, None, self.timed.steps.ahead_ms)
@@ -201,7 +209,7 @@ class Follower:
                 to_do, linked = known.split(first, units)
                 wanted &= to_do | linked
             for row in np.flatnonzero(wanted).tolist():
-                pending.followed = first + row  # if this record fails, the next attempt begins with it
+                pending.followed = first + row  # where the next attempt begins if this one fails
                 position, _, code = units[row].tolist()
                 if known is not None and linked[row]:
                     if known.counts_done(first + row, position):
@@ -216,10 +224,10 @@ class Follower:
                 await executor.pause(0)
 
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
-        """Return `count` units from an offset on: fewer at the end of a file, none if the file is missing.
+        """Return up to `count` units at an offset: fewer at the end of a file, none if the file is missing.
 
-        Units that the device cannot read are recomputed from the log, whose records up to position `reached`
-        precede the units. Raises OSError.
+        If the disk cannot read them, they are recomputed from the log, from position `reached` on, which no
+        earlier unit exceeds. Raises OSError.
         """
         store = self.store
         try:
@@ -238,7 +246,7 @@ class Follower:
     async def _take(
         self, offset: int, position: int, number: int, known: Known | None, ahead_ms: int
     ) -> None:
-        """Process one unit of the queue."""
+        """Add the message or recall of one unit to `pending`, unless it is done."""
         code = TimerCode.unpack(number) if number >= CODES_BEGIN else None
         counts = known is not None and offset >= known.counted_offset
         stepped_back = known is not None and self._newest_ms > self.clock.time_ms()
@@ -262,7 +270,7 @@ class Follower:
                 self.state.count(real_topic(properties), 1)
             place = place_of(record)
             if stepped_back and place is not None and place.store_timestamp_ms > self.clock.time_ms():
-                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if the message were stored now
+                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if it were stored now
         due_ms = self.carried.pop(position, None)
         if due_ms is None:
             self.pending.add(position, code, ahead_ms)
@@ -270,7 +278,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Return whether a message of Apache's broker is done, or is the moved form of a known message."""
+        """Return whether a message of Apache's broker is done, or is a moved copy of one read before."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
@@ -286,9 +294,10 @@ class Follower:
             self.state.count(real_topic(properties), -counted_as(properties))
 
     async def record(self, position: int) -> bytes | None:
-        """Return the record at a log position, or None if there is none or the device cannot read it.
+        """Return the record at a log position, or None if it is missing or the disk cannot read it.
 
-        Raises OSError for other failures.
+        Raises:
+            OSError: The read failed for another reason.
         """
         try:
             return await self.store.executor.query(partial(self.store.lookups.record_at, position))
@@ -302,7 +311,7 @@ class Follower:
 
 
 def _raise_unless_unreadable(failure: OSError) -> None:
-    """Raise the error again unless the device cannot read its data, which may be permanent."""
+    """Raise the error, unless it is EIO: the disk cannot read the data, and a retry may never succeed."""
     if failure.errno != errno.EIO:
         raise failure
 
@@ -312,33 +321,33 @@ def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> by
 
 
 def counted_as(properties: bytes) -> int:
-    """Return how a record of the timer topic changes the number of messages that wait for its topic."""
+    """Return by how much a record of the timer topic changes the number of waiting messages of its topic."""
     if not value_of(properties, b"TIMER_DEL_UNIQKEY"):
         return 1
     return -1 if value_of(properties, RECALL_FOUND) else 0
 
 
 def real_topic(properties: bytes) -> str:
-    """Return the destination of a waiting message."""
+    """Return the topic to which a waiting message will be delivered."""
     return value_of(properties, b"REAL_TOPIC").decode("utf-8", "replace")
 
 
 def check_point_path(store: MessageStore) -> str:
-    """Return the path of the file with the timer progress of Apache's broker."""
+    """Return the path of Apache's file with the progress of timer messages."""
     return os.path.join(store.config.root, "config", "timercheck")
 
 
 def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
-    """Return the beginning of the file of `check_point_path`, which is also the response to request 60.
+    """Return the progress in the format of Apache's file, which is also the response to request 60.
 
-    All messages before `queue_offset` with a delivery time before `read_ms` are delivered
+    It tells that all messages before `queue_offset` whose delivery time is before `read_ms` are delivered
     (docs/reference/storage.md, Timer files).
     """
     return _CHECK_POINT.pack(read_ms, 0, queue_offset, queue_offset, 0, version_ms, changes)
 
 
 def _check_point(store: MessageStore) -> tuple[int, int]:
-    """Return the queue offset and the time in the file with the timer progress of Apache's broker."""
+    """Return the queue offset and the time (ms) in Apache's file, or zeros if it is missing or unreadable."""
     try:
         data = read_file(store.disk, check_point_path(store))
     except FileNotFoundError:

@@ -1,14 +1,14 @@
-"""The timer messages that are not delivered yet, and the progress of the delivery. It does no I/O.
+"""The timer messages that are not delivered yet, and the progress of their delivery. It does no I/O.
 
-An absolute delivery time is compared with the wall clock (SteadyTime), a delay with a monotonic clock that
-includes the time of a suspended machine. So setting the wall clock does not change a delay.
+An absolute delivery time is compared with the wall clock (SteadyTime). A delay is measured with a monotonic
+clock that also counts the time of a suspended machine, so setting the wall clock does not change it.
 
-The progress is saved in few numbers (the high-water marks), because the queue of the timer topic contains all
-other data. Three kinds of messages count as done: those before `queue_offset` whose TIMER_OUT_MS is at most
-`delivered_ms`, all messages before `first_position`, and each message whose position a record after
-`log_position` contains (links.py). `log_position` does not advance while a done message is not covered by the
-other numbers: for example a message with an early delivery time that arrived after the clock was changed, or
-a message that was moved out of a segment in which another one still waits.
+The progress is saved as a few numbers, the high-water mark; everything else is in the queue of the timer
+topic. Three kinds of messages are done: those before `queue_offset` whose TIMER_OUT_MS is at most
+`delivered_ms`, those before the position `first_position`, and those whose position is contained in a record
+after `log_position` (links.py). `log_position` does not advance while only the third rule covers some done
+message. Examples are a message that arrived after a change of the clock with an early delivery time, and a
+message that was moved out of a segment in which another one still waits.
 """
 
 from __future__ import annotations
@@ -26,25 +26,26 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum done messages without a high-water mark; above it one mark covers them all
-# The size in bytes of the parts of the log that are moved one by one, each in the order of delivery time.
+_MAX_DONE = 1 << 20  # maximum recorded done messages; more are reduced to one pair of maxima
+# The size, in bytes, of the parts of the log whose messages are moved together, in the order of their
+# delivery times.
 _MOVED_TOGETHER = 16 << 20
 
 
 class Times(NamedTuple):
-    """The wall and the monotonic time of one moment, in ms."""
+    """The wall-clock time and the monotonic time of the same moment, in ms."""
 
     wall_ms: int
     monotonic_ms: int
 
     @property
     def ahead_ms(self) -> int:
-        """The lead, in ms, of the monotonic clock over the wall clock."""
+        """By how many ms the monotonic clock is ahead of the wall clock."""
         return self.monotonic_ms - self.wall_ms
 
 
 class Listed(NamedTuple):
-    """A waiting message, with its delivery time by the wall clock."""
+    """A waiting message: its delivery time on the wall clock, its log position, and its TIMER_OUT_MS."""
 
     due_ms: int
     position: int
@@ -52,7 +53,7 @@ class Listed(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """The hashes of one minute's recalls: the sorted ones, and those that arrived later."""
+    """The hashes of the recalls of one minute: a sorted array, and those that arrived after sorting."""
 
     ascending: Ints
     since: set[int]
@@ -62,31 +63,32 @@ class Pending:
     """All waiting timer messages of a broker.
 
     Attributes:
-        followed: The queue offset up to which messages were read.
-        followed_position: The log position of the last message read.
+        followed: The queue offset up to which messages have been read.
+        followed_position: The log position of the last message that has been read.
     """
 
     def __init__(self) -> None:
         self.followed, self.followed_position = 0, -1
         self._by_wall, self._by_delay = Wheel(), Wheel()
-        # In this wheel, the delivery time of an entry is the hash of a recall's key, and its TIMER_OUT_MS
-        # shows whether the recall was counted.
+        # Recalls by minute. In place of a delivery time, an entry has the hash of the recall's key; in place
+        # of TIMER_OUT_MS, whether the recall was counted.
         self._recalls = Buckets(_MINUTE)
         self._tables = (*self._by_wall.tables, *self._by_delay.tables, self._recalls)
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
-        """The hashes of recalls for the minutes requested last: of all recalls, and of the counted ones."""
-        self._log_position = 0  # log position of the last high-water mark
-        self._done_outs, self._done_positions = array("q"), array("q")  # messages that no mark covers yet
-        # The highest values that marks have covered: a message that arrives later may be due before them.
+        """For recently used minutes: the hashes of all recalls, and those of the counted recalls."""
+        self._log_position = 0  # `log_position` of the last high-water mark
+        self._done_outs, self._done_positions = array("q"), array("q")  # done, but not covered by a mark
+        # The highest values that the marks have covered. A later message with an earlier delivery time would
+        # be covered by mistake.
         self._covered_out = self._covered_position = -1
-        self._moving_before = 0  # no message after this position was moved
-        self._last_copy = -1  # the position of the last copy of a moved message
-        self._places: list[tuple[Buckets, list[int]]] = []  # the buckets with messages before that position
-        self._moving: list[tuple[Buckets, int, int]] = []  # the messages last returned by `before`
+        self._moving_before = 0  # no message from this position on was moved
+        self._last_copy = -1  # log position of the last copy of a moved message
+        self._places: list[tuple[Buckets, list[int]]] = []  # buckets with messages before `_moving_before`
+        self._moving: list[tuple[Buckets, int, int]] = []  # messages last returned by `before`
         self._taken_from = self._by_wall
         self._taken: list[Waiting] = []
         self._delays_first = False
-        self._listed_ahead_ms = 0  # a constant lead for all calls of `page`
+        self._listed_ahead_ms = 0  # the difference of the clocks that `page` uses
 
     def __len__(self) -> int:
         """Return the number of waiting messages and recalls."""
@@ -98,7 +100,7 @@ class Pending:
         return len(self._recalls)
 
     def begin(self, mark: TimerTable) -> None:
-        """Continue from a high-water mark. The caller must add the messages that still wait."""
+        """Continue from a saved high-water mark. The caller then adds the messages that still wait."""
         self._log_position = mark.log_position
         self._covered_out = mark.delivered_ms
         self._covered_position = max(mark.counted_position, mark.log_position)
@@ -106,20 +108,20 @@ class Pending:
     # -- additions
 
     def add(self, position: int, code: TimerCode, ahead_ms: int) -> None:
-        """Add a message. `ahead_ms` is the lead of the monotonic clock when the message was stored."""
+        """Add a message. `ahead_ms` is how far the monotonic clock was ahead when it was stored."""
         if code.delayed:
             self._by_delay.add(code.due_ms + ahead_ms + STEP_MS, position, code.out_ms)
         else:
             self._by_wall.add(code.due_ms, position, code.out_ms)
 
     def add_due(self, position: int, due_ms: int, out_ms: int) -> None:
-        """Add a message whose delivery time is by the monotonic clock."""
+        """Add a message whose delivery time is on the monotonic clock."""
         self._by_delay.add(due_ms, position, out_ms)
 
     def recall(self, position: int, out_ms: int, key: bytes, *, counted: bool = False) -> None:
-        """Record a recall of the message with this `delete_keys` value and this TIMER_OUT_MS.
+        """Record the recall of the message with this key (see `delete_keys`) and this TIMER_OUT_MS.
 
-        `counted` marks a message that is no longer counted as waiting for its topic.
+        `counted` means that the recall has reduced the number of waiting messages of its topic.
         """
         hashed = hash((key, out_ms))
         self._recalls.add(out_ms, hashed, position, int(counted))
@@ -130,13 +132,13 @@ class Pending:
                 del self._recalled[out_ms // _MINUTE]
 
     def is_recalled(self, out_ms: int, topic: bytes, unique_key: bytes, *, counted: bool = False) -> bool:
-        """Return whether a message was recalled; with `counted`, whether by a counted recall."""
+        """Return whether a message was recalled or, with `counted`, was recalled by a counted recall."""
         minute = out_ms // _MINUTE
         bucket = self._recalls.get(minute)
         if bucket is None or not unique_key:
             return False
         if minute not in self._recalled:
-            # Sorting a million takes 15 ms; putting them into a set takes 150 ms.
+            # Sort the hashes: for a million, this takes 15 ms, while a set takes 150 ms.
             hashes, _, were_counted = bucket.columns()
             those = hashes[were_counted > 0]
             self._recalled[minute] = _Hashes(np.sort(hashes), set()), _Hashes(np.sort(those), set())
@@ -150,9 +152,10 @@ class Pending:
     # -- deliveries
 
     def due(self, now: Times, most: int) -> list[Waiting]:
-        """Return at most `most` due messages. Each call returns the same ones until `done`.
+        """Return at most `most` due messages. Until `done` is called, each call returns the same ones.
 
-        Absolute times and delays alternate, so that many of one kind do not delay the others.
+        Messages with absolute times and with delays alternate, so that many of one kind do not delay the
+        other.
         """
         wheels = [(self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)]
         for wheel, now_ms in reversed(wheels) if self._delays_first else wheels:
@@ -163,7 +166,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` messages last returned by `due`: they are, or never will be, delivered."""
+        """Remove the first `count` messages that `due` last returned: they are delivered, or never can be."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -171,12 +174,12 @@ class Pending:
         self._delays_first = self._taken_from is self._by_wall
 
     def note_done(self, position: int, out_ms: int) -> None:
-        """Record that a message was delivered, because a record of the log shows it."""
+        """Record that a message is done, as a record in the log shows."""
         self._done_outs.append(out_ms)
         self._done_positions.append(position)
 
     def read_ms(self, now: Times) -> int:
-        """Return the TIMER_OUT_MS below which all messages are delivered."""
+        """Return a time (ms) such that all messages whose TIMER_OUT_MS is before it are delivered."""
         return min(self._first_out(), now.wall_ms)
 
     def _first_out(self) -> int:
@@ -186,7 +189,10 @@ class Pending:
         return min(table.first_position() for table in self._tables)
 
     def wait_ms(self, now: Times) -> int:
-        """Return the time until the next message is due if no clock is set, or NEVER if no message waits."""
+        """Return the time until the next message is due, in ms, or NEVER if no message waits.
+
+        It is correct only while the clocks are not set.
+        """
         waits = (
             (self._by_wall.next_ms(), now.wall_ms),
             (self._by_delay.next_ms(), now.monotonic_ms),
@@ -196,10 +202,10 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return some messages before a log position that must be moved; none if all were moved.
+        """Return up to `most` messages before a log position to be moved, or [] if all were moved.
 
-        Each is its position and its delivery time by the monotonic clock, or None if it waits by the wall
-        clock.
+        Each is a pair: the log position, and the delivery time on the monotonic clock, or None for an
+        absolute delivery time.
         """
         while not (found := self._some_to_move(most)):
             first = self._first_position()
@@ -222,12 +228,12 @@ class Pending:
             delays = table in self._by_delay.tables
             found += [(each.position, each.due_ms if delays else None) for each in waiting]
             self._moving.append((table, keys[-1], len(waiting)))
-            if len(found) < most:  # a full result may leave other messages in the bucket
+            if len(found) < most:  # a full result may leave messages in this bucket
                 keys.pop()
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """Remove the first `count` messages last returned by `before`: they were copied, or never can be.
+        """Remove the first `count` messages that `before` last returned: they are copied, or never can be.
 
         `last_copy` is the log position of the last copy, or -1.
         """
@@ -240,18 +246,18 @@ class Pending:
     # -- saving and listing
 
     def mark(self, log_end: int) -> TimerTable | None:
-        """Return the current high-water mark, or None while copies in the queue were not read.
+        """Return the current high-water mark, or None while some copies have not been read from the queue.
 
-        Without the copies, recalls of the messages in them would seem to be done. `log_end` is the present
-        end of the log, or its end before work that `done` and `moved` do not include yet.
+        Until they are read, the recalls of their messages would seem to be done. `log_end` is the end of the
+        log, at present or before work that is not recorded by `done` and `moved` yet.
         """
         if self.followed_position < self._last_copy:
             return None
         first_out = self._first_out()
         first = min(log_end, self._first_position())
         if first_out <= self._covered_out and first <= self._covered_position:
-            # The clock was set back, so the former mark covers too much. Only the log shows which messages
-            # are done.
+            # The clock was set back, so the last mark covers messages that are not done. Only the links in
+            # the log show which are done, so `log_position` must not advance.
             self._log_position = min(self._log_position, first)
             self.note_done(self._covered_position, self._covered_out)
             self._covered_out = self._covered_position = -1
@@ -265,13 +271,13 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Return whether these two values do not cover some done message; remove the covered ones."""
+        """Return whether some done message is covered by neither value. Forget the covered ones."""
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MAX_DONE:  # after a clock change, days of messages: the last one decides
+        if len(outs) > _MAX_DONE:  # the maxima are covered last
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())
@@ -279,12 +285,12 @@ class Pending:
         return len(outs) > 0
 
     def forget_recalls(self, now: Times) -> None:
-        """Remove recalls whose messages, if any, would have been delivered.
+        """Remove recalls whose messages, if there were any, would have been delivered by now.
 
-        This is only possible when all units were read: a moved message may be due and recalled.
+        All units must have been read: an unread moved message may be due and recalled.
         """
         before_ms = now.wall_ms - PRECISION_MS
-        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # most often, none is due
+        if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the usual case: no recall is old enough
             return
         before_ms = min(before_ms, self._first_out())
         while (self._recalls.first_key + 1) * _MINUTE <= before_ms:
@@ -292,12 +298,12 @@ class Pending:
             self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
-        """Return the next `most` messages after (due, position), by their delivery times on the wall clock.
+        """Return the next `most` messages after the pair `after`: delivery time (wall clock, ms), position.
 
-        Recalled messages are included.
+        They are sorted by these pairs. Recalled messages are included.
         """
-        # The two clocks are read one after the other, so their difference varies by a millisecond. A list of
-        # several pages needs a constant difference.
+        # The difference between two clocks that are read in sequence varies by about 1 ms, but all pages of a
+        # list need the same difference.
         if abs(now.ahead_ms - self._listed_ahead_ms) > _JITTER_MS:
             self._listed_ahead_ms = now.ahead_ms
         ahead_ms = self._listed_ahead_ms

@@ -1,4 +1,4 @@
-"""Storing a message that has waited in the queue of its destination."""
+"""Stores messages that have waited in another topic in the queues of their destinations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.store import MessageStore, StoreRefused, TickMessage
 
 
 class Undeliverable(CommandError):
-    """The message will never be delivered; the remark contains the reason."""
+    """A message can never be delivered. The remark contains the reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(ResponseCode.SYSTEM_ERROR, why)
@@ -22,29 +22,29 @@ class Undeliverable(CommandError):
 
 @dataclass(eq=False, kw_only=True)
 class Redelivery:
-    """Stores messages in the destinations of REAL_TOPIC and REAL_QID."""
+    """Stores messages in their destinations, which the properties REAL_TOPIC and REAL_QID name."""
 
     store: MessageStore
     topics: TopicTable
 
     def append(self, message: MessageExt, properties: bytes, *, link: int) -> None:
-        """Store the real message.
+        """Store a message that has waited in its destination.
 
         Args:
-            message: The message that waited.
-            properties: The properties of the stored message.
-            link: The value of the field for the prepared transaction.
+            message: The message.
+            properties: The properties of the new record.
+            link: The new record's prepared-transaction field, which links it to the original record.
 
         Raises:
             CommandError: The message can never be stored.
-            StoreError: The message cannot be stored now.
+            StoreError: The message cannot be stored at present.
         """
         check_body(message)
         append_again(self.store, message, Place(*destination(self.topics, properties), properties), link)
 
 
 def check_body(message: MessageExt) -> None:
-    """Raise Undeliverable for a damaged body, which would get a valid CRC if it were stored again."""
+    """Raise Undeliverable for a damaged body. If it were stored again, its new CRC would hide the damage."""
     if message.body and body_crc(message.body) != message.body_crc:
         raise Undeliverable(f"the message is damaged at log position {message.physical_offset}")
 
@@ -58,9 +58,9 @@ def append_again(
     *,
     makes_room: bool = False,
 ) -> TickMessage:
-    """Store a message in another queue. Raises the errors of `Redelivery.append`.
+    """Store a message again, in the queue `place`. Raises the errors of `Redelivery.append`.
 
-    `makes_room` is explained at Appender.append.
+    For the other arguments, see `Redelivery.append`, `move` and Appender.append.
     """
     try:
         return move(

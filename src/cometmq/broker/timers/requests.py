@@ -1,4 +1,4 @@
-"""Requests about timer messages: recall, lists, and the progress of the delivery."""
+"""Handlers of requests about timer messages: recalls, lists, and the progress of delivery."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from cometmq.store import Clock, MessageStore, StoreRefused, link_to
 
 log = logs.logger(__name__)
 
-# The limits of one page: messages, examined waiting messages, and bytes.
+# The limits of one page: returned messages, examined messages, and bytes.
 PAGE, LOOKED_AT, PAGE_BYTES = 64, 256, 1 << 20
 RECALL_TAG = "_RECALL_TAG_"
-NO_TIME = -1  # stands in place of TIMER_OUT_MS for messages at a delay level
+NO_TIME = -1  # in place of TIMER_OUT_MS, for messages with a delay level
 
 
 @dataclass(eq=False)
 class Page:
-    """One page of a list: records of waiting messages, their delivery times (ms), and the page's end."""
+    """One page of a list of waiting messages: records, delivery times (ms), and the end of the page."""
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
@@ -48,14 +48,14 @@ class Page:
     more: bool = False
 
     def add(self, record: bytes, deliver_at_ms: int) -> None:
-        """Add a waiting message to the page."""
+        """Add a waiting message with its delivery time."""
         self.records.append(record)
         self.deliver_at.append(deliver_at_ms)
 
 
 @dataclass(eq=False, kw_only=True)
 class TimerProcessor:
-    """Handles requests 60, 61, 370, and CometMQ's own 21002."""
+    """Handles requests 60, 61 and 370, and CometMQ's own request 21002."""
 
     config: BrokerConfig
     clock: Clock
@@ -69,12 +69,12 @@ class TimerProcessor:
 
     @handles(RequestCode.GET_TIMER_CHECK_POINT)
     def get_timer_check_point(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the progress of reading and delivery, in Apache's 56 bytes."""
+        """Return the progress of reading and delivery, in 56 bytes in the format of Apache's broker."""
         return frame.response(body=self.service.check_point(self.service.pending.followed))
 
     @handles(RequestCode.GET_TIMER_METRICS)
     def get_timer_metrics(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the number of waiting messages by topic."""
+        """Return the number of waiting timer messages of each topic."""
         state = self.tables.timers
         counts = {
             topic: TimerMetric(count=count, time_stamp=state.counted_ms(topic))
@@ -84,14 +84,14 @@ class TimerProcessor:
 
     @handles(RequestCode.RECALL_MESSAGE)
     async def recall_message(self, connection: Connection, frame: Frame) -> None:
-        """Recall a message: write a record to the timer topic (docs/reference/remoting.md, Recall)."""
+        """Recall a message by writing a recall to the timer topic (docs/reference/remoting.md, Recall)."""
         header = frame.header(RecallMessageRequestHeader)
         handle = self._checked(header)
         try:
             found = await self._waits(handle)
         except OSError as error:
             log.warning("a recall is missing in the statistics, because the index cannot be read: %s", error)
-            found = False  # the message is being delivered, so it is too late
+            found = False  # the recall is stored, but not counted
         properties = encode_properties(
             {
                 "TAGS": RECALL_TAG,
@@ -123,7 +123,7 @@ class TimerProcessor:
         self.writer.appended(answer, wait=True)
 
     async def _waits(self, handle: RecallHandle) -> bool:
-        """Return whether the message of a handle waits, according to the index."""
+        """Return whether the message of a handle is waiting, according to the index."""
         key, out_ms = handle.unique_key.encode(), out_ms_of(handle.deliver_ms)
         for record in await self.store.lookups.by_key(
             TIMER_TOPIC, handle.unique_key, PAGE, 0, LONG_MAX, PAGE_BYTES
@@ -136,7 +136,7 @@ class TimerProcessor:
         return False
 
     def _is_first(self, handle: RecallHandle) -> bool:
-        """Return whether no other recall of the same message is stored, also none that is not read yet."""
+        """Return whether this is the first recall of a message. Recalls that are not read yet count, too."""
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():
             self._recalling.clear()
@@ -178,9 +178,9 @@ class TimerProcessor:
 
     @handles(RequestCode.LIST_TIMERS)
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return waiting messages, also of delay levels, by delivery time: a page of records, and its end.
+        """Return a page of waiting messages, sorted by delivery time. It includes those of delay levels.
 
-        This request is CometMQ's own.
+        This is CometMQ's own request.
         """
         header = frame.header(ListTimersRequestHeader)
         page = await (self._with_key(header, header.key) if header.key else self._page(header))
@@ -223,9 +223,9 @@ class TimerProcessor:
         return found
 
     async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
-        """Return waiting messages with a key. The index contains all messages that ever waited.
+        """Return the newest waiting messages that have a key.
 
-        The page holds the newest messages with the key that still wait.
+        The index also finds messages that no longer wait; these are omitted.
         """
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
         records = await self._indexed(TIMER_TOPIC, key, found)
@@ -246,7 +246,7 @@ class TimerProcessor:
         return found
 
     async def _indexed(self, topic: str, key: str, page: Page) -> list[bytes]:
-        """Return the newest records of a topic with a key, and record in the page whether there are more."""
+        """Return the newest records of a topic that have a key. Set `page.more` if there are older ones."""
         lookups, log = self.store.lookups, self.store.log
         records = await lookups.by_key(topic, key, PAGE, 0, LONG_MAX, PAGE_BYTES)
         hits = await lookups.index.search(self.store.executor, topic, key, PAGE + 1, 0, LONG_MAX)
@@ -266,7 +266,7 @@ def _illegal(why: str) -> CommandError:
 
 
 def _behind(header: ListTimersRequestHeader) -> tuple[int, int]:
-    """Return the delivery time and position after which a page begins; -1 for the beginning."""
+    """Return the delivery time and log position after which a page begins. They are -1 for the first page."""
     return (
         -1 if header.after_ms is None else header.after_ms,
         -1 if header.after_position is None else header.after_position,

@@ -1,13 +1,13 @@
-"""The delivery of delayed messages: one cursor per level over its queue of SCHEDULE_TOPIC_XXXX.
+"""The delivery of messages with a delay level: each level has a cursor in its queue of SCHEDULE_TOPIC_XXXX.
 
 See docs/reference/storage.md, Delivery of delayed messages. The messages of a level become due in the order
-in which they were stored, so each level waits for its first message with one timer, which an arrival on an
-idle level starts. A delivered message is committed before the cursor moves, and contains the position of its
-original record, so that after a kill it is clear what was delivered (delivered.py).
+in which they were stored. So each level needs only one timer, for its first message; if the level is idle,
+the next arrival starts it. A delivered message is committed before the cursor moves, and contains the
+position of its original record, so after a kill the log shows what was delivered (delivered.py).
 
-A message that can never be delivered (no destination, a destination that sends may not have, a record that is
-damaged or unreadable) is skipped with a log line, so that it does not stop its level. If the store accepts no
-messages, the level waits.
+A message that can never be delivered (its destination is missing or not permitted, or its record is damaged
+or unreadable) is logged and skipped, so that it does not block its level. If the store accepts no messages,
+the level waits.
 """
 
 from __future__ import annotations
@@ -46,40 +46,40 @@ from cometmq.store import (
 
 log = logs.logger(__name__)
 
-# The number of messages of one level that one tick delivers.
+# The maximum number of messages of one level that are delivered in one tick.
 BATCH = 32
-# The delay before a refused message is tried again. It doubles with each refusal, up to ERROR_S, because a
-# store may refuse messages for hours.
+# The delay, in seconds, after the store has refused a message. It doubles up to ERROR_S, because a store may
+# refuse messages for hours.
 RETRY_S = 0.1
-# The delay after an internal error, equal to Apache's.
+# The delay, in seconds, after an internal error, as in Apache's broker.
 ERROR_S = 10.0
-# A message is skipped after this many unexpected errors.
+# The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in seconds, at which a level reads the clock, because the loop's timers use another
-# clock.
+# The maximum interval, in seconds, at which a level reads the clock. It is limited because the loop's timers
+# run on another clock.
 CLOCK_CHECK_INTERVAL_S = 10.0
-# If the arrival of a message differs by more than this, in ms, from its store time, the wall clock was set.
+# If the arrival of a message differs from its store time by more than this (ms), the wall clock was set.
 MAX_SYNC_MS = 1_000
 
 
 @dataclass(slots=True, eq=False)
 class LevelCursor:
-    """The state of one level: its offset, and whether it waits, delivers or sleeps."""
+    """The state of one delay level: its offset, and whether it delivers or waits for a timer."""
 
     level: int
     due: DueTimes
     offset: int = 0
     busy: bool = False
     refusals: Backoff = field(default_factory=lambda: Backoff(RETRY_S, ERROR_S))
-    """The refusals of the message at `offset`."""
-    errors: int = 0  # successive unexpected errors with that message
+    """Counts the refusals of the message at `offset`, and determines the next delay."""
+    errors: int = 0  # unexpected errors in a row with the message at `offset`
     timer: asyncio.TimerHandle | None = None
-    began: int = -1  # the end of the log before the deliveries in progress; -1 if there are none
+    began: int = -1  # the log's end before deliveries in progress, or -1
 
 
 @dataclass(eq=False, kw_only=True)
 class ScheduleService:
-    """Delivers the delayed messages of a master."""
+    """Delivers the messages with a delay level of a master."""
 
     clock: Clock
     store: MessageStore
@@ -94,24 +94,24 @@ class ScheduleService:
         self.restart()
 
     def restart(self) -> None:
-        """Reset to the state before a start: other brokers have written the log in the meantime."""
+        """Reset the state before a start, because other brokers may have written the log meanwhile."""
         now_ms, monotonic_ms = self._times()
-        self._ahead_ms = monotonic_ms - now_ms  # the lead of the monotonic clock at the last arrival
+        self._ahead_ms = monotonic_ms - now_ms  # how far the monotonic clock is ahead, at the last arrival
         self.cursors = {}
         for level, delay_ms in enumerate(self.levels.delays_ms, 1):
             stored = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
             self.cursors[level] = LevelCursor(level, DueTimes(delay_ms, stored, now_ms, monotonic_ms))
         self._tasks = Tasks()
-        self._delivered: set[int] = set()  # log positions of messages delivered out of order
+        self._delivered: set[int] = set()  # positions of messages delivered out of order
         self._beginning: asyncio.Task[None] | None = None
         self._stopped = False
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return topic and queue id of the queues whose arrivals this service needs."""
+        """Return the queues (topic, queue id) whose new messages must be reported to `arrived`."""
         return [(SCHEDULE_TOPIC, level - 1) for level in self.cursors]
 
     def positions(self) -> dict[int, tuple[int, int]]:
-        """Return the delivered and the stored offset of each used level, for the runtime table."""
+        """Return the delivered offset and the end of the queue for each used level, for the runtime table."""
         found = {}
         for level in self.cursors:
             maximum = self.store.max_offset(SCHEDULE_TOPIC, level - 1)
@@ -120,13 +120,13 @@ class ScheduleService:
         return found
 
     def waiting(self) -> int:
-        """Return the number of waiting messages."""
+        """Return the number of messages that wait at all levels together."""
         return sum(maximum - delivered for delivered, maximum in self.positions().values())
 
     async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
-        """Return delivery time (wall clock, ms) and log position of waiting messages after a position.
+        """Return delivery time (wall clock, ms) and log position of waiting messages after the pair `after`.
 
-        Each level contributes its first `most` messages. Some may be missing where the clock was set back
+        The result has up to `most` messages of each level. Some may be missing if the clock was set back
         while messages were stored.
         """
         found: list[tuple[int, int]] = []
@@ -138,7 +138,7 @@ class ScheduleService:
         return found
 
     def deliver_at_ms(self, message: MessageExt) -> int | None:
-        """Return the delivery time of a message in a level's queue, or None if it does not wait any more."""
+        """Return the delivery time (ms) of a message in a level's queue, or None if it was delivered."""
         cursor = self.cursors.get(message.queue_id + 1)
         if cursor is None or message.queue_offset < cursor.offset:
             return None
@@ -146,12 +146,12 @@ class ScheduleService:
 
     @handles(RequestCode.GET_ALL_DELAY_OFFSET)
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the delivery offsets to a slave, with the log position that CometMQ's slaves use."""
+        """Return the delay offsets for a slave. Only CometMQ's slaves use the log position in them."""
         table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
     def start(self) -> None:
-        """Continue where the last run stopped delivering, within the bounds of the queues."""
+        """Start to deliver: continue at the offset at which the last run stopped, limited to the queue."""
         for cursor in self.cursors.values():
             cursor.busy = True
         self._beginning = self._loop.create_task(self._begin())
@@ -164,13 +164,13 @@ class ScheduleService:
             begun[level] = min(max(self.offsets.get(level), minimum), maximum)
         self.offsets.log_position = min(
             self.offsets.log_position, self.store.log.end
-        )  # recovery may have shortened the queue
+        )  # recovery may have truncated the log
         while not self._stopped:
             try:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                if not isinstance(error, OSError) or error.errno == errno.EIO:  # an error may be permanent
+                if not isinstance(error, OSError) or error.errno == errno.EIO:  # may fail forever
                     log.exception(
                         "could not determine the last delivered message of each delay "
                         "level, deliveries may be repeated: %s",
@@ -193,12 +193,13 @@ class ScheduleService:
         used = self.store.queues.of_topic(SCHEDULE_TOPIC)
         if not used or self._delivered:
             return self.offsets.log_position
-        # In a raft group, a delivery is in the log for some time before the cursor moves.
+        # In a raft group, a delivered message is in the log for some time before it is committed and the
+        # cursor moves.
         under_way = [cursor.began for cursor in self.cursors.values() if cursor.began >= 0]
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Stop delivering: another broker delivers from now on and moves the offsets."""
+        """Stop moving the offsets, because another broker delivers from now on."""
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -207,7 +208,7 @@ class ScheduleService:
         self.offsets.move(cursor.level, offset)
 
     async def stop(self) -> None:
-        """Stop delivering."""
+        """Stop delivering, and wait for work in progress."""
         self._stopped = True
         if self._beginning is not None:
             self._beginning.cancel()
@@ -218,7 +219,7 @@ class ScheduleService:
         await self._tasks.finish()
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Record arrivals, and wake the levels that got their first message."""
+        """Record new messages of delay levels, and wake the levels that are idle."""
         delayed = [arrival for arrival in arrivals if arrival[0] == SCHEDULE_TOPIC]
         if not delayed:
             return
@@ -230,16 +231,19 @@ class ScheduleService:
             cursor = self.cursors.get(queue_id + 1)
             if cursor is None:
                 continue
-            # It is unknown whether the clock was set before or after the timestamp, so the message counts as
-            # stored now. If a message waited for a sync, its arrival may be reported after later messages
-            # that showed the change.
+            # If the clock was set, it is unknown whether this was before or after the message's timestamp, so
+            # the message counts as stored now. Later messages may have shown the change before: if a message
+            # waits for a sync, its arrival is reported late.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
 
     def _times(self) -> tuple[int, int]:
-        """Return wall and monotonic time in ms, read in this order: a pause between them delays messages."""
+        """Return the wall and the monotonic time (ms), read in this order.
+
+        So a pause between the two reads can only delay messages, never deliver them early.
+        """
         return self.clock.time_ms(), mono_ms(self.clock)
 
     def _wake(self, cursor: LevelCursor, delay_s: float = 0.0) -> None:
@@ -247,7 +251,7 @@ class ScheduleService:
             cursor.timer = self._loop.call_later(min(delay_s, CLOCK_CHECK_INTERVAL_S), self.run, cursor)
 
     def run(self, cursor: LevelCursor) -> None:
-        """Deliver the due messages of a level, and schedule the next run."""
+        """Deliver the due messages of a level, and start the timer for its next run."""
         cursor.timer = None
         cursor.busy = True
         try:
@@ -280,9 +284,9 @@ class ScheduleService:
             self._failed(cursor)
 
     async def _is_unreadable(self, cursor: LevelCursor) -> bool:
-        """Return whether the device cannot read the record at the cursor.
+        """Return whether the disk cannot read the record at the cursor (EIO).
 
-        The result is False, too, if the queue does not contain the record's position.
+        If the position of the record cannot be read from the queue, the result is False.
         """
         queue = self.store.queues.find_queue(SCHEDULE_TOPIC, cursor.level - 1)
         ask, read = self.store.executor.query, False
@@ -301,11 +305,11 @@ class ScheduleService:
         self._wake(cursor, ERROR_S)
 
     def _deliver(self, cursor: LevelCursor, got: ReadResult) -> None:
-        """Store the due messages of one read, and schedule the next step."""
+        """Store the due messages of a read result. Once they are committed, move the cursor."""
         if got.status is not GetStatus.FOUND:
             cursor.busy = False
             if got.next_begin_offset != cursor.offset:
-                # The records before this offset were deleted, or the queue begins after the cursor.
+                # The records before this offset were deleted, or the queue ends before the cursor.
                 if got.next_begin_offset > cursor.offset and self._log_limit.allows():
                     log.error(
                         "delay level %d: %d messages were deleted with their segments before "
@@ -322,7 +326,7 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:  # in a raft group it may be stored despite this code
+            if code != ResponseCode.SUCCESS:  # in a raft group, it may still be stored
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
             cursor.began = -1
@@ -332,7 +336,7 @@ class ScheduleService:
                 cursor.refusals.reset()
                 cursor.errors = 0
                 self._move(cursor, reached)
-                self._delivered.difference_update(passed)  # only now: a refused round examines them again
+                self._delivered.difference_update(passed)  # not before: a refused run repeats them
                 cursor.due.steps.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
@@ -346,13 +350,13 @@ class ScheduleService:
             outcome(int(ResponseCode.SUCCESS), None)
 
     def _store_due(self, cursor: LevelCursor, got: ReadResult, passed: list[int]) -> tuple[int, bool, float]:
-        """Store the due messages of one read.
+        """Store the due messages of a read result, up to the first message that fails.
 
-        A message that fails is the first one of the next round, so that nothing before it is stored again.
+        The next run begins with the failed message, so that no earlier message is stored twice. `passed`
+        receives the positions of messages that the last run of the broker has already delivered.
 
         Returns:
-            The next offset, whether anything was stored, and the seconds until the level continues. `passed`
-                receives the positions of messages that the last run has delivered.
+            The next offset, whether anything was stored, and the seconds until the next run.
         """
         _, monotonic_ms = self._times()
         data = b"".join(got.buffers)
@@ -361,7 +365,7 @@ class ScheduleService:
             for message in iter_records(data):
                 offset = message.queue_offset
                 if not reached <= offset < got.next_begin_offset:
-                    offset = reached  # the record is damaged outside of its checksum
+                    offset = reached  # damaged in a part that has no checksum
                 due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000
@@ -371,8 +375,8 @@ class ScheduleService:
                     reached = offset + 1
                     continue
                 try:
-                    # Apache's broker may have committed a transaction to this queue. Such a message keeps the
-                    # position of its half message.
+                    # A message that Apache's broker has committed to this queue keeps the position of its
+                    # half message.
                     link = message.prepared_transaction_offset or link_to(message.physical_offset)
                     self.redelivery.append(message, properties_of(data, begins), link=link)
                     appended = True
@@ -396,7 +400,7 @@ class ScheduleService:
             return reached + 1, False, 0.0
 
     def _step_over(self, cursor: LevelCursor, offset: int, position: int | None, why: object) -> None:
-        """Log that a message is not delivered, within the rate limit of the log."""
+        """Log that a message is skipped, unless the log's rate limit suppresses the line."""
         if self._log_limit.allows():
             where = "" if position is None else f", log position {position}"
             log.error(
@@ -408,7 +412,10 @@ class ScheduleService:
             )
 
     def _refused(self, cursor: LevelCursor, why: str) -> float:
-        """Return the delay in seconds after a refusal of the message at the cursor. Log the first refusal."""
+        """Return the delay, in seconds, after the store has refused the message at the cursor.
+
+        Log only the first refusal of a message.
+        """
         if not cursor.refusals.failures:
             log.warning(
                 "delay level %d: could not deliver the message at offset %d, trying again: %s",

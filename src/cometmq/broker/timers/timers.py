@@ -1,9 +1,9 @@
 """The delivery of messages with a delivery time (docs/reference/storage.md, Timer messages).
 
-One task does all work in batches: it reads new units, delivers due messages, and moves messages out of
-segments that will be deleted. A delivered or moved message is stored again with the position of its original
-record, in one write with the rest of its tick. So after a kill the log shows which messages are done
-(links.py), and each message is delivered once, unless a power failure destroyed its copy.
+One task does all the work in batches: it reads new units, delivers due messages, and moves messages out of
+segments that will be deleted. To deliver or move a message, it is stored again with the position of its
+original record, in one write with the rest of its tick. So after a kill, the log shows which messages are
+done (links.py), and each message is delivered once, unless a power failure has destroyed its copy.
 """
 
 from __future__ import annotations
@@ -39,32 +39,33 @@ from cometmq.store import Arrivals, Clock, MessageStore, TimerTable, link_to, re
 
 log = logs.logger(__name__)
 
-# The maximum number of messages that one tick delivers, and the maximum of their bytes.
+# The maximum number of messages that are delivered in one tick, and the maximum of their total bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
-# The delay before refused work is tried again. It doubles up to ERROR_S.
+# The delay, in seconds, after the store has refused messages. It doubles up to ERROR_S.
 RETRY_S = 0.1
 ERROR_S = 10.0
-# A message is skipped after this many unexpected errors.
+# The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in ms, at which the clocks are read, because the loop's timers use another clock.
+# The maximum interval, in ms, at which the clocks are read. It is limited because the loop's timers run on
+# another clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
 @dataclass(eq=False)
 class Move:
-    """A request to move the messages before a log position. `done` receives whether the move succeeded."""
+    """A request to move all messages before a log position. `done` receives whether that succeeded."""
 
     before: int
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Complete the request, if the requester still waits."""
+        """Report the result, unless the requester no longer waits."""
         if not self.done.done():
             self.done.set_result(worked)
 
 
 class Refused(Exception):
-    """The store accepts no messages now. The argument is the reason."""
+    """The store accepts no messages at present. The argument is the reason."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -84,7 +85,7 @@ class TimerService:
         self.restart()
 
     def restart(self) -> None:
-        """Reset to the state before a start: other brokers have written the log in the meantime."""
+        """Reset the state before a start, because other brokers may have written the log meanwhile."""
         self.pending = Pending()
         self.state = self.tables.timers
         self.state.take = self._mark
@@ -96,27 +97,27 @@ class TimerService:
         self._task: asyncio.Task[None] | None = None
         self._loaded = False
         self._move: Move | None = None
-        self._began = -1  # the end of the log at the beginning of the current batch
+        self._began = -1  # the log's end before the current batch, or -1
         self._refusals = Backoff(RETRY_S, ERROR_S)
-        self._errors = 0  # number of unexpected errors with the next message
+        self._errors = 0  # unexpected errors with the next message
 
     # -- start and stop
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return topic and queue id of the queue whose arrivals this service needs."""
+        """Return the queue (topic, queue id) whose new messages must be reported to `arrived`."""
         return [(TIMER_TOPIC, 0)]
 
     def arrived(self, arrivals: Arrivals) -> None:
-        """Wake up if a timer message arrived."""
+        """Wake the delivery task if a timer message has arrived."""
         if any(arrival[0] == TIMER_TOPIC for arrival in arrivals):
             self._wake.set()
 
     def start(self) -> None:
-        """Continue where the last run stopped delivering."""
+        """Start to deliver, from where the last run stopped."""
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
-        """Stop delivering. Write the progress with which Apache's broker could continue."""
+        """Stop delivering. Write Apache's file with the progress, so that Apache's broker could continue."""
         self._stopping.set()
         self._wake.set()
         if self._task is None:
@@ -130,7 +131,7 @@ class TimerService:
         if queue is None or not self._loaded:
             return
         try:
-            await self.follower.follow()  # without this, the progress of the last moves could not be saved
+            await self.follower.follow()  # otherwise copies are unread, and there is no mark
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
@@ -138,7 +139,7 @@ class TimerService:
                 partial(queue.search, queue.min_offset, queue.max_offset, mark.first_position)
             )
             data = self.check_point(min(offset, self.pending.followed)).ljust(CHECK_POINT_SIZE, b"\0")
-            await self.tables.log_flushed()  # the copies must be durable before the file
+            await self.tables.log_flushed()  # copies must be durable before the file
             await asyncio.to_thread(replace_file, self.store.disk, check_point_path(self.store), data)
         except OSError as error:
             log.error("timercheck could not be written: %s", error)
@@ -155,7 +156,8 @@ class TimerService:
                 try:
                     busy = await self._deliver()
                 except Refused:
-                    # Moving has priority: the space that it frees may be what deliveries need.
+                    # Moving messages has priority: it allows segments to be deleted, and deliveries may need
+                    # that space.
                     while not self._stopping.is_set() and await self._move_some():
                         await self.follower.follow()
                     raise
@@ -175,7 +177,7 @@ class TimerService:
         self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:
-        """Wait after a failure. Log only the first of several failures in a row."""
+        """Wait after a failure. Of several failures in a row, log only the first one."""
         if line and not self._refusals.failures:
             log.warning(line, why)
         if self._move is not None:
@@ -195,7 +197,10 @@ class TimerService:
             pass
 
     def times(self) -> Times:
-        """Return the wall and monotonic time, read in this order: a pause between them delays messages."""
+        """Return the wall and the monotonic time, read in this order.
+
+        So a pause between the two reads can only delay messages, never deliver them early.
+        """
         now_ms = self.timed.wall.now_ms()
         return Times(now_ms, mono_ms(self.clock))
 
@@ -203,7 +208,7 @@ class TimerService:
         queue = self.follower.queue
         if not self._loaded or queue is None:
             return None
-        if not self.follower.behind():  # while many messages are sent, the follower is always behind
+        if not self.follower.behind():  # recalls can be removed only when all units are read
             self.pending.forget_recalls(self.times())
         end = self.store.log.end if self._began < 0 else self._began
         mark = self.pending.mark(end)
@@ -212,20 +217,20 @@ class TimerService:
         return mark
 
     def check_point(self, queue_offset: int) -> bytes:
-        """Return the progress in Apache's format."""
+        """Return the progress in the format of Apache's broker."""
         now = self.times()
         return check_point(self.pending.read_ms(now), queue_offset, now.wall_ms, self.state.changes)
 
     # -- delivery
 
     async def _deliver(self) -> bool:
-        """Deliver some of the due messages. Return whether there were due messages."""
+        """Deliver a batch of due messages. Return False if no message is due."""
         due = self.pending.due(self.times(), BATCH)
         if not due:
             return False
         records = await self._records([waiting.position for waiting in due])
         while self.follower.behind():
-            await self.follower.follow()  # a new unit may recall one of the due messages
+            await self.follower.follow()  # a new unit may recall a due message
         self.pending.forget_recalls(self.times())
         self._began = self.store.log.end
         done, appended = 0, False
@@ -258,7 +263,7 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """Return the records at these positions, None for unreadable ones, up to a total size."""
+        """Return the records at the first of these positions, up to BATCH_BYTES. Unreadable ones are None."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -270,9 +275,10 @@ class TimerService:
         return found
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
-        """Store a due message at its destination. Return whether that was necessary.
+        """Store a due message in its destination. Return False if it is not stored, for instance if recalled.
 
-        Raises StoreError if the message cannot be stored now.
+        Raises:
+            StoreError: The message cannot be stored at present.
         """
         if record is None:
             return False
@@ -294,7 +300,7 @@ class TimerService:
         return put(properties, b"TIMER_DEQUEUE_MS", b"%d" % self.clock.time_ms())
 
     def _gone(self, record: bytes | None) -> None:
-        """Count a message as no longer waiting."""
+        """Reduce the number of waiting messages of a topic, because a message is done."""
         if record is None:
             return
         properties = properties_of(record)
@@ -304,12 +310,12 @@ class TimerService:
             self.state.count(real_topic(properties), -1)
 
     def _step_over(self, position: int, why: object) -> None:
-        """Log that a message is not delivered, within the rate limit of the log."""
+        """Log that a message is skipped, unless the log's rate limit suppresses the line."""
         if self._log_limit.allows():
             log.error("the timer message at log position %d is not delivered: %s", position, why)
 
     async def _committed(self) -> None:
-        """Wait until the appended messages are in the log. Raises Refused."""
+        """Wait until the appended messages are committed. Raises Refused if that fails."""
         done: asyncio.Future[str | None] = self._loop.create_future()
 
         def outcome(code: int, remark: str | None) -> None:
@@ -323,9 +329,9 @@ class TimerService:
     # -- moving to the end of the log
 
     async def move_on(self, before: int) -> bool:
-        """Store the messages that wait before a log position again at the log's end.
+        """Move all waiting messages before a log position to the end of the log.
 
-        Return whether it succeeded.
+        Return whether that succeeded.
         """
         if self.follower.queue is None:
             return True
@@ -336,7 +342,7 @@ class TimerService:
         return await self._move.done
 
     async def _move_some(self) -> bool:
-        """Move a batch of messages. Return whether there was any to move."""
+        """Move a batch of messages, if a move is requested. Return False if none is requested."""
         move = self._move
         if move is None:
             return False
@@ -358,7 +364,7 @@ class TimerService:
         return True
 
     async def _move_batch(self, before: int) -> bool:
-        """Move a batch of messages. Return False if none is left. Raises StoreError, Refused, OSError."""
+        """Move a batch of messages. Return False if none is left. Raises StoreError, Refused or OSError."""
         batch = self.pending.before(before, BATCH)
         if not batch:
             return False
@@ -379,10 +385,10 @@ class TimerService:
             done += 1
         if copies:
             await self._committed()
-            if self.store.dispatcher.waits:  # only after that can the copies, including recalls, be read
-                with contextlib.suppress(OSError):  # the copies are in the log, so originals may be deleted
+            if self.store.dispatcher.waits:  # copies are readable only after a flush
+                with contextlib.suppress(OSError):  # the copies are in the log anyway
                     await self.tables.log_flushed()
-        # This must happen after the write: if the write fails, other records can get these positions.
+        # Only after the commit: if it fails, other records may get the positions of these copies.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1
@@ -391,11 +397,11 @@ class TimerService:
         return True
 
     def _move_one(self, position: int, record: bytes) -> int | None:
-        """Store a record again. Return the log position of the copy, or None if it was skipped."""
+        """Store a copy of a waiting message. Return the copy's log position, or None if it was skipped."""
         try:
             message = decode_record(record, 0)
             times = message.properties.get("TIMER_ROLL_TIMES", "0")
-            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # clients can set it
+            rolled = int(times) if times.isdecimal() and len(times) <= 9 else 0  # a client may have set it
             properties = self._stamped(message.store_timestamp_ms, properties_of(record))
             properties = put(properties, b"TIMER_ROLL_TIMES", b"%d" % (rolled + 1))
             check_body(message)

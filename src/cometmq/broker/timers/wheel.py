@@ -1,10 +1,10 @@
-"""Waiting messages by delivery time. It does no I/O.
+"""Waiting messages, sorted by delivery time. It does no I/O.
 
-A message is three numbers: its delivery time by the wheel's clock, the log position of its record, and its
-TIMER_OUT_MS; 24 bytes, so that a million take some 30 MB. Buckets hold five minutes each. The next bucket,
-and every bucket with many messages, is divided into buckets of one second. Messages of one second are
-delivered in the order in which they were added, which is that of the log, so in each bucket the messages
-before a log position come first.
+A message is three numbers: its delivery time on the wheel's clock, the log position of its record, and its
+TIMER_OUT_MS. They take 24 bytes, so a million messages take about 30 MB. A bucket holds the messages of five
+minutes. The next bucket, and each bucket with many messages, is divided into buckets of one second. Messages
+of the same second are delivered in the order in which they were added. This is the order of the log, so the
+messages before a given log position are the first ones in each bucket.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _SECOND, _STRETCH = 1_000, 300_000
-# A bucket with this many messages is divided, which then takes some ms of the loop.
+# A bucket with this many messages is divided, which blocks the event loop for some ms.
 _MANY = 1 << 14
 NEVER = sys.maxsize
 
@@ -29,7 +29,7 @@ Ints = NDArray[np.int64]
 
 
 class Waiting(NamedTuple):
-    """One waiting message. due_ms is by the clock of its wheel."""
+    """A waiting message. `due_ms` is its delivery time on the clock of its wheel."""
 
     due_ms: int
     position: int
@@ -37,7 +37,7 @@ class Waiting(NamedTuple):
 
 
 class Bucket:
-    """The messages of one period in the order of their log positions, in which they are added."""
+    """The messages of one period, in the order in which they were added, which is that of the log."""
 
     __slots__ = (
         "_dues",
@@ -52,9 +52,9 @@ class Bucket:
 
     def __init__(self) -> None:
         self._dues, self._positions, self._outs = array("q"), array("q"), array("q")
-        self._head = 0  # messages before this index were removed
+        self._head = 0  # messages before this index have been removed
         self.first_position = NEVER
-        # The last and the first values of all messages that the bucket ever contained.
+        # The extremes of all messages that the bucket has ever contained, including removed ones.
         self.last_due, self.first_due, self.first_out = 0, NEVER, NEVER
 
     def __len__(self) -> int:
@@ -71,20 +71,20 @@ class Bucket:
         self.first_out = min(self.first_out, out_ms)
 
     def _views(self) -> list[Ints]:
-        """Return views of three columns of the remaining messages: due times, log positions, delivery times.
+        """Return views of the remaining messages' columns: delivery times, log positions, TIMER_OUT_MS.
 
-        While a view exists, no message can be added.
+        No message can be added while a view exists.
         """
         columns = (self._dues, self._positions, self._outs)
         return [np.frombuffer(each, np.int64)[self._head :] for each in columns]
 
     def columns(self) -> Ints:
-        """Return a copy of the three columns, one row for each: due times, log positions, delivery times."""
+        """Return a copy of the remaining messages' columns: delivery times, log positions, TIMER_OUT_MS."""
         return np.stack(self._views())
 
     @classmethod
     def of(cls, columns: Ints) -> Bucket:
-        """Create a bucket from columns with at least one message."""
+        """Create a bucket from the result of `columns`, which must not be empty."""
         bucket = cls()
         for store, column in zip((bucket._dues, bucket._positions, bucket._outs), columns, strict=True):
             store.frombytes(column.tobytes())
@@ -98,13 +98,13 @@ class Bucket:
         return bucket
 
     def first(self, most: int, before: int = NEVER) -> list[Waiting]:
-        """Return at most `most` next messages whose records lie before a log position."""
+        """Return the first messages, at most `most`, whose log positions are less than `before`."""
         head = self._head
         stop = bisect_left(self._positions, before, head, min(head + most, len(self._positions)))
         return list(map(Waiting, self._dues[head:stop], self._positions[head:stop], self._outs[head:stop]))
 
     def drop(self, count: int) -> None:
-        """Remove the next `count` messages."""
+        """Remove the first `count` messages."""
         self._head += count
         if self._head > len(self):
             for column in (self._dues, self._positions, self._outs):
@@ -113,12 +113,12 @@ class Bucket:
         self.first_position = self._positions[self._head] if len(self) else NEVER
 
     def behind(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the first `most` messages after (due, position) in the order of these two."""
+        """Return the next `most` messages after the pair `after`, sorted by (due_ms, position)."""
         if self.last_due < after[0]:
             return []
         dues, positions, outs = self._views()
         same = bisect_left(positions, after[1] + 1)
-        if self.first_due == self.last_due:  # all messages have one second by the wall clock
+        if self.first_due == self.last_due:  # all messages have the same delivery time
             begin = same if self.last_due == after[0] else 0
             rows = np.arange(begin, min(begin + most, len(dues)))
         else:
@@ -134,7 +134,7 @@ class Bucket:
 
 
 class Buckets:
-    """Buckets of equally long periods (ms), by the number of the period. No bucket is empty."""
+    """Buckets for periods of the same length (ms), by the number of the period. No bucket is empty."""
 
     def __init__(self, length_ms: int) -> None:
         self._length_ms = length_ms
@@ -143,19 +143,19 @@ class Buckets:
         self._count = 0
 
     def __len__(self) -> int:
-        """Return the number of messages."""
+        """Return the number of messages in all buckets."""
         return self._count
 
     @property
     def first_key(self) -> int:
-        """The lowest number of a period, or NEVER without messages."""
+        """The number of the first period that has a bucket, or NEVER if there is none."""
         return self._order[0] if self._order else NEVER
 
     def get(self, key: int) -> Bucket | None:
         return self._buckets.get(key)
 
     def add(self, time_ms: int, due_ms: int, position: int, out_ms: int) -> Bucket:
-        """Add a message to the bucket of a time, and return the bucket."""
+        """Add a message to the bucket of the period that contains `time_ms`. Return the bucket."""
         key = time_ms // self._length_ms
         bucket = self._buckets.get(key)
         if bucket is None:
@@ -178,7 +178,7 @@ class Buckets:
         return bucket
 
     def drop(self, key: int, count: int) -> None:
-        """Remove the next `count` messages of a bucket, and the bucket if it becomes empty."""
+        """Remove the first `count` messages of a bucket, and the bucket if it becomes empty."""
         bucket = self._buckets.get(key)
         if bucket is None:
             return
@@ -188,49 +188,49 @@ class Buckets:
             self.pop(key)
 
     def stretches(self, length_ms: int) -> set[int]:
-        """Return the numbers of the longer periods that have a bucket."""
+        """Return the numbers of the periods of length `length_ms` in which any bucket here begins."""
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """Return the lowest TIMER_OUT_MS. It may be that of a removed message whose bucket still exists."""
+        """Return the lowest TIMER_OUT_MS of all messages that the present buckets have ever contained."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
-        """Return the lowest log position."""
+        """Return the lowest log position of all messages, or NEVER without messages."""
         return min(map(attrgetter("first_position"), self._buckets.values()), default=NEVER)
 
     def before(self, position: int) -> list[int]:
-        """Return the keys of the buckets that have messages before a log position."""
+        """Return the numbers of the periods whose buckets have messages before a log position."""
         return [key for key, bucket in self._buckets.items() if bucket.first_position < position]
 
     def behind(self, time_ms: int) -> Iterator[tuple[int, Bucket]]:
-        """Yield the buckets from a time on, with their start times."""
+        """Yield the start time and the bucket of each period, from the one that contains `time_ms` on."""
         for at in range(bisect_left(self._order, time_ms // self._length_ms), len(self._order)):
             yield self._order[at] * self._length_ms, self._buckets[self._order[at]]
 
 
 class Wheel:
-    """The messages that wait by one clock. `now` is the time of that clock, which may be set back."""
+    """The messages that wait by the same clock. The clock may be set back between two calls."""
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
         self.tables = (self._seconds, self._stretches)
-        """All waiting messages."""
+        """The two tables that together contain all waiting messages."""
         self._divided: set[int] = set()  # periods whose messages are, or were, in `_seconds`
-        self._taken = -1  # the second from which `take` last read
+        self._taken = -1  # the second whose messages `take` last returned
 
     def __len__(self) -> int:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """Add a message."""
+        """Add a message, and divide its bucket if it has many messages now."""
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
             self._divide(due_ms // _STRETCH)
 
     def take(self, now_ms: int, most: int) -> list[Waiting]:
-        """Return at most `most` due messages. They stay until `drop`."""
+        """Return at most `most` due messages. They remain in the wheel until `drop`."""
         if self._stretch_is_next() and self._stretches.first_key * _STRETCH <= now_ms:
             self._divide(self._stretches.first_key)
         bucket = self._seconds.get(self._seconds.first_key)
@@ -240,18 +240,18 @@ class Wheel:
         return bucket.first(most)
 
     def drop(self, count: int) -> None:
-        """Remove `count` of the messages last returned by `take`."""
+        """Remove the first `count` of the messages that `take` last returned."""
         self._seconds.drop(self._taken, count)
 
     def next_ms(self) -> int:
-        """Return the latest time of the next `take`, or NEVER if no message waits."""
+        """Return the time (ms) by which `take` must be called next, or NEVER if no message waits."""
         if self._stretch_is_next():
             return self._stretches.first_key * _STRETCH
         bucket = self._seconds.get(self._seconds.first_key)
         return bucket.last_due if bucket is not None else NEVER
 
     def _stretch_is_next(self) -> bool:
-        """Return whether an undivided period precedes all divided ones."""
+        """Return whether the first period with messages is one that is not divided into seconds."""
         return self._stretches.first_key * _STRETCH < self._seconds.first_key * _SECOND
 
     def _divide(self, stretch: int) -> None:
@@ -263,7 +263,7 @@ class Wheel:
         self._divided = self._seconds.stretches(_STRETCH)
 
     def page(self, after: tuple[int, int], most: int) -> list[Waiting]:
-        """Return the next `most` messages after (due, position) in the order of these two."""
+        """Return the next `most` messages after the pair `after`, sorted by (due_ms, position)."""
         found: list[Waiting] = []
         for _, bucket in heapq.merge(*(each.behind(after[0]) for each in self.tables), key=itemgetter(0)):
             found += bucket.behind(after, most - len(found))

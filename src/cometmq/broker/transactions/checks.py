@@ -1,11 +1,11 @@
-"""Transaction checks: periodic requests to producers about half messages that were not ended.
+"""Transaction checks: periodic requests to producers about half messages that they have not ended.
 
-A round covers the half messages stored before it began, from the head of the bitmap on, in pieces with the
-loop's other work in between. When a half message is checked, it is stored again at the end, so that the head
-can move, and the producer answers with the position of that copy. A half message whose sender has requested
-more time stays where it is, and the head with it, until many records were stored after it. The head, and the
-ops before it, are stored as consumer offsets, as in Apache's broker (docs/reference/storage.md,
-Transactions).
+A round covers the half messages that were stored before it began, from the head of the bitmap (`Ledger`) on.
+It is divided into pieces, with other work of the event loop in between. When a half message is checked, a
+copy is stored at the end of the queue, so that the head can advance; the producer's answer names the copy. If
+the sender has requested more time, a half message stays where it is, and the head does not advance, until
+many records have been stored after it. As in Apache's broker, the head, and the offset of the first op that
+is still needed, are stored as consumer offsets (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # seconds between two pieces, so that a round leaves time for the loop's other work
+PAUSE_S = 0.01  # seconds between two pieces, for other work of the loop
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionChecks:
-    """The check rounds of a master."""
+    """Checks the half messages of a master in periodic rounds."""
 
     config: BrokerConfig
     clock: Clock
@@ -83,18 +83,18 @@ class TransactionChecks:
         self._loop = asyncio.get_running_loop()
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
-        self._next = 0  # the half message with which the next round continues
-        self._room = 0  # the bytes that this round may still store again
+        self._next = 0  # the offset at which the next round begins
+        self._room = 0  # bytes that this round may still move
         self._log_limit = logs.LogLimiter()
-        # Pairs of the end of the ops and the end of the half messages, each pair of one moment. Once the head
-        # is after the second number, no op before the first one is needed any more.
+        # Pairs of ends, of the ops' and of the half messages' queue, at one moment. When the head has passed
+        # the second end, the ops before the first end are no longer needed.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
         return self.config.transaction_check_interval / 1000
 
     def start(self) -> None:
-        """Start the first interval."""
+        """Start the first interval between rounds."""
         self._next = 0
         self._marks.clear()
         self._timer.start()
@@ -106,7 +106,7 @@ class TransactionChecks:
     # -- a round
 
     async def round(self) -> None:
-        """Process every open half message that is stored now, for at most a minute."""
+        """Process all half messages that are open now, for at most MAX_CYCLE_S."""
         limit = self.store.max_offset(TRANS_HALF_TOPIC, 0)
         if len(self._marks) < MAX_MARKS:
             self._marks.append((self.store.max_offset(TRANS_OP_HALF_TOPIC, 0), limit))
@@ -132,9 +132,9 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Return open half messages from an offset on, and the offset after those examined.
+        """Return the open half messages among those at an offset and after it, and the offset after them.
 
-        Some of the examined half messages may not exist any more.
+        Fewer than `most` may be returned, because some records may be missing.
         """
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:
@@ -151,17 +151,17 @@ class TransactionChecks:
         return found, got.next_begin_offset
 
     async def _piece(self, offset: int, limit: int, at_once: int = AT_ONCE) -> int | None:
-        """Process some offsets from that of an open half message on.
+        """Process half messages, from the open one at `offset` on.
 
         Returns:
-            The offset of the next open half message, or None if the round is over.
+            The offset of the next open half message, or None if the round must end.
         """
         most = min(at_once, limit - offset)
         try:
             halves, behind = await self.store.executor.query(partial(self._read, offset, most))
         except OSError as error:
             if most > 1:
-                return await self._piece(offset, limit, most // 2)  # until the failing one is alone
+                return await self._piece(offset, limit, most // 2)  # until the unreadable message is alone
             self._say_unread(offset, error)
             return self.ledger.next_open(offset + 1)
         if behind <= offset:
@@ -197,10 +197,10 @@ class TransactionChecks:
         return self.ledger.next_open(behind) if behind < limit else None
 
     def _is_moved(self, half: Half) -> bool:
-        """Return whether a half message that is not due for a check is stored again nevertheless.
+        """Return whether to store a copy of a half message although it is not due for a check.
 
-        This is necessary if the message lies so far back in the log that retention may reach it. A round
-        moves a limited number of bytes, so that moved messages do not push others back.
+        This is necessary if the message is so far back in the log that retention may delete it soon. Each
+        round copies a limited number of bytes, so that copies do not push other messages back.
         """
         since = self.store.log.end - half.message.physical_offset
         if since < self.config.store.mapped_file_size_commit_log or self._room <= 0:
@@ -209,14 +209,17 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Store the results for these half messages. The future receives whether that succeeded."""
+        """Carry out the verdicts on half messages. None means that only the op is missing.
+
+        The result of the future is whether that succeeded.
+        """
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []
         taken = []
         going_on = True
         for half, verdict in todo:
             if not self.ledger.is_open(half.offset):
-                continue  # the transaction has ended in the meantime
+                continue  # it has ended meanwhile
             try:
                 then.append(self._store(half, verdict))
             except (StoreError, CommandError) as error:
@@ -245,9 +248,10 @@ class TransactionChecks:
         return done
 
     def _store(self, half: Half, verdict: Verdict | None) -> Callable[[], None]:
-        """Append the result for a half message. Return the function to call once it is stored.
+        """Append the records for a verdict. Return a function to be called once they are committed.
 
-        Raises StoreError or CommandError if it may succeed later.
+        Raises:
+            StoreError, CommandError: They cannot be appended at present.
         """
         if verdict is None:
             self.records.op(half.offset)
@@ -260,7 +264,7 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # the properties have no room for the properties of a copy
+                why = refusal.remark  # too long with the properties of a copy
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark
@@ -290,10 +294,10 @@ class TransactionChecks:
     # -- checks to producers
 
     def _send_check(self, half: Half, properties: bytes, position: int, offset: int) -> None:
-        """Send a check to one of the group's producers, in turn.
+        """Send a check to one of the group's producers, to each in turn.
 
-        Clients that may not send to the topic are skipped: any client can claim to be in the group, and the
-        check contains the message.
+        A client that may not send to the topic is skipped, because any client can claim to belong to the
+        group, and the check contains the message.
         """
         clients, turn = self.producers.online(half.group), next(self._turn)
         client = next(

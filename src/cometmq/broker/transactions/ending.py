@@ -1,12 +1,11 @@
-"""END_TRANSACTION (37): a producer commits a half message or rolls it back.
+"""Handlers of the requests that end a transaction, or resume its checks.
 
-Format: docs/reference/storage.md, Transactions.
+- END_TRANSACTION (37): a producer commits a half message, or rolls it back. The format is described in
+  docs/reference/storage.md, Transactions.
+- RESUME_CHECK_HALF_MESSAGE (323): an administrator resumes the checks of a half message that was given up.
 
-RESUME_CHECK_HALF_MESSAGE (323): an administrator lets the broker check a half message again whose checks had
-ended.
-
-Apache's broker commits a half message as often as a producer requests it. Here a transaction ends once: a
-second end, or an end that names a copy of an ended half message, is refused.
+Apache's broker commits a half message as often as a producer requests it. Here, a transaction can end only
+once: a second end is refused, even if it names another copy of the half message.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ def refused(remark: str) -> CommandError:
 
 @dataclass(eq=False, kw_only=True)
 class TransactionEnds:
-    """The processor of requests that end transactions."""
+    """Handles the requests that end transactions or resume checks."""
 
     config: BrokerConfig
     clock: Clock
@@ -68,13 +67,13 @@ class TransactionEnds:
 
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
-        self._resuming: set[int] = set()  # log positions of half messages whose checks a request resumes
+        self._resuming: set[int] = set()  # positions of half messages that are being resumed
 
     @handles(RequestCode.END_TRANSACTION)
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
-        """Handle END_TRANSACTION (37).
+        """End a transaction (37).
 
-        An end in the state "unknown" is not recorded: the next check asks the producer again.
+        If the producer sends the state "unknown", nothing is recorded, and the next check asks it again.
         """
         header = frame.header(EndTransactionRequestHeader)
         if self.store.slave:
@@ -101,7 +100,7 @@ class TransactionEnds:
     async def _end_later(
         self, connection: Connection, frame: Frame, header: EndTransactionRequestHeader
     ) -> None:
-        """Handle an end that needs reads from the device or a search first."""
+        """End a transaction after reads from the disk or a search in the index."""
         question = partial(self._half_at, header.commit_log_offset)
         try:
             half = self._named(await self.store.executor.query(question), header, connection, frame)
@@ -114,8 +113,8 @@ class TransactionEnds:
     def _half_at(self, position: int, reads: Reads) -> Half | None:
         """Return the half message at a log position, or None.
 
-        A body can contain bytes that look like a half message with the queue offset of another producer's. So
-        the queue unit of that offset must contain this position.
+        The body of a message can contain bytes that look like a half message of another producer. So the
+        queue unit at the half message's offset must point to this position.
         """
         record = self.store.lookups.record_at(position, reads)
         half = None if record is None else half_of(record)
@@ -134,7 +133,10 @@ class TransactionEnds:
         connection: Connection,
         frame: Frame,
     ) -> Half:
-        """Return the half message that a request names. Raises CommandError with Apache's remark."""
+        """Check that a request may end a half message, and return it.
+
+        Raises CommandError as Apache's broker does.
+        """
         if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
@@ -148,15 +150,15 @@ class TransactionEnds:
             raise refused("The producer group wrong")
         if half.offset != header.tran_state_table_offset:
             raise refused("The transaction state table offset wrong")
-        # Apache's broker has no such check. Without it, a half message that was stored after a power failure
-        # could be taken for the lost one.
+        # This check is CometMQ's own. After a power failure, another half message may have been stored at the
+        # position of a lost one, and a request for the lost one must not end it.
         given = {header.msg_id, header.transaction_id} - {None, ""}
         if given and half.key and not given & {half.key, half.message.offset_msg_id}:
             raise refused("The message id wrong")
         return half
 
     def _log_refusal(self, error: CommandError, header: EndTransactionRequestHeader) -> CommandError:
-        """Log a refused end, and return its error. Most producers ignore the response."""
+        """Log that an end is refused, because most producers ignore the response. Return the error."""
         if self._log_limit.allows():
             log.warning(
                 "end of transaction %s of group %s refused: %s",
@@ -165,7 +167,7 @@ class TransactionEnds:
         return error
 
     def _write_missing_op(self, half: Half) -> None:
-        """Write the missing op of a half message that has ended."""
+        """Write the op that is missing for a half message that has ended."""
         self._write(half.offset, half.first, partial(self.records.op, half.offset))
 
     def _end(
@@ -186,7 +188,7 @@ class TransactionEnds:
         work: Callable[[], None],
         answer: Callable[..., None] = lambda _code, **_: None,
     ) -> None:
-        """Append the records that close a half message. The result is reported at the end of the tick."""
+        """Append records with `work` that close a half message. Call `answer` once they are committed."""
         try:
             work()
         except StoreRefused as refusal:
@@ -208,7 +210,7 @@ class TransactionEnds:
 
     @handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Handle request 323: check the half message again, beginning with the first check."""
+        """Resume the checks of a half message that was given up (323). They start at zero again."""
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)
@@ -238,9 +240,9 @@ class TransactionEnds:
         return None
 
     async def _given_up(self, msg_id: str) -> Half:
-        """Return the half message that an offset id or a unique key names; both forms may have 32 hex digits.
+        """Return the given-up half message with an offset id or unique key. Both may have 32 hex digits.
 
-        If several messages have the key, the newest one is meant: the earlier ones were resumed. Raises
+        If several messages have the key, return the newest, because the earlier ones were resumed. Raises
         CommandError.
         """
         topic = TRANS_CHECK_MAX_TIME_TOPIC

@@ -1,8 +1,8 @@
-"""A half message: its record, the properties of its copies, and the decision of a check. It does no I/O.
+"""Half messages: their records, the properties of their copies, and the verdict of a check. It does no I/O.
 
-A copy contains the number of checks, and in TRAN_PREPARED_QUEUE_OFFSET the queue offset at which its
+A copy contains the number of checks and, in TRAN_PREPARED_QUEUE_OFFSET, the queue offset at which its
 transaction began. The born time of a copy is never later than the store time of the first message, so that a
-producer whose clock is ahead gets no additional time (docs/reference/storage.md, Transactions).
+producer whose clock is fast gets no additional time (docs/reference/storage.md, Transactions).
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cometmq.protocol.record.layout import COMMITTED, TRANSACTION_MASK
 from cometmq.protocol.record.one import Buffer, decode_record, encode_record, properties_of
 
 REMOVED = b"d"
-"""The tag of an op message, which closes the half messages in its body."""
+"""The tag of an op, a record that closes the half messages whose offsets its body contains."""
 MIN_CHECKS = 15
-"""A message never expires before this many checks: its producers may start later than the broker."""
+"""The minimum number of checks before a half message expires, because its producers may start late."""
 _DIGITS = 18
 
 
 def number_of(text: str | None) -> int | None:
-    """Return a decimal number without a sign, or None for other text."""
+    """Return a decimal number without a sign, or None if the text is not one."""
     return int(text) if text and len(text) <= _DIGITS and text.isascii() and text.isdigit() else None
 
 
@@ -36,11 +36,11 @@ class Half(msgspec.Struct, frozen=True):
 
     message: MessageExt
     properties: bytes
-    """The stored properties."""
+    """The properties in their stored form."""
     checks: int | None
-    """The number of checks so far; None if no check has stored the message again."""
+    """The number of checks so far, or None if this is not a copy made by a check."""
     prepared: int | None
-    """The queue offset of the first message of the transaction; None for the first message itself."""
+    """The queue offset of the transaction's first message, or None if this is the first message."""
 
     @property
     def offset(self) -> int:
@@ -48,17 +48,17 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def first(self) -> int:
-        """The queue offset at which the transaction began."""
+        """The queue offset of the first message of the transaction."""
         return self.offset if self.prepared is None else self.prepared
 
     @property
     def key(self) -> str:
-        """The unique key, or ""."""
+        """The unique key of the message, or ""."""
         return self.message.properties.get(names.UNIQ_KEY, "")
 
     @property
     def group(self) -> str:
-        """The producer group."""
+        """The producer group that can end the transaction."""
         return self.message.properties.get(names.PGROUP, "")
 
     @property
@@ -67,28 +67,28 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def immunity_ms(self) -> int | None:
-        """The minimum age before the first check, if the sender has set one."""
+        """The minimum age in ms before the first check, or None if the sender has not set one."""
         seconds = number_of(self.message.properties.get(names.CHECK_IMMUNITY_TIME_IN_SECONDS))
         return None if seconds is None else 1000 * seconds
 
     @property
     def since_ms(self) -> int:
-        """The time from which a half message's age counts: the store time of the first message."""
+        """The time (ms) from which the age of the half message is counted."""
         return self.message.store_timestamp_ms if self.is_first else self.born_ms
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first message of its transaction. A resumed message counts as the first one."""
+        """Whether this is the first message of its transaction, or one whose checks were resumed."""
         return self.prepared is None and not self.checks
 
     @property
     def born_ms(self) -> int:
-        """The born time for the copies of the half message."""
+        """The born time (ms) that copies of the half message have."""
         return min(self.message.store_timestamp_ms, self.message.born_timestamp_ms)
 
 
 def half_of(record: Buffer, at: int = 0) -> Half:
-    """Return the half message of a record. Raises RecordError."""
+    """Decode a record as a half message. Raises RecordError if the record is damaged."""
     message = decode_record(record, at)
     found = message.properties
     return Half(
@@ -100,7 +100,7 @@ def half_of(record: Buffer, at: int = 0) -> Half:
 
 
 def is_half(message: MessageExt) -> bool:
-    """Return whether a record is a half message. All half messages lie in queue 0."""
+    """Return whether a message is a half message. All half messages are in queue 0 of their topic."""
     return message.topic == TRANS_HALF_TOPIC and message.queue_id == 0
 
 
@@ -108,7 +108,10 @@ def is_half(message: MessageExt) -> bool:
 
 
 class Limits(msgspec.Struct, frozen=True):
-    """transactionTimeOut, transactionCheckMax, and the store time up to which retention deletes segments."""
+    """The settings transactionTimeOut (ms) and transactionCheckMax, and a store time (ms).
+
+    Retention deletes segments whose messages were stored before that time.
+    """
 
     timeout_ms: int
     most_checks: int
@@ -116,7 +119,7 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Verdict(enum.Enum):
-    """The decision of a check about an open half message."""
+    """The verdict of a check on an open half message."""
 
     WAIT = "it is too young, and so are those behind it"
     PUT_BACK = "its sender has asked for more time: it stays, or a copy of it is stored behind the others"
@@ -125,10 +128,10 @@ class Verdict(enum.Enum):
 
 
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
-    """Return the decision about an open half message.
+    """Return the verdict on an open half message.
 
-    A clock that was set back makes the message old enough. A clock that was set forward, or a long downtime
-    of the broker, does not expire the message before it was checked.
+    If the clock was set back, the message counts as old enough. If it was set forward, or the broker was
+    stopped for long, the message does not expire before it has been checked.
     """
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
@@ -146,12 +149,12 @@ def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
 
 
 def with_beginning(half: Half) -> bytes:
-    """Return a half message's properties with the offset at which its transaction began."""
+    """Return a half message's properties with the queue offset at which its transaction began."""
     return put(half.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode(), b"%d" % half.first)
 
 
 def copy_properties(half: Half, *, checked: bool) -> bytes:
-    """Return the properties for the next copy of a half message."""
+    """Return the properties of the next copy of a half message."""
     properties = with_beginning(half)
     if checked:
         properties = put(properties, names.TRANSACTION_CHECK_TIMES.encode(), b"%d" % ((half.checks or 0) + 1))
@@ -159,20 +162,20 @@ def copy_properties(half: Half, *, checked: bool) -> bytes:
 
 
 def same_transaction(half: Half, other: Half) -> bool:
-    """Return whether two half messages with the same key are copies of one transaction.
+    """Return whether two half messages with the same key belong to the same transaction.
 
-    A producer that has sent a message twice has two transactions. Copies by Apache's broker do not contain
-    the offset of their beginning, but the number of checks.
+    They may not: a producer that has sent a message twice has two transactions. Copies made by Apache's
+    broker contain the number of checks, but not the offset at which the transaction began.
     """
     by_apache = other.prepared is None and (other.checks or 0) > (half.checks or 0)
     return by_apache or other.first == half.first
 
 
 def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
-    """Return whether a message is the committed message of a transaction.
+    """Return whether `message` is the message that the commit of a transaction has stored.
 
-    A committed message contains the log position of one of the transaction's half messages, or the offset at
-    which the transaction began.
+    It contains the log position of one of the transaction's half messages, or the queue offset at which the
+    transaction began.
     """
     properties = message.properties
     return (
@@ -186,13 +189,13 @@ def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """Return the offsets of the half messages in an op: one number (4.9), or several with commas (5.x)."""
+    """Return the offsets in the body of an op: one (4.9), or several that are separated by commas (5.x)."""
     parts = body.decode("ascii", "replace").split(",")
     return [number for part in parts if (number := number_of(part)) is not None]
 
 
 def check_body(half: Half, properties: bytes, position: int, offset: int, queue_id: int) -> bytes:
-    """Return the record for a check: the copy at this position, with its real topic and queue."""
+    """Return the record that a check contains: the copy at this position, with its real topic and queue."""
     message = half.message
     return encode_record(
         half.real_topic,

@@ -1,8 +1,8 @@
-"""Transactions from before this start: which of them are open, whichever broker ran on the store.
+"""Transactions from before this start: determines which are open, even if another broker has used the store.
 
-Ops contain the offsets of closed half messages. A crash may have destroyed an op but not the record that was
-written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before anything
-is done with an inherited half message, the store is searched by its key for its end or a later copy.
+Ops contain the offsets of closed half messages. But a crash may have destroyed an op and not the record
+written with it, or the reverse, and Apache's 5.x broker keeps ops in memory for seconds. So before an
+inherited half message is used, the store is searched by its key for a committed message or a later copy.
 """
 
 from __future__ import annotations
@@ -28,35 +28,36 @@ from cometmq.store import WAITING, GetStatus, MessageStore
 log = logs.logger(__name__)
 
 OPS_AT_ONCE = 32
-SAME_KEY = 64  # maximum newest messages with the key of a half message that are examined
+SAME_KEY = 64  # maximum number of messages with the same key that are examined
 BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
 """The maximum number of half messages that a crash may have destroyed.
 
-A crash destroys the half messages of about a second. An op with an offset above this maximum is invalid.
+It is far above the number stored in one second, which a crash can destroy. An op whose offset is further
+beyond the end of the queue is invalid.
 """
 
 
 class Inherited:
-    """The transactions of earlier runs. Half messages from the offset `end` on belong to this run."""
+    """The transactions of earlier runs. Half messages at and after the offset `end` belong to this run."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
         self.restart()
 
     def restart(self) -> None:
-        """Treat all stored half messages as inherited, because other brokers have written the log."""
+        """Treat all stored half messages as inherited, because another broker may have stored them."""
         self.end = self._behind = self._store.max_offset(TRANS_HALF_TOPIC, 0)
 
     def begin(self, offsets: ConsumerOffsets, topic: str) -> int:
-        """Return the offset at which the processing of the half messages' or the ops' queue continues."""
+        """Return the stored offset of a queue of half messages or ops, limited to the queue's bounds."""
         stored = offsets.query(TRANS_GROUP, topic, 0)
         return min(max(stored, self._store.min_offset(topic, 0)), self._store.max_offset(topic, 0))
 
     def load(self, offsets: ConsumerOffsets, ledger: Ledger) -> None:
-        """Fill an empty bitmap with the state of the stored half messages.
+        """Fill an empty ledger with the state of the stored half messages.
 
-        A thread must call this method, because it may wait for the device, before any message is stored.
+        It must run in a thread, because it may wait for the disk, and before any new message is stored.
         """
         ledger.head = self.begin(offsets, TRANS_HALF_TOPIC)
         begun = offset = self.begin(offsets, TRANS_OP_HALF_TOPIC)
@@ -88,9 +89,9 @@ class Inherited:
         return closed_by(op.body)
 
     def fill(self, records: TransactionRecords) -> None:
-        """Store fillers at the offsets of half messages that a crash destroyed but whose ops exist.
+        """Store fillers in place of half messages that a crash has destroyed, but whose ops exist.
 
-        Otherwise these ops would close new half messages with the same offsets.
+        Otherwise these ops would close the next half messages, which would get the same offsets.
         """
         for offset in range(self.end, self._behind):
             try:
@@ -101,14 +102,14 @@ class Inherited:
         self.end = self._behind
 
     async def is_settled(self, half: Half) -> bool:
-        """Return whether an inherited half message is closed without an op.
+        """Return whether an inherited half message is closed although its op is missing.
 
-        That is the case if it was committed, a later copy replaces it, or it is a filler.
+        It is closed if it was committed, if a later copy exists, or if it is a filler.
         """
         if half.offset >= self.end:
             return False
         if not half.group:
-            return True  # a filler, which no producer can end
+            return True  # only fillers have no group
         if not half.key:
             return False
         positions = {half.message.physical_offset}
@@ -122,7 +123,7 @@ class Inherited:
         return any(ends(decode_record(record), half, positions) for record in found)
 
     async def is_resumed(self, given_up: Half) -> bool:
-        """Return whether checks of a message that was given up are, or were, resumed."""
+        """Return whether the checks of a half message that was given up have been resumed."""
         if not given_up.key:
             return False
         found = [half_of(record) for record in await self._with_key(TRANS_HALF_TOPIC, given_up)]
@@ -134,7 +135,7 @@ class Inherited:
 
 
 def _readable(data: bytes) -> list[MessageExt]:
-    """Return the messages in these records, without records that cannot be read."""
+    """Decode records. Log and omit those that are damaged."""
     found = []
     for start in record_starts(data)[0]:
         try:

@@ -1,22 +1,25 @@
 """The bitmap of open and closed half messages. It does no I/O.
 
-Half messages have consecutive offsets in one queue. An open one was neither committed, rolled back nor given
-up, and no later copy replaces it. All messages before `head` are closed; after it, each message has a bit, so
-that a million half messages take 125 kB.
+Half messages have consecutive offsets in one queue. A half message is open if it was not committed, rolled
+back or given up, and no later copy replaces it. All half messages before `head` are closed. Each later one
+has a bit, so a million half messages take 125 kB.
 """
 
 from __future__ import annotations
 
-CHUNK = 4096  # bits per number of the bitmap
+CHUNK = 4096  # bits in one integer of the bitmap
 MAX_COPIES = 100_000
 """The maximum number of transactions whose newest copy is recorded.
 
-For further transactions, an end that contains an older copy is refused, and the next check decides.
+For other transactions, an end that names an older copy is refused; the producer is asked in the next check.
 """
 
 
 class Ledger:
-    """The offsets of half messages, open or closed. `taken` holds those whose end is being written."""
+    """The state of all half messages.
+
+    `_taken` has the offsets of those whose end or copy is being written.
+    """
 
     __slots__ = ("_closed", "_newest", "_taken", "head")
 
@@ -27,14 +30,14 @@ class Ledger:
         self._newest: dict[int, int] = {}
 
     def clear(self) -> None:
-        """Remove all half messages."""
+        """Forget all half messages."""
         self.head = 0
         self._closed.clear()
         self._taken.clear()
         self._newest.clear()
 
     def is_open(self, offset: int) -> bool:
-        """Return whether a half message may be ended or copied at this time."""
+        """Return whether a half message is open, and neither its end nor a copy is being written."""
         return offset >= self.head and not self._bit(offset) and offset not in self._taken
 
     def _bit(self, offset: int) -> int:
@@ -42,7 +45,7 @@ class Ledger:
         return self._closed.get(chunk, 0) >> bit & 1
 
     def next_open(self, offset: int) -> int:
-        """Return the first offset from this one on that is not closed."""
+        """Return the first offset at or after this one that is not closed."""
         chunk, bit = divmod(max(offset, self.head), CHUNK)
         while True:
             closed = self._closed.get(chunk, 0) >> bit
@@ -52,7 +55,7 @@ class Ledger:
             chunk, bit = chunk + 1, 0
 
     def count_open(self, end: int) -> int:
-        """Return the number of half messages before `end` that are not closed."""
+        """Return the number of half messages before the offset `end` that are not closed."""
         if end <= self.head:
             return 0
         (first, low), (last, high) = divmod(self.head, CHUNK), divmod(end, CHUNK)
@@ -66,20 +69,20 @@ class Ledger:
     # -- changes of state
 
     def take(self, offset: int) -> None:
-        """Mark a half message, because its end or its copy is being written."""
+        """Record that the end or a copy of a half message is being written."""
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Mark the half message as open again, because the write failed."""
+        """Record that the write has failed, so the half message is open again."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """Close a half message, because the write succeeded."""
+        """Record that the write has succeeded, so the half message is closed."""
         self._taken.discard(offset)
         self.close_range(offset, offset + 1)
 
     def close_range(self, start: int, stop: int) -> None:
-        """Close a range of half messages, some of which may not exist."""
+        """Close all half messages from `start` to before `stop`. Some of them may not exist."""
         start = max(start, self.head)
         while start < stop:
             chunk, bit = divmod(start, CHUNK)
@@ -88,7 +91,7 @@ class Ledger:
             start += count
 
     def advance(self, end: int) -> None:
-        """Advance the head past committed and rolled back half messages, up to the end of the queue."""
+        """Advance the head to the first half message that is not closed, or to `end`, the queue's end."""
         head = min(self.next_open(self.head), end)
         for chunk in range(self.head // CHUNK, head // CHUNK):
             self._closed.pop(chunk, None)
@@ -97,17 +100,20 @@ class Ledger:
     # -- copies
 
     def copied(self, first: int, copy: int) -> None:
-        """Record a new copy, which replaces the transaction that began at `first`."""
+        """Record the newest copy of the transaction that began at `first`."""
         if first in self._newest or len(self._newest) < MAX_COPIES:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """Record that the transaction that began at `first` has ended with its copy at `offset`."""
+        """Forget the newest copy of the transaction that began at `first`, if it is at `offset` and ended."""
         if self._newest.get(first) == offset:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
-        """Return the open copy that replaces the copy of a transaction at `offset`, or None."""
+        """Return the offset of a transaction's open half message, or None if the transaction has ended.
+
+        This is `offset`, which a request names, or the newest copy of the transaction that began at `first`.
+        """
         if self.is_open(offset):
             return offset
         newest = self._newest.get(first)

@@ -1,8 +1,8 @@
-"""The records of transactions: ops, committed messages, copies of half messages.
+"""Stores the records of transactions: committed messages, copies of half messages, and ops, which close them.
 
-The record that closes a half message (the twin) precedes the op in the same write. If that write is torn, the
-half message is still open, and the twin is found again (see inherited.py). The op contains the position of
-its twin, so that an op whose twin is lost closes nothing.
+In one write, the op follows the record because of which the half message is closed (the twin of the op). If
+the write is incomplete and the op is lost, the half message seems open, but its twin is found (see
+inherited.py). The op contains the position of its twin, so an op whose twin was lost closes nothing.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ OP_TAGS_CODE = stored_tags_code(OP_PROPERTIES)
 
 
 class Damaged(CommandError):
-    """A half message cannot be stored again, because its damaged body would get a valid CRC."""
+    """A half message cannot be stored again: the new CRC would hide that its body is damaged."""
 
 
 @dataclass(eq=False, kw_only=True)
 class TransactionRecords:
-    """Appends records to the tick; the caller receives the result from `writer`.
+    """Appends the records of transactions to the current tick. Callers get the result from `writer`.
 
     If a method raises StoreRefused or CommandError, it has appended nothing.
     """
@@ -54,7 +54,7 @@ class TransactionRecords:
     _owed: list[tuple[int, int]] = field(default_factory=list)
 
     def op(self, offset: int, twin: int = 0) -> None:
-        """Close a half message. `twin` is the log position of the record that has closed it, or 0."""
+        """Append an op, which closes a half message. `twin` is the log position of the op's twin, or 0."""
         self.topics.ensure(TRANS_OP_HALF_TOPIC, 1)
         self.store.appender.append(
             TRANS_OP_HALF_TOPIC,
@@ -69,9 +69,9 @@ class TransactionRecords:
         )
 
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
-        """Append the op for the record just appended.
+        """Append the op whose twin has just been appended.
 
-        Without space, the op is written later (it is owed), but the message is closed now.
+        If there is no space for it, it is recorded as owed, and written later by `pay`.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -80,7 +80,7 @@ class TransactionRecords:
             self._owed.append((offset, twin.physical_offset))
 
     def pay(self) -> None:
-        """Append the ops that are owed."""
+        """Append the ops that could not be written earlier."""
         owed, self._owed = self._owed, []
         for number, (offset, twin) in enumerate(owed):
             try:
@@ -98,11 +98,14 @@ class TransactionRecords:
             self.writer.appended(outcome)
 
     def taken_back(self, offset: int) -> None:
-        """Forget an owed op, because the tick that closed its message was not written."""
+        """Forget the owed op of a half message, because the write of its twin has failed."""
         self._owed = [owed for owed in self._owed if owed[0] != offset]
 
     def commit(self, half: Half, offset: int) -> None:
-        """Make the message visible to consumers, and close the half message, or its copy, at `offset`."""
+        """Store the message of a half message for consumers.
+
+        Close the half message, or its copy, at `offset`.
+        """
         topic, queue_id = destination(self.topics, half.properties)
         properties = half.properties if offset == half.offset else with_beginning(half)
         sys_flag = half.message.sys_flag & ~int(SysFlag.TRANSACTION_MASK) | int(SysFlag.TRANSACTION_COMMIT)
@@ -111,19 +114,19 @@ class TransactionRecords:
         self._op_behind(twin, offset)
 
     def copy(self, half: Half, properties: bytes) -> TickMessage:
-        """Store a copy of a half message at the end of the queue, and close the old one."""
+        """Store a copy of a half message at the end of its queue, and close the half message."""
         twin = self._append(TRANS_HALF_TOPIC, 0, half, properties, born_timestamp_ms=half.born_ms)
         self._op_behind(twin, half.offset)
         return twin
 
     def give_up(self, half: Half) -> None:
-        """Store a half message in the topic of unchecked messages, and close it."""
+        """Store a half message in the topic of those that are no longer checked, and close it."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
         twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Store a filler at the next offset of half messages, because an op with that offset exists."""
+        """Store a filler as the next half message, and close it: an op with its offset exists already."""
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,
@@ -135,7 +138,7 @@ class TransactionRecords:
         self.op(offset)
 
     def resume(self, half: Half, properties: bytes) -> None:
-        """Store a half message again, so that the checks of a message that was given up resume."""
+        """Store a given-up half message as a new half message, so that its checks resume."""
         self._append(TRANS_HALF_TOPIC, 0, half, properties)
 
     def _append(
@@ -147,7 +150,7 @@ class TransactionRecords:
         prepared_position: int = 0,
         **changed: int,
     ) -> TickMessage:
-        """Append a half message with `changed` fields."""
+        """Append a copy of a half message. `changed` has fields of the record that differ from it."""
         message = half.message
         if message.body and body_crc(message.body) != message.body_crc:
             why = f"the half message is damaged at log position {message.physical_offset}"

@@ -1,4 +1,4 @@
-"""The parts of a broker's transactions."""
+"""The parts of a broker that handle transactions, and their connections with each other."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cometmq.store import Clock, MessageStore
 
 @dataclass(eq=False, kw_only=True)
 class TransactionService:
-    """The transactions of a broker: `ends` handles requests, `checks` sends checks to producers."""
+    """Handles the transactions of a broker: `ends` handles requests, `checks` sends checks to producers."""
 
     config: BrokerConfig
     clock: Clock
@@ -50,16 +50,16 @@ class TransactionService:
         )  # fmt: skip
 
     def restart(self) -> None:
-        """Reset the state before `load`, because other brokers have written the log in the meantime."""
+        """Reset the state before `load`, because other brokers may have written the log meanwhile."""
         self.ledger.clear()
         self.inherited.restart()
 
     def load(self) -> None:
-        """Determine which half messages are open. A thread must call it. Raises OSError."""
+        """Determine which half messages are open. It must run in a thread. Raises OSError."""
         self.inherited.load(self.tables.offsets, self.ledger)
 
     def fill(self) -> None:
-        """Store fillers at offsets that a crash has left, before any message is sent."""
+        """Replace half messages that a crash has destroyed with fillers, before any new one is stored."""
         self.inherited.fill(self.records)
         self.writer.appended()
 
