@@ -42,10 +42,7 @@ COMMAND = (sys.executable, "-P", "-m", "cometmq.filtersrv.process")
 
 @dataclass(eq=False)
 class FilterServers:
-    """Starts the filter servers and accepts their registrations.
-
-    It must be created in a running event loop.
-    """
+    """Starts filter servers and accepts their registrations. Must be created in a running event loop."""
 
     config: BrokerConfig
     clock: Clock
@@ -84,10 +81,7 @@ class FilterServers:
 
     @handles(RequestCode.REGISTER_FILTER_SERVER)
     def register_filter_server(self, connection: Connection, frame: Frame) -> Frame:
-        """Register the address of a filter server for consumers.
-
-        Each filter server repeats this every 10 s.
-        """
+        """Register a filter server's address for consumers. Each filter server repeats this every 10 s."""
         header = frame.header(RegisterFilterServerRequestHeader)
         if not hmac.compare_digest((header.token or "").encode("utf-8", "replace"), self._token.encode()):
             raise CommandError(

@@ -375,10 +375,7 @@ class BrokerParts:
             self.transactions.load()
 
     def resume(self) -> None:
-        """Complete work that the last stop interrupted.
-
-        It runs after `load`, before the broker serves requests.
-        """
+        """Complete work that the last stop interrupted, after `load` and before requests are served."""
         if self.store.raft_log is None:  # in a raft group, the leader determines the topics
             self.tables.adopt()
         if not self.store.slave:

@@ -26,10 +26,7 @@ log = logs.logger(__name__)
 
 
 def read_config(path: str, settings: Sequence[str] = ()) -> BrokerConfig:
-    """Read a settings file, and apply `settings`, texts such as `key=value`.
-
-    Raises OSError or ConfigError.
-    """
+    """Read a settings file, and apply `settings` ("key=value" texts). Raises OSError or ConfigError."""
     more = {key.strip(): value.strip() for key, _, value in (text.partition("=") for text in settings)}
     with settings_of(path, more):
         return BrokerConfig.from_properties({**read_properties_file(path), **more})

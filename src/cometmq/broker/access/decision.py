@@ -23,10 +23,7 @@ class Verdict(NamedTuple):
 
 
 class Policy:
-    """All accounts and white lists in force at one time.
-
-    They are immutable; a reload creates a new policy.
-    """
+    """All accounts and white lists in force at one time. It is immutable; a reload creates a new one."""
 
     def __init__(self, white: Iterable[AddressPattern], accounts: Iterable[Account]) -> None:
         self._white = list(white)

@@ -277,10 +277,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy a group's offsets to another group.
-
-        If the source group is online, copy only subscribed topics.
-        """
+        """Copy a group's offsets to another group; for an online source group, only of subscribed topics."""
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)

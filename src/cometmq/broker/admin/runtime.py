@@ -124,10 +124,7 @@ class RuntimeAdmin:
 
     @handles(RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     async def clean_expired_consumequeue(self, connection: Connection, frame: Frame) -> Frame:
-        """Recalculate the minimum offsets.
-
-        Then start to delete queue and index files that have no records left.
-        """
+        """Recalculate the minimum offsets, and start to delete queue and index files without records."""
         store = self.store
         log.info("cleaning up consume queues and index, as requested by %s", connection.peer)
         store.retention.recheck_everything()

@@ -88,10 +88,7 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC)
     async def update_and_create_topic(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace a topic.
-
-        The response is sent once the topic is registered with the name servers.
-        """
+        """Create or replace a topic. The response is sent once the name servers have registered it."""
         header = frame.header(CreateTopicRequestHeader)
         wanted = TopicConfig(
             topic_name=header.topic,

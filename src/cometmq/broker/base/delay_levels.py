@@ -21,10 +21,7 @@ STEP_MS = 10
 
 
 class DelayLevels(msgspec.Struct, frozen=True):
-    """The delays of all levels, in ms.
-
-    Levels count from 1: the delay of a level is `delays_ms[level - 1]`.
-    """
+    """The delays of all levels in ms. Levels count from 1: a level's delay is `delays_ms[level - 1]`."""
 
     delays_ms: tuple[int, ...]
 

@@ -28,18 +28,12 @@ CHECK_BY_THEMSELVES = frozenset(
 
 
 def check_topic(topic: str | None, version: int) -> str:
-    """Return a topic name if it is valid.
-
-    Otherwise raise CommandError, with code 1, or 29 for a 5.x request.
-    """
+    """Return a topic name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
     return _checked(topic, "topic", MAX_TOPIC_LENGTH, version)
 
 
 def check_group(group: str | None, version: int) -> str:
-    """Return a group name if it is valid.
-
-    Otherwise raise CommandError, with code 1, or 29 for a 5.x request.
-    """
+    """Return a group name if it is valid. Raises CommandError with code 1, or 29 for a 5.x request."""
     return _checked(group, "group", MAX_GROUP_LENGTH, version)
 
 

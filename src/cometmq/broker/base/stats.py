@@ -73,10 +73,7 @@ class SpanCounts(Generic[K]):
 
 
 class Totals(msgspec.Struct, frozen=True):
-    """The broker's counters at the time `at_ms`.
-
-    `transferred` is the number of messages sent to consumers.
-    """
+    """The counters at the time `at_ms`. `transferred` is the number of messages sent to consumers."""
 
     at_ms: int
     put: int = 0

@@ -11,10 +11,7 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""The number of items between two pauses.
-
-An item takes up to 20 µs, so they block the loop for about 1 ms.
-"""
+"""The number of items between two pauses. At up to 20 µs per item, they block the loop for about 1 ms."""
 ENTRIES_INLINE = 512
 """The maximum entries of a response that the loop encodes, at 3 µs each. A thread encodes longer ones."""
 
@@ -46,8 +43,5 @@ async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence
 
 
 async def encoded(body: Body, entries: int) -> bytes:
-    """Encode a body: in the event loop if it has few entries, otherwise in a thread.
-
-    The body must not change meanwhile.
-    """
+    """Encode a body that no longer changes: in the event loop if it has few entries, else in a thread."""
     return body.encode() if entries <= ENTRIES_INLINE else await asyncio.to_thread(body.encode)

@@ -55,10 +55,7 @@ class Replicas(Protocol):
 
 
 class Writer:
-    """Commits the appends of a tick and sends their responses.
-
-    The remoting server's tick calls `end_tick`.
-    """
+    """Commits the appends of a tick and sends the responses, when the server's tick calls `end_tick`."""
 
     def __init__(
         self,

@@ -82,10 +82,7 @@ class ConsumerGroup(Group):
         self.own_limit_told = RETRY_MAX_TIMES  # the last configured retry limit that was logged as overridden
 
     def wants(self) -> dict[str, Wants]:
-        """Return the subscriptions by client id.
-
-        For a client with several connections, the newest one counts.
-        """
+        """Return the subscriptions by client id; of several connections, the newest one counts."""
         return {client.client_id: client.wants for client in self.by_channel.values()}
 
     def settings(self) -> dict[str, Settings]:

@@ -112,10 +112,7 @@ class PullRequest:
 
 @dataclass(eq=False, kw_only=True)
 class PullProcessor:
-    """Handles the pulls of a broker.
-
-    Its `end_tick` must run after the writer's, so sends are answered first.
-    """
+    """Handles the pulls of a broker. Its `end_tick` must run after the writer's, which answers sends."""
 
     config: BrokerConfig
     store: MessageStore
@@ -450,10 +447,7 @@ class PullProcessor:
             self.tick.schedule()
 
     def end_tick(self) -> None:
-        """Serve woken pulls, up to the limits per tick.
-
-        Schedule the service of waiting pulls after the tick.
-        """
+        """Serve woken pulls, up to the limits per tick, and schedule waiting pulls for after the tick."""
         ready = self._ready
         most = self._given + WOKEN_BYTES
         for _ in range(min(len(ready), WOKEN_PER_TICK)):

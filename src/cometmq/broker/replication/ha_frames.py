@@ -16,10 +16,7 @@ HEADER = struct.Struct(">qi")
 
 
 def cut(position: int, data: memoryview, most: int) -> Iterator[bytes | memoryview]:
-    """Divide the log bytes at `position` into frames of at most `most` bytes.
-
-    Yield header and bytes of each.
-    """
+    """Divide log bytes into frames of at most `most` bytes. Yield the header and the bytes of each."""
     for start in range(0, len(data), most):
         piece = data[start : start + most]
         yield HEADER.pack(position + start, len(piece))

@@ -26,10 +26,7 @@ import msgspec
 TURN_INTERVAL_S = 0.5
 """The maximum interval, in seconds, between two calls of `turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
-"""The maximum number of log bytes in one Send.
-
-A slave that is further behind receives several in sequence.
-"""
+"""The maximum number of log bytes in one Send. A slave that is further behind receives several."""
 NOWHERE = 1 << 62
 """A position that is greater than that of any log."""
 
@@ -197,10 +194,7 @@ class HaMaster:
     # -- deciding
 
     def _judge(self, slave: Slave, log: LogState) -> str:
-        """Apply a slave's last report.
-
-        Return why it is impossible or cannot be served, or "" if it is valid.
-        """
+        """Apply a slave's report. Return why it is impossible or cannot be served, or "" if it is valid."""
         position, slave.reported = slave.reported, None
         if position is None:
             return ""

@@ -123,10 +123,7 @@ class HaSlave:
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
-        """Why the last connection or attempt ended, or why the slave has stopped.
-
-        "" while it follows a master.
-        """
+        """Why the last connection or attempt ended, or the slave has stopped; "" while it is following."""
         self.diverged = False
         """Whether the last comparison found that the logs of master and slave diverge."""
         self.master_end = -1
@@ -140,10 +137,7 @@ class HaSlave:
     # -- events
 
     def follow(self, now: float, master: MasterAddress | None) -> None:
-        """Follow `master`.
-
-        None means that no master is known at present; the slave then keeps its last master.
-        """
+        """Follow `master`. None means that no master is known now; the slave then keeps its last one."""
         if master is None or master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):

@@ -256,10 +256,7 @@ class MetadataSync:
         }
 
     def take_deletions(self, table: TopicConfigTable) -> None:
-        """Apply the deletions in another member's table.
-
-        It is for a new leader, whose own log is complete.
-        """
+        """Apply the deletions in another member's table, on a new leader, whose own log is complete."""
         end = self._store.log.end
         self._deleted |= {topic: min(each, end) for topic, each in self.unknown_deletions(table).items()}
         self.delete()

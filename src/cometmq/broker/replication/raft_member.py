@@ -184,10 +184,7 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether the log was lost or damaged and is not complete yet.
-
-        Until then, this member has no vote.
-        """
+        """Whether the log was lost or damaged and is still incomplete; if so, this member has no vote."""
         return self._state.suspect
 
     async def start(self, host: str) -> None:

@@ -84,10 +84,7 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Write the parts of the state that differ from `before` to the disk. Raises OSError.
-
-    It must run in a thread.
-    """
+    """Write what differs from `before` to the disk. It must run in a thread. Raises OSError."""
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))

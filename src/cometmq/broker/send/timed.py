@@ -21,10 +21,7 @@ from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
 from cometmq.text import printable
 
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-"""The properties that can contain a delivery time.
-
-If a message has several, the first one in this order counts.
-"""
+"""The properties that can contain a delivery time. Of several, the first in this order counts."""
 _PROOF_S = 60.0
 """How long, in seconds, a clock that has jumped forward must stay there before messages are delivered by it.
 

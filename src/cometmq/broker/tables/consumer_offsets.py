@@ -1,7 +1,4 @@
-"""Consumer offsets: the next offset of each consumer group in each queue.
-
-Their file is consumerOffset.json.
-"""
+"""Consumer offsets: each group's next offset in each queue. Their file is consumerOffset.json."""
 
 from __future__ import annotations
 

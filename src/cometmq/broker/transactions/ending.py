@@ -133,10 +133,7 @@ class TransactionEnds:
         connection: Connection,
         frame: Frame,
     ) -> Half:
-        """Check that a request may end a half message, and return it.
-
-        Raises CommandError as Apache's broker does.
-        """
+        """Return the half message that a request may end. Raises CommandError as Apache's broker does."""
         if half is None:
             raise refused("Find prepared transaction message failed")
         if self.check_write is not None:
