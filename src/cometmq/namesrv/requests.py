@@ -317,7 +317,7 @@ class RequestProcessor:
 
     @handles(RequestCode.GET_NAMESRV_CONFIG)
     def get_namesrv_config(self, _connection: Connection, request: Frame) -> Answer:
-        """Return all settings."""
+        """Return all settings of the name server, without secrets."""
         return request.response(
             body=format_properties(without_secrets(self.config.now.to_properties())).encode()
         )

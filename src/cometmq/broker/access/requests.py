@@ -47,7 +47,7 @@ class AclRequests:
 
     @handles(RequestCode.UPDATE_AND_CREATE_ACL_CONFIG)
     async def update_and_create_acl_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Add or change an account."""
+        """Add an account, or change an existing one."""
         header = frame.header(CreateAccessConfigRequestHeader)
         guard = self._guard(frame, ResponseCode.UPDATE_AND_CREATE_ACL_CONFIG_FAILED)
 

@@ -153,7 +153,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
         4_000_000  # CometMQ's own; each message takes 30 bytes of memory
     )
-    recall_message_enable: bool = True  # Apache: false
+    recall_message_enable: bool = True  # Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000

@@ -23,7 +23,7 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class OffsetMovedEvents:
-    """Stores the events in the topic OFFSET_MOVED_EVENT."""
+    """Stores events about corrected offsets in the topic OFFSET_MOVED_EVENT."""
 
     clock: Clock
     store: MessageStore

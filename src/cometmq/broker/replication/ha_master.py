@@ -169,9 +169,10 @@ class HaMaster:
         """Return the number of slaves that have the log up to `position`.
 
         In the protocol, slaves have no names, so connections are counted. A connection over which the slave
-        received bytes before `position` counts in any case. The connections that began after `position` count
-        once per address, and only if no other connection of the address counts. Otherwise a slave that
-        reconnects before the master has noticed the loss of its old connection would count twice.
+        received bytes before `position` counts in any case. Connections whose slave already had these bytes
+        when it connected count once per address, and only if no other connection of the address counts.
+        Otherwise a slave that reconnects before the master has noticed the loss of its old connection would
+        count twice.
         """
         got, had = [], set()
         for slave in self.slaves.values():

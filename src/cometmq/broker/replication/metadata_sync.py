@@ -173,7 +173,7 @@ class MetadataSync:
         self._timer.cancel()
 
     def follow(self, master_addr: str) -> None:
-        """Copy from this master from now on."""
+        """Copy the tables of the master with this address from now on."""
         if master_addr != self.master_addr:
             self.master_addr = master_addr
             self._master_offsets = None

@@ -69,7 +69,7 @@ class LeaderRole(Protocol):
         """Start to deliver delayed messages, and register as the master."""
 
     def follow(self) -> None:
-        """Stop the leader's work."""
+        """Stop the work of the leader."""
 
     def met(self) -> None:
         """Handle a handshake: another member has sent its name and its broker's address."""

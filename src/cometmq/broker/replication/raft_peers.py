@@ -67,7 +67,7 @@ class _Incoming(asyncio.Protocol):
         self._patience: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport does not derive from asyncio's.
+        # A cast is needed, because uvloop's transport does not derive from asyncio's.
         self.transport = transport = cast("asyncio.Transport", transport)
         if self._peers.stopped or not self._peers.has_room():
             transport.abort()
@@ -160,7 +160,7 @@ class _Link(asyncio.Protocol):
             self.transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # uvloop's transport does not derive from asyncio's.
+        # A cast is needed, because uvloop's transport does not derive from asyncio's.
         self.transport = transport = cast("asyncio.Transport", transport)
         _ends_when_silent(transport)
         transport.write(self.hello())

@@ -96,7 +96,7 @@ class Pending:
 
     @property
     def recalls(self) -> int:
-        """The number of waiting recalls."""
+        """The number of recalls whose messages may still be waiting."""
         return len(self._recalls)
 
     def begin(self, mark: TimerTable) -> None:
