@@ -1,4 +1,4 @@
-"""Leader election and a replicated log (Raft), as a core without I/O that a shell or a simulator drives."""
+"""Leader election and log replication (Raft). The code does no I/O; a shell or a simulator drives it."""
 
 from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (

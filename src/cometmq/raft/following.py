@@ -1,4 +1,4 @@
-"""The part of a node that applies a leader's entries to a follower's log."""
+"""The follower's side of log replication: it applies the leader's entries to the log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cometmq.raft.messages import NO_TERM, Append, AppendRequest, LogChange, Res
 
 
 class Following:
-    """A follower's log compared with its leader's.
+    """Applies a leader's entries to a follower's log, and tracks how far both logs are equal.
 
     Attributes:
         agreed: The last entry up to which both logs are known to be equal, durable or not.
@@ -19,10 +19,10 @@ class Following:
         self.agreed = log_state.commit
 
     def check_request(self, request: AppendRequest) -> None:
-        """Refuse a request that contradicts committed entries, which no leader of the group sends.
+        """Refuse a request that contradicts committed entries. A correct leader never sends one.
 
         Raises:
-            RaftMessageError: An entry of the request differs from a committed one.
+            RaftMessageError: An entry in the request has another term than the committed entry at its index.
         """
         log_state, prev = self._log_state, request.prev_index
         if NO_TERM != request.prev_term != log_state.term_of(prev) != NO_TERM and prev <= log_state.commit:
@@ -34,7 +34,7 @@ class Following:
             raise RaftMessageError("entries_term", request.entries_term, problem)
 
     def apply(self, request: AppendRequest) -> list[LogChange] | None:
-        """Return the changes that bring the request's entries into the log.
+        """Add the entries of a request to the log state, and return the changes that the shell must write.
 
         Returns:
             The changes in order, or None if this log does not hold the entry before the request's first one.
@@ -43,7 +43,7 @@ class Following:
         if prev <= log_state.commit or NO_TERM != log_state.term_of(prev) == request.prev_term:
             return self._replace([], request)
         if request.prev_term != NO_TERM or not request.count:
-            return None  # at the beginning of the leader's log, only its first entry can be compared
+            return None  # the logs cannot be compared at this entry: the leader must send an earlier one
         if log_state.term_of(prev + 1) == request.entries_term:
             return self._replace([], request)
         log_state.reset(request)

@@ -1,4 +1,4 @@
-"""A leader's progress records of the other members, and its requests to them."""
+"""The leader's side of log replication: the progress of the other members, and the requests to them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cometmq.raft.messages import NO_INDEX, NO_TERM, AppendRequest, AppendRespon
 
 
 class PeerStatus(msgspec.Struct, frozen=True):
-    """A member's state as its leader sees it.
+    """The state of another member as its leader knows it.
 
     Attributes:
-        match: The last entry that the member is known to hold durably.
-        silent_ms: The time since its last response, in ms.
-        full: Whether its disk is nearly full.
-        suspect: Whether its log is suspect, so that it counts for no majority.
+        match: The index of the last entry that the member is known to hold durably.
+        silent_ms: The time since the member's last response, in ms.
+        full: Whether the member's disk is nearly full.
+        suspect: Whether the member's log may have lost entries. Such a log counts for no majority.
     """
 
     match: int
@@ -30,7 +30,7 @@ class PeerStatus(msgspec.Struct, frozen=True):
 
 
 class Status(msgspec.Struct, frozen=True):
-    """The state of a node. `peers` holds the other members by id; it is empty unless this node leads."""
+    """The state of a node. `peers` holds the other members by id; it is empty if this node does not lead."""
 
     role: Role
     term: int
@@ -46,18 +46,18 @@ class Status(msgspec.Struct, frozen=True):
 class Peer:
     """The replication progress of one member.
 
-    While `probing`, the leader searches for the last entry that both logs share: one request at a time, with
-    one entry. Afterwards it sends requests without waiting for answers.
+    While `probing` is set, the leader searches for the last entry that both logs share: it sends one request
+    with one entry at a time. Afterwards it sends requests without waiting for responses.
 
     Attributes:
-        match: The last entry that the member is known to hold durably.
-        next: The next entry to send.
-        probe_sent: Whether a probe is unanswered.
-        in_flight_ends: The last entries of the unanswered requests.
-        last_response_at, heartbeat_at: The time of its last response, and of the next heartbeat.
-        sent_commit: The commit index of the last request.
+        match: The index of the last entry that the member is known to hold durably.
+        next: The index of the next entry to send.
+        probe_sent: Whether a probe has been sent and not answered yet.
+        in_flight_ends: For each unanswered request, the index of its last entry.
+        last_response_at, heartbeat_at: The time of the last response, and of the next heartbeat.
+        sent_commit: The commit index in the last request.
         leaving: Whether the member has been removed, but the removal is not committed yet.
-        full, run: The fields of its last response.
+        full, run: The fields of the last response.
     """
 
     __slots__ = (
@@ -88,14 +88,17 @@ class Peer:
         self.run = 0
 
     def start_probing(self, next_index: int) -> None:
-        """Search for the shared entry from `next_index` downwards."""
+        """Search for the last shared entry.
+
+        The first probe sends entry `next_index`; later ones go downwards.
+        """
         self.next = next_index
         self.probing = True
         self.probe_sent = False
         self.in_flight_ends.clear()
 
     def accept(self, match: int, written: int) -> None:
-        """Process a response that accepts entries."""
+        """Process a response in which the member accepts entries."""
         self.match = max(self.match, match)
         if self.probing:
             self.probing = False
@@ -105,35 +108,35 @@ class Peer:
             self.in_flight_ends.popleft()
 
     def reject(self, prev_index: int, agrees: int) -> None:
-        """Process a response that rejects a request.
+        """Process a response in which the member rejects a request.
 
         Args:
-            prev_index: The entry that the member lacks.
-            agrees: The last entry before it that may be equal in both logs.
+            prev_index: The entry before the request's first one. The member lacks it.
+            agrees: The last entry before `prev_index` that may be equal in both logs.
         """
         if prev_index != self.next - 1 if self.probing else prev_index < self.match:
-            return  # this is the response to an outdated request
+            return  # the response belongs to an outdated request
         if prev_index == self.match:
-            self.match = agrees  # durable entries are lost: the member's disk was wiped, or does not flush
+            self.match = agrees  # the member lost durable entries: its disk was wiped or ignores syncs
         self.start_probing(max(agrees, self.match) + 1)
 
 
 class Leading:
-    """The records of a leader during one term. Times are on the node's clock, in ms.
+    """The state that a leader keeps during one term. Times are on the node's clock, in ms.
 
     Args:
         identity: The group, the leader's id and its term.
         log_state: The log of the leader.
-        log: The shell's log, which limits the size of frames.
+        log: The shell's log, which determines how many entries fit into a request.
         options: Timing and limits.
         clock: The time at which the term begins.
 
     Attributes:
         first_own: The index of the first entry of this term.
-        quorum_at: The time of the next check for answers from a majority.
+        quorum_at: The time at which the leader next checks that a majority has responded.
         peers: The other members, by id.
-        transfer: The member that is to become the leader, and the end of that attempt; None without a
-            transfer.
+        transfer: During a leadership transfer, the member that is to become the leader, and the time at which
+        the transfer is aborted. Otherwise None.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Leading:
         self.transfer: tuple[str, int] | None = None
 
     def follow_members(self, clock: int) -> None:
-        """Adopt the newest member list. Removed members are sent entries until the change is committed."""
+        """Adopt the newest member list. Removed members get entries until their removal is committed."""
         newest = self._log_state.history.newest
         for member in sorted(newest.members.all_ids - self.peers.keys() - {self._me}):
             self.peers[member] = Peer(self._log_state.last + 1, clock)
@@ -162,29 +165,29 @@ class Leading:
             peer.leaving = member not in newest.members.all_ids
 
     def quorum_index(self, own: int) -> int:
-        """Return the last entry that a majority of the voters holds; `own` is the leader's durable index."""
+        """Return the last entry that a majority of voters holds; `own` is the leader's last durable entry."""
         voters = self._log_state.history.newest.members.voters
         matches = sorted(own if v == self._me else self.peers[v].match for v in voters)
         return matches[(len(matches) - 1) // 2]
 
     def without_suspects(self, members: Members) -> frozenset[str]:
-        """Return the voters of `members` that are not known to be suspect."""
+        """Return the voters of `members` without those whose log is known to be suspect."""
         return members.voters - {member for member, peer in self.peers.items() if peer.run}
 
     def statuses(self, clock: int) -> dict[str, PeerStatus]:
-        """Return the status of each peer, by id."""
+        """Return the status of each other member, by id."""
         return {
             name: PeerStatus(peer.match, clock - peer.last_response_at, peer.full, peer.run > 0)
             for name, peer in self.peers.items()
         }
 
     def responded_since(self, clock: int) -> set[str]:
-        """Return the members that have responded since `clock`, and the leader itself."""
+        """Return this leader and the members whose last response arrived at the time `clock` or later."""
         responded = {member for member, peer in self.peers.items() if peer.last_response_at >= clock}
         return responded | {self._me}
 
     def most_advanced(self) -> str:
-        """Return the other voter that holds most entries, or "" if there is none."""
+        """Return the other voter that holds the most entries, or "" if there is no other voter."""
         voters = self._log_state.history.newest.members.voters & self.peers.keys()
         return max(sorted(voters), key=lambda member: self.peers[member].match, default="")
 
@@ -192,7 +195,7 @@ class Leading:
         """Update the progress of the responding member.
 
         Raises:
-            RaftMessageError: The member claims entries that the leader does not have.
+            RaftMessageError: The member reports entries beyond the end of the leader's log.
         """
         peer = self.peers.get(response.sender)
         if peer is None:
@@ -210,20 +213,20 @@ class Leading:
             peer.accept(response.match, response.written)
         if peer.next < log_state.first:
             peer.start_probing(log_state.first)
-            peer.probe_sent = True  # wait for the next heartbeat: the member may be unable to store entries
+            peer.probe_sent = True  # wait for the next heartbeat; it may be unable to store entries
 
     def log_trimmed(self, first: int) -> None:
-        """Probe members that need entries before `first`, which no longer exist."""
+        """Probe members that need entries before `first`, because those entries were deleted."""
         for peer in self.peers.values():
             if peer.next < first:
                 peer.start_probing(first)
 
     def requests(self, clock: int) -> Iterator[AppendRequest]:
-        """Yield the requests that are due: entries within the limits, heartbeats, new commit indexes."""
+        """Yield the requests that are due: new entries within the limits, heartbeats, new commit indexes."""
         for member, peer in list(self.peers.items()):
             removed = peer.leaving and self._log_state.commit >= self._log_state.history.newest.index
             if removed:
-                peer.heartbeat_at = clock  # the last request: it contains the removal's commit
+                peer.heartbeat_at = clock  # the last request reports the removal's commit
             yield from self._requests_to(member, peer, clock)
             if removed:
                 del self.peers[member]

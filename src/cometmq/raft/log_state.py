@@ -1,4 +1,4 @@
-"""The state of a node's log: its ends, the terms of its entries, what is durable and committed."""
+"""The state of a node's log: its first and last entry, the terms, and what is durable and committed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from cometmq.raft.messages import NO_TERM, AppendRequest, HardState, LogView
 
 
 class LogState:
-    """The entries of a log, stored as ranges of equal terms. Operations do not take longer for longer logs.
+    """The entries of a log, stored as ranges of equal terms. A longer log does not make operations slower.
 
     Attributes:
         first, last: The indexes of the first and the last entry, as in `LogView`.
-        durable: The last durable entry.
-        commit: The last committed entry. It may be ahead of `durable`.
-        history: The member lists that the log holds.
+        durable: The index of the last durable entry.
+        commit: The index of the last committed entry. It may be greater than `durable`.
+        history: The member lists in the log.
     """
 
     __slots__ = ("_starts", "_terms", "commit", "durable", "first", "history", "last")
@@ -39,10 +39,11 @@ class LogState:
         )
 
     def corrected(self, state: HardState, me: str) -> HardState:
-        """Return `state` raised to the term of the last entry.
+        """Return `state`, with its term raised to the term of the last entry if that is greater.
 
-        The saved term can be older than the last entry, because Apache's broker does not sync it. The vote of
-        that term is unknown then, so the member votes for itself, which prevents a second vote.
+        The saved term can be less than the term of the last entry, because Apache's broker does not sync the
+        term. The member's vote in the greater term is then unknown. So the result has a vote for `me`, the
+        member itself, which prevents a second vote in that term.
         """
         if state.term >= self.last_term:
             return state
@@ -50,7 +51,7 @@ class LogState:
 
     @property
     def visible(self) -> int:
-        """The last entry that is both committed and durable here."""
+        """The index of the last entry that is both committed and durable on this member."""
         return min(self.commit, self.durable)
 
     @property
@@ -64,12 +65,12 @@ class LogState:
         return self._terms[bisect_right(self._starts, index) - 1]
 
     def end_of_term(self, index: int) -> int:
-        """Return the index after the last entry that has the same term as entry `index`."""
+        """Return the index after the last entry that has the same term as the entry `index`."""
         at = bisect_right(self._starts, index)
         return self._starts[at] if at < len(self._starts) else self.last + 1
 
     def first_mismatch(self, first: int, last: int, term: int) -> int | None:
-        """Return the first entry between `first` and `last` whose term is not `term`, or None.
+        """Return the first entry from `first` to `last` whose term is not `term`, or None.
 
         The log must hold all of these entries.
         """
@@ -81,15 +82,21 @@ class LogState:
         return stop if stop <= last else None
 
     def last_at_most(self, index: int, term: int) -> int:
-        """Return the last entry up to `index` whose term is at most `term`, or `first` - 1."""
+        """Return the last entry up to `index` whose term is at most `term`.
+
+        Without one, return `first` - 1.
+        """
         index = min(index, self.last)
-        newer = bisect_right(self._terms, term)  # index of the first range whose term is too new
+        newer = bisect_right(self._terms, term)  # index of the first range with a greater term
         if newer < len(self._starts):
             index = min(index, self._starts[newer] - 1)
         return max(index, self.first - 1)
 
     def is_up_to_date(self, last_index: int, last_term: int) -> bool:
-        """Return whether a log with this last entry is up to date (docs/reference/raft.md, Votes)."""
+        """Return whether a log that ends with this entry is as up to date as this log, or more so.
+
+        A voter grants its vote only to such a log (docs/reference/raft.md, Votes).
+        """
         return (last_term, last_index) >= (self.last_term, self.last)
 
     def append(self, count: int, term: int) -> None:
@@ -99,7 +106,7 @@ class LogState:
         self.last += count
 
     def cut(self, first: int) -> None:
-        """Remove the entries from `first` on."""
+        """Remove the entry `first` and all later ones."""
         kept = bisect_left(self._starts, first)
         del self._starts[kept:], self._terms[kept:]
         self.last = first - 1
@@ -110,7 +117,7 @@ class LogState:
     def reset(self, request: AppendRequest) -> None:
         """Start an empty log at the first entry of the leader's log.
 
-        Earlier entries are committed, and no member holds them any more.
+        Entries before it are committed, and no member stores them any longer.
         """
         self._starts.clear()
         self._terms.clear()
@@ -126,7 +133,7 @@ class LogState:
         self.history.forget_before(first)
 
     def persisted(self, index: int, term: int) -> bool:
-        """Record that entries up to `index` are durable. Return whether this moves `durable`."""
+        """Record that entries up to `index` are durable. Return whether `durable` has changed."""
         if index <= self.durable or term == NO_TERM or self.term_of(index) != term:
             return False
         self.durable = index

@@ -1,4 +1,4 @@
-"""The members of a group, and the log entries that changed them."""
+"""The members of a group, and the log entries that change the member list."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import msgspec
 
 from cometmq.errors import RaftRefused
 
-# Maximum number of voters and learners of one group together.
+# Maximum number of members of one group, voters and learners together.
 MAX_MEMBERS = 31
-# Maximum number of member changes in one log. An operator makes each of them.
+# Maximum number of member changes in one log. The limit is generous: operators make these changes by hand.
 MAX_MEMBERS_ENTRIES = 1_000
 
 
@@ -20,7 +20,7 @@ class Members(msgspec.Struct, frozen=True):
     Learners receive the log and have no vote. A member that joins an existing group starts with an empty list
     and receives the list from the leader.
 
-    The methods `with_learner`, `with_voter` and `without` return the list after a change and raise
+    The methods `with_learner`, `with_voter` and `without` return the list after a change. They raise
     RaftRefused for a change that is not possible.
     """
 
@@ -56,10 +56,10 @@ class Members(msgspec.Struct, frozen=True):
 
 
 class MembersEntry(msgspec.Struct, frozen=True):
-    """A member list as an entry of the log. It is in force from its append on, committed or not.
+    """A member list as an entry of the log. It takes effect when it is appended, before it is committed.
 
     Attributes:
-        index, term: The entry. Both are -1 for the list that a group starts with.
+        index, term: The index and term of the entry. Both are -1 for the list that a group starts with.
         members: The list.
     """
 
@@ -71,7 +71,7 @@ class MembersEntry(msgspec.Struct, frozen=True):
 class MembersHistory:
     """The member lists of a log, in order.
 
-    It is never empty: its first item is the list in force at the beginning of the log.
+    There is always at least one: the first list is the one in force at the beginning of the log.
     """
 
     def __init__(self, entries: Iterable[MembersEntry]) -> None:
@@ -90,15 +90,15 @@ class MembersHistory:
         return len(self._entries) >= MAX_MEMBERS_ENTRIES
 
     def at(self, index: int) -> MembersEntry:
-        """Return the list in force at an entry."""
+        """Return the list in force at the entry `index`."""
         return next((each for each in reversed(self._entries) if each.index <= index), self._entries[0])
 
     def since(self, index: int) -> list[Members]:
-        """Return the list in force at an entry and all later ones."""
+        """Return the list in force at the entry `index`, and all later lists."""
         return [self.at(index).members, *(each.members for each in self._entries if each.index > index)]
 
     def between(self, first: int, last: int) -> tuple[MembersEntry, ...]:
-        """Return the member lists among the entries `first` to `last`."""
+        """Return the member lists that are stored in the entries `first` to `last`."""
         if self.newest.index < first:
             return ()
         return tuple(each for each in self._entries if first <= each.index <= last)
@@ -107,11 +107,11 @@ class MembersHistory:
         self._entries.append(entry)
 
     def restart(self, entry: MembersEntry) -> None:
-        """Replace all lists by one."""
+        """Replace all lists by the one in `entry`."""
         self._entries = [entry]
 
     def cut(self, first: int) -> None:
-        """Remove the entries from `first` on."""
+        """Remove the lists in the entry `first` and later entries."""
         self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:

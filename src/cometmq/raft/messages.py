@@ -17,11 +17,11 @@ from cometmq.raft.members import MAX_MEMBERS, MAX_MEMBERS_ENTRIES, MembersEntry
 
 NO_INDEX = -1
 NO_TERM = -1
-# No cluster reaches these values; larger ones are damaged or hostile. The offset of an index unit is 32 times
-# its index.
+# No cluster reaches these maximum values; a message with a greater value is damaged or hostile. MAX_INDEX
+# keeps offsets in the index file within 63 bits: an index unit lies at 32 times the index of its entry.
 MAX_TERM = 1 << 62
 MAX_INDEX = 1 << 56
-# The largest incarnation number that a suspect member draws. 0 means none.
+# The largest incarnation number that a suspect member draws at random. The number 0 means "not suspect".
 MAX_INCARNATION = (1 << 53) - 1
 MAX_ENTRIES_PER_REQUEST = 4_096
 MAX_ID_LENGTH = 255
@@ -41,8 +41,9 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         heartbeat_ms: The maximum interval between two requests of a leader to the same member, in ms.
-        election_ms: The election timeout, in ms. A follower waits between one and two timeouts for its leader
-            before it requests votes. A leader without answers from a majority for one timeout steps down.
+        election_ms: The election timeout, in ms. A follower that receives nothing from a leader for a random
+        time of one to two timeouts requests votes. A leader steps down if no majority has responded for one
+            timeout.
         frame_entries: The maximum number of entries in one AppendRequest.
         frames: The maximum number of unanswered requests to one follower.
         outstanding: The maximum number of proposed entries that are not committed yet.
@@ -67,7 +68,7 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogView(Protocol):
-    """The log that the shell keeps, as a node reads it.
+    """The shell's log, as a node reads it.
 
     The node reads `first`, `last` and `term_of` once, when it is constructed, and then maintains its own
     `LogState`.
@@ -75,7 +76,7 @@ class LogView(Protocol):
 
     @property
     def first(self) -> int:
-        """The index of the first entry, or of the next one to be written if the log is empty."""
+        """The index of the first entry. In an empty log, the index of the next entry to be written."""
 
     @property
     def last(self) -> int:
@@ -85,9 +86,9 @@ class LogView(Protocol):
         """Return the term of an entry between `first` and `last`. Terms never decrease."""
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end (exclusive) of the entries from `first` on that fit into one frame.
+        """Return where a frame must end that begins with the entry `first`: the index after its last entry.
 
-        The result is above `first` and at most `stop`.
+        The result is greater than `first` and at most `stop`.
         """
 
 
@@ -95,12 +96,12 @@ class HardState(msgspec.Struct, frozen=True):
     """The state that a member saves and syncs beside its log.
 
     Attributes:
-        term, vote: The current term, and the member that got this member's vote in it ("" for none).
+        term, vote: The current term, and the member that this member voted for in that term ("" for none).
         members: All known member lists of the log, oldest first.
         suspect: The log may have lost acknowledged entries: it was found damaged (not only torn) or empty.
-        The member has no vote and acknowledges nothing until a leader has sent it all entries that it may
+            The member has no vote and acknowledges nothing until a leader has sent it all entries that it may
             have had.
-        forgot: The member has lost its term and vote, too.
+        forgot: The member has also lost its term and vote.
     """
 
     term: int = 0
@@ -120,8 +121,8 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True):
         group: The group's name.
         sender, to: The ids of the sending and the receiving member.
         term: The sender's term.
-        run: The incarnation number of a suspect member, in its messages and in the answers to them; 0 for
-            none.
+        run: In messages of a suspect member and in the responses to them, the incarnation number of that
+            member; otherwise 0.
     """
 
     group: str
@@ -137,8 +138,8 @@ class VoteRequest(Message, frozen=True, kw_only=True):
     Attributes:
         last_index, last_term: The last entry of the candidate's log.
         pre: Whether this is a pre-vote: the candidate has not started `term` yet.
-        transfer: Whether the leader has requested this election, so that voters need not wait for an election
-            timeout.
+        transfer: Whether the leader has requested this election. Voters then ignore that they had contact
+            with the leader recently.
     """
 
     last_index: int
@@ -148,11 +149,13 @@ class VoteRequest(Message, frozen=True, kw_only=True):
 
 
 class VoteResponse(Message, frozen=True, kw_only=True):
-    """The answer to a VoteRequest. Its term is the requested one if granted, else the voter's own.
+    """The response to a VoteRequest.
+
+    If the vote is granted, `term` is the requested one, else the voter's own.
 
     Attributes:
-        granted, pre: Whether the voter agrees; whether this answers a pre-vote.
-        blank: Whether the voter has neither entries nor a term.
+        granted, pre: Whether the vote is granted; whether it is a pre-vote.
+        blank: Whether the voter has no entries and has seen no term.
     """
 
     granted: bool
@@ -161,15 +164,16 @@ class VoteResponse(Message, frozen=True, kw_only=True):
 
 
 class AppendRequest(Message, frozen=True, kw_only=True):
-    """Entries from the leader of `term`. Without entries it is a heartbeat.
+    """Entries from the leader of `term`. A request without entries is a heartbeat.
 
     Attributes:
         prev_index, prev_term: The entry before the first one sent. prev_term is NO_TERM at the beginning of
             the leader's log: a follower whose log does not continue there starts an empty log.
         count, entries_term: The number of entries, and the term that all of them have.
         last: The last entry of the leader's log.
-        commit: The last entry that the leader counts as committed.
-        members: The member lists among the entries; at the beginning of the log also the one in force there.
+        commit: The last entry that the leader has committed.
+        members: The member lists among the entries. At the beginning of the leader's log, the list in force
+            there comes first.
         payload: The bytes of the entries, added by the shell.
     """
 
@@ -184,15 +188,15 @@ class AppendRequest(Message, frozen=True, kw_only=True):
 
 
 class AppendResponse(Message, frozen=True, kw_only=True):
-    """A follower's answer to an AppendRequest.
+    """A follower's response to an AppendRequest.
 
     Attributes:
-        match: The last entry that equals the leader's and is as durable as the flush mode promises. NO_INDEX
-        from a suspect member.
-        written: The last entry that equals the leader's, durable or not.
+        match: The last entry that equals the leader's entry and is as durable as the flush mode promises. A
+            suspect member sends NO_INDEX.
+        written: The last entry that equals the leader's entry, durable or not.
         rejected: Whether the follower lacks the entry `prev_index` of the request.
         prev_index: The field prev_index of the request.
-        hint_index, hint_term: With `rejected`, the follower's last entry that may equal the leader's.
+        hint_index, hint_term: If `rejected`, the follower's last entry that may equal the leader's.
         full: Whether the follower's disk is nearly full.
     """
 
@@ -206,7 +210,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
 
 
 class TransferRequest(Message, frozen=True, kw_only=True):
-    """The leader's request that a member which has all entries starts an election immediately."""
+    """The leader's request to an up-to-date member to start an election immediately."""
 
 
 AnyMessage = VoteRequest | VoteResponse | AppendRequest | AppendResponse | TransferRequest
@@ -216,22 +220,25 @@ AnyMessage = VoteRequest | VoteResponse | AppendRequest | AppendResponse | Trans
 
 
 class Truncate(msgspec.Struct, frozen=True):
-    """Remove the entries from `first` on. None of them was committed."""
+    """An instruction to remove the entry `first` and all later ones, none of which is committed."""
 
     first: int
 
 
 class Reset(msgspec.Struct, frozen=True):
-    """Remove the whole log. The next entry written is `first`.
+    """An instruction to remove the whole log. The next entry written is `first`.
 
-    The removed entries are too old: the leader has already deleted the files that would follow them.
+    The log cannot be continued, because the leader has already deleted the entries that would follow it.
     """
 
     first: int
 
 
 class Append(msgspec.Struct, frozen=True):
-    """Write `count` entries of this term from `first` on: those of `payload` after its first `skip`."""
+    """An instruction to write `count` entries of this term. The first of them has the index `first`.
+
+    The entries are in `payload`, after `skip` entries that the log already holds.
+    """
 
     first: int
     count: int
@@ -241,7 +248,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """Write the `count` entries of this term from `first` on that the shell has proposed."""
+    """An instruction to write the next `count` entries that the shell has proposed, from index `first` on."""
 
     first: int
     count: int
@@ -249,7 +256,10 @@ class Proposed(msgspec.Struct, frozen=True):
 
 
 class AppendOwn(msgspec.Struct, frozen=True):
-    """Write an entry that the node itself created: a member list, or None for the first entry of a leader."""
+    """An instruction to write an entry that the node created.
+
+    The entry is a member list, or, with None, the empty entry with which a leader begins its term.
+    """
 
     index: int
     term: int
@@ -265,7 +275,7 @@ class RoleChange(msgspec.Struct, frozen=True):
     Attributes:
         role, term: The new role and term.
         leader: The leader's id, "" if it is unknown.
-        reason: Why the member stopped leading, "" if it did not lead.
+        reason: Why the member no longer leads; "" if it did not lead before.
     """
 
     role: Role
@@ -275,13 +285,16 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """The work that the shell does after a turn, in the order of the fields, before it calls `messages`.
+    """The work of the shell at the end of a loop iteration. It is done in the order of the fields.
+
+    The shell calls `messages` afterwards.
 
     Attributes:
         log: Changes of the log, in order. The shell calls `persisted` when they are durable.
         state: The state to save and sync, after which the shell calls `state_saved`. The node holds back all
-        messages until then.
-        committed: The last entry that is now committed and durable here, if it moved.
+            messages until then.
+        committed: The last entry that is committed and durable on this member, if it is another than at the
+            previous call.
         role: The new role, if it changed.
     """
 

@@ -1,4 +1,4 @@
-"""The state machine of a raft group's member. It uses no sockets, clocks or files.
+"""The Raft state machine of one member. It uses no sockets, clocks or files.
 
 docs/reference/raft.md cites the source of each rule.
 """
@@ -43,13 +43,15 @@ from cometmq.raft.trust import Trust, is_blank
 class RaftNode:
     """One member of a group.
 
-    The shell calls `tick` at the beginning of each turn of its loop and then reports the events of the turn.
-    At the end it calls `effects`, carries them out, and calls `messages`. No call does I/O.
+    The shell calls `tick` at the beginning of each iteration of its event loop and then reports the events of
+    the iteration. At the end it calls `effects`, does the work that this returns, and calls `messages`. No
+    method does I/O.
 
     Args:
-        log: The log as it is now. All of it is durable.
+        log: The log at the start. All of its entries are durable.
         state: The saved state, with the group's first member list and those found in the log.
-        between: Returns a random integer between two, both included (`random.Random(seed).randint`).
+        between: Returns a random integer between its two arguments, both included
+            (`random.Random(seed).randint`).
         committed: The last entry reported as committed before the restart, if known.
 
     Attributes:
@@ -76,8 +78,8 @@ class RaftNode:
         state = msgspec.structs.replace(state, members=self._log_state.history.entries)
         self._saved = self._asked_to_save = state
         self._state = self._log_state.corrected(state, me)
-        self._clock = 0  # the node's clock in ms; it never goes back
-        self._now: int | None = None  # the shell's clock at the last tick
+        self._clock = 0  # the node's clock in ms; it never runs backwards
+        self._now: int | None = None  # the shell's time at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
         self._leader_contact_at = -self._options.election_ms
@@ -108,7 +110,7 @@ class RaftNode:
 
     @property
     def ready(self) -> bool:
-        """Whether this member leads and all entries of former leaders are committed."""
+        """Whether this member leads and has committed all entries of earlier terms."""
         return self._leading is not None and self._log_state.commit >= self._leading.first_own
 
     def status(self) -> Status:
@@ -128,7 +130,10 @@ class RaftNode:
     # -- events that the shell reports
 
     def tick(self, now_ms: int) -> None:
-        """Advance the clock to the shell's time, at most by one election timeout and never back."""
+        """Advance the node's clock to the shell's time.
+
+        One call advances it by at most an election timeout, and never moves it back.
+        """
         if self._now is not None:
             self._clock += min(max(now_ms - self._now, 0), self._options.election_ms)
         self._now = now_ms
@@ -142,7 +147,7 @@ class RaftNode:
             self._end_suspicion()
 
     def receive(self, message: AnyMessage) -> None:
-        """Process a message. Raises RaftMessageError, without a change, for an impossible one."""
+        """Process a message. An invalid message raises RaftMessageError and changes nothing."""
         check_message(message)
         if message.group != self.group:
             raise RaftMessageError("group", message.group, f"expected {self.group}")
@@ -169,8 +174,11 @@ class RaftNode:
     def propose(self, count: int) -> int:
         """Reserve `count` entries of the current term after the last one, and return the index of the first.
 
-        The shell writes them when `effects` contains `Proposed`, in order with other changes. RaftRefused:
-        this member does not lead, transfers its leadership, or has too many uncommitted entries.
+        The shell writes the entries when `effects` contains `Proposed`, in order with other changes.
+
+        Raises:
+            RaftRefused: This member does not lead, is transferring its leadership, or has too many
+                uncommitted entries.
         """
         leading = self._require_ready_leader()
         log_state = self._log_state
@@ -189,8 +197,8 @@ class RaftNode:
     def persisted(self, index: int, term: int) -> None:
         """Record that the log is durable, as the flush mode promises, up to the entry `index` of `term`.
 
-        A sync that began before a Truncate or Reset does not cover entries after the cut: the shell reports
-        it with an index before the cut, or not at all.
+        If a Truncate or Reset follows the beginning of a sync, that sync does not cover the entries written
+        after the cut. The shell reports such a sync with an index before the cut, or not at all.
         """
         if self._log_state.persisted(index, term):
             self._reply_due = True
@@ -198,7 +206,7 @@ class RaftNode:
             self._commit_more()
 
     def state_saved(self, state: HardState) -> None:
-        """Record that the state that `effects` requested to save is durable."""
+        """Record that `state`, which `effects` has returned, is saved and synced."""
         if state != self._state or self._saved is self._state:
             return
         self._saved = self._state
@@ -208,11 +216,11 @@ class RaftNode:
         self._commit_more()
 
     def disk_failed(self, last: int, reason: str) -> None:
-        """Record that the disk failed to write a change of the log, which now ends at `last`.
+        """Record that the disk failed to write a change of the log, which now ends at the entry `last`.
 
-        The shell has omitted the changes after the failed one, but has carried out all removals. A leader
-        steps down for `reason` and transfers its leadership to the member with most entries. Until
-        `disk_recovered` this member neither leads nor stores entries.
+        The shell has carried out all removals and has omitted all other changes after the failed one. A
+        leader steps down for `reason` and requests that the member with the most entries starts an election.
+        Until `disk_recovered` this member neither leads nor stores entries.
         """
         if self._changes:
             raise RaftRefused("earlier changes of the log have not been taken yet")
@@ -230,17 +238,20 @@ class RaftNode:
             self._keep_members()
 
     def disk_recovered(self) -> None:
-        """Record that the disk accepts writes again. `effects` repeats the state and the commit."""
+        """Record that the disk accepts writes again.
+
+        `effects` then returns the state and commit once more.
+        """
         self._disk_writable = True
         self._asked_to_save, self._reported_commit = self._saved, self._log_state.first - 1
 
     def tables_copied(self, term: int) -> None:
-        """Record that the tables outside the log were copied from the leader of this term and are durable."""
+        """Record that the tables outside the log were copied from the leader of `term` and are durable."""
         if self._trust is not None:
             self._trust.record_copied_tables(term)
 
     def log_trimmed(self, first: int) -> None:
-        """Record that retention has deleted the entries before `first`, which is committed."""
+        """Record that retention has deleted the entries before `first`. All of them are committed."""
         if first > self._log_state.visible:
             raise RaftRefused(f"entries from {self._log_state.visible} on must be kept")
         if first > self._log_state.first:
@@ -251,13 +262,16 @@ class RaftNode:
 
     @property
     def transferring(self) -> bool:
-        """Whether this leader transfers its leadership and accepts no entries meanwhile."""
+        """Whether this leader is transferring its leadership. Meanwhile it accepts no proposals."""
         return self._leading is not None and self._leading.transfer is not None
 
-    # -- requests of operators. Each raises RaftRefused with the reason if it is not possible now.
+    # -- requests of operators. Each raises RaftRefused, with the reason, if it is not possible now.
 
     def transfer(self, to: str) -> None:
-        """Transfer the leadership to a voter once it has all entries, or abort after an election timeout."""
+        """Transfer the leadership to the voter `to` as soon as it has all entries.
+
+        The transfer is aborted after an election timeout.
+        """
         leading = self._require_ready_leader()
         if leading.transfer is not None:
             raise RaftRefused("a transfer of the leadership is already in progress", leading.transfer[0])
@@ -271,7 +285,7 @@ class RaftNode:
         self._change_members(self._require_changeable_members().with_learner(member))
 
     def promote(self, member: str) -> None:
-        """Turn a learner that has caught up into a voter."""
+        """Give a vote to a learner that has caught up."""
         members = self._require_changeable_members().with_voter(member)
         peer = self.status().peers[member]
         lacks = self._log_state.last - peer.match
@@ -288,10 +302,10 @@ class RaftNode:
             raise RaftRefused(f"without {member} no majority of the voters has a complete log", self.me)
         self._change_members(left)
 
-    # -- results that the shell takes
+    # -- results that the shell collects
 
     def effects(self) -> Effects:
-        """Return the work that follows from the events of this turn, each piece once."""
+        """Return the work that follows from the events of this loop iteration. Each item is returned once."""
         effects = Effects()
         if self._changes:
             effects.log, self._changes = self._changes, []
@@ -307,7 +321,7 @@ class RaftNode:
         return effects
 
     def messages(self) -> list[AnyMessage]:
-        """Return the messages to send. The shell calls this after it has carried out `effects`."""
+        """Return the messages to send. The shell first does the work that `effects` has returned."""
         if self._state is not self._saved:
             return []
         messages = self._outbox.take()
@@ -319,7 +333,7 @@ class RaftNode:
         return messages
 
     def due_ms(self) -> int:
-        """Return the latest time of the next `tick`, in ms on the shell's clock."""
+        """Return the time by which the shell must call `tick` again, in ms on the shell's clock."""
         due = self._election_at
         if self._leading is not None:
             due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
@@ -332,7 +346,7 @@ class RaftNode:
     # -- terms and roles
 
     def _is_disturbing(self, message: AnyMessage) -> bool:
-        """Return whether a vote request must be ignored because this member has contact to its leader."""
+        """Return whether the message is a vote request to be ignored: the known leader is still active."""
         if not isinstance(message, VoteRequest) or message.transfer or message.term <= self.term:
             return False
         if self.role is not Role.LEADER and (
@@ -344,7 +358,11 @@ class RaftNode:
         return True
 
     def _is_of_this_term(self, message: AnyMessage) -> bool:
-        """Return whether the message has the current term. Adopt a higher term, answer a lower one."""
+        """Return whether the message may be processed in the current term.
+
+        A message of a higher term makes this member adopt that term, except in a pre-vote. A request of a
+        lower term is rejected.
+        """
         if message.term > self.term:
             is_pre_vote_request = isinstance(message, VoteRequest) and message.pre
             is_pre_vote_grant = isinstance(message, VoteResponse) and message.pre and message.granted
@@ -388,12 +406,12 @@ class RaftNode:
         )
 
     def _has_vote(self) -> bool:
-        """Return whether this member votes. A removed member votes until its removal is committed."""
+        """Return whether this member may vote. A removed member may vote until its removal is committed."""
         history = self._log_state.history
         return self.me in history.newest.members.voters | history.at(self._log_state.commit).members.voters
 
     def _start_pre_vote(self) -> None:
-        """Send pre-vote requests to the voters: the leader has been silent for an election timeout."""
+        """Send pre-vote requests to the voters, because the leader sent nothing for an election timeout."""
         if not self._may_lead():
             self._become_follower(self.term, "")
             return
@@ -405,7 +423,7 @@ class RaftNode:
         self._ask_for_votes(pre=True)
 
     def _start_election(self, by_transfer: bool) -> None:
-        """Start a new term as candidate. Votes are requested once the new term is saved."""
+        """Start a new term as its candidate. Votes are requested once the new term has been saved."""
         self._become_follower(self.term + 1, "")
         self._state = msgspec.structs.replace(self._state, vote=self.me)
         self.role = Role.CANDIDATE
@@ -430,7 +448,7 @@ class RaftNode:
             self._become_leader()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        """Process a vote request of this term, or a pre-vote request of this or a later term."""
+        """Process a vote request of the current term, or a pre-vote request of it or a later term."""
         if (
             (
                 request.term == self.term
@@ -491,7 +509,7 @@ class RaftNode:
         )
 
     def _keep_members(self) -> None:
-        """Copy the member lists of the log into the state to save."""
+        """Copy the member lists of the log into the state, so that they are saved."""
         entries = self._log_state.history.entries
         if entries != self._state.members:
             self._state = msgspec.structs.replace(self._state, members=entries)
@@ -534,7 +552,7 @@ class RaftNode:
         self._changes.append(AppendOwn(self._log_state.last, self.term, members))
 
     def _check_quorum(self, leading: Leading) -> None:
-        """End an expired transfer, and step down unless a majority has responded recently."""
+        """Abort an expired transfer. Step down if no majority has responded for an election timeout."""
         if leading.transfer is not None and self._clock >= leading.transfer[1]:
             leading.transfer = None
         if self._clock >= leading.quorum_at:

@@ -1,4 +1,7 @@
-"""When a member with a suspect log may vote again (docs/reference/raft.md, Lost logs and lost disks)."""
+"""The rules by which a member with a suspect log may vote again.
+
+They are explained in docs/reference/raft.md (Lost logs and lost disks).
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The first request of a leader to this incarnation of a member.
+    """The first request that a leader sent after it had noticed this start of a suspect member.
 
     Attributes:
         term, leader: The leader's term and id.
@@ -28,8 +31,8 @@ class Trust:
     Until the evidence is complete, the member has no vote and its log counts for no majority.
 
     Attributes:
-        incarnation: A random number drawn at this start. Other members send it back, so that answers to an
-            earlier start do not count.
+        incarnation: A random number drawn at this start. Other members repeat it in their messages, so that
+            responses to an earlier start do not count.
     """
 
     __slots__ = ("_answers", "_contact", "_me", "_next_request_at", "_tables_term", "incarnation")
@@ -38,25 +41,25 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # whether each member that has reported its term is blank
-        self._tables_term = -1  # the term of the leader whose tables were copied
+        self._answers: dict[str, bool] = {}  # by member that has reported its term: whether it is blank
+        self._tables_term = -1  # the term of the leader from which the tables were copied
         self._next_request_at = 0
 
     def record_vote_response(self, response: VoteResponse) -> None:
-        """Record that a member has reported its term.
+        """Record that a member has reported its term in `response`.
 
-        The caller adopts a higher term before it calls `trusted_state`.
+        If that term is higher than its own, the caller adopts it before it calls `trusted_state`.
         """
         if response.run == self.incarnation:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record the first request of the leader of a term."""
+        """Record a request of a leader, if it is the first one of its term."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
     def record_copied_tables(self, term: int) -> None:
-        """Record that the tables outside the log were copied from the leader of this term."""
+        """Record that the tables outside the log were copied from the leader of `term`."""
         self._tables_term = term
 
     def request_terms(
@@ -68,7 +71,7 @@ class Trust:
             outbox: Receives the requests.
             clock: The node's clock, in ms.
             interval_ms: The minimum interval between two rounds of requests.
-            state: The saved state. Nothing is sent unless the member has lost its term and vote.
+            state: The saved state. Requests are sent only if its field `forgot` is set.
             log_state: The log, which holds the member lists.
         """
         if state.forgot and clock >= self._next_request_at:
@@ -78,10 +81,10 @@ class Trust:
                 outbox.send(VoteRequest, member, pre=True, run=self.incarnation, **fields)
 
     def _unanswered(self, log_state: LogState) -> set[str]:
-        """Return the members that may hold a vote of this member and have not reported their term.
+        """Return the members that may have received this member's vote and have not reported their term.
 
-        Learners count, because one may be promoted, and so do removed members, because the removal may not
-        have reached them.
+        They include learners, because a learner may have been promoted, and removed members, because they may
+        not have received the removal.
         """
         everyone: set[str] = set()
         for members in log_state.history.since(log_state.commit):
@@ -89,10 +92,10 @@ class Trust:
         return everyone - {self._me} - self._answers.keys()
 
     def trusted_state(self, state: HardState, log_state: LogState, agreed: int) -> HardState | None:
-        """Return the state to save once the member may vote again.
+        """Return the state with which the member may vote again.
 
         Args:
-            state: The state as saved so far.
+            state: The current state.
             log_state: The log of this member.
             agreed: The last entry that is durable here and equal to the leader's.
 
@@ -106,7 +109,7 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            whole = all(self._answers.values())  # the whole group is new
+            whole = all(self._answers.values())  # the log is complete if the whole group is new
         elif self._tables_term != state.term:
             return None
         vote = state.vote or ("" if contact is None else contact.leader)
