@@ -1,4 +1,4 @@
-"""Name server addresses from an HTTP address server (docs/reference/client.md, Name servers)."""
+"""Queries an HTTP address server for name servers (docs/reference/client.md, Name servers)."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ DEFAULT_SUB_GROUP = "nsaddr"
 
 _EVERY_S = 120.0
 _AT_FIRST_S = 10.0
-"""The timeout of the first answer in seconds."""
+"""The interval between queries in seconds until one of them has succeeded."""
 _LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 10
-"""The maximum size of an answer in bytes."""
+"""The maximum size of a response in bytes."""
 _MAX_ADDRESSES = 64
 _NO_HTTP = (HTTPException, ValueError, ArithmeticError, OSError)
-"""The exceptions that the standard library raises for an invalid answer."""
+"""The exceptions that the standard library raises for an invalid response."""
 
 
 class AddressServer:
@@ -36,8 +36,8 @@ class AddressServer:
 
     Args:
         domain: The address server's host, or host:port if the port is not 8080.
-        unit: The unit whose name servers are requested.
-        found: Called with every received list of addresses, which has at least one.
+        unit: The unit (RocketMQ's unitName) whose name servers are requested.
+        found: Called with each list of addresses that was received. The list is never empty.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class AddressServer:
         )
 
     async def start(self) -> None:
-        """Query now and then periodically.
+        """Query the address server now, then every two minutes.
 
         Raises:
-            ConnectError: The first query failed. Further queries follow nevertheless.
+            ConnectError: The first query failed. The further queries follow nevertheless.
         """
         self._rounds.start()
         await self._request_addresses()
@@ -115,9 +115,9 @@ class AddressServer:
 
 
 async def _get(host: str, port: int, path: str) -> bytes:
-    """Return a complete answer, or the beginning of one that is too long.
+    """Return the complete response to an HTTP request, or the beginning of a response that is too long.
 
-    The server may keep the connection open.
+    The end is recognized even if the server keeps the connection open.
     """
     reader = asyncio.StreamReader()
     transport, protocol = await dial(lambda: asyncio.StreamReaderProtocol(reader), host, port)
@@ -136,7 +136,7 @@ async def _get(host: str, port: int, path: str) -> bytes:
 
 
 def _is_whole(answer: bytes) -> bool:
-    """Return whether an answer with a declared length is complete."""
+    """Return whether a response that declares its length is complete."""
     try:
         response, _ = _parsed(answer)
     except _NO_HTTP:
@@ -145,14 +145,17 @@ def _is_whole(answer: bytes) -> bool:
 
 
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
-    """Return the answer and its body. Raises the exceptions in _NO_HTTP, also for an incomplete answer."""
+    """Return the parsed response and its body.
+
+    An invalid or incomplete one raises an exception of _NO_HTTP.
+    """
     response = HTTPResponse(cast(Any, _Received(answer)))
     response.begin()
     return response, response.read()
 
 
 class _Received:
-    """Received bytes in the form of a socket, as HTTPResponse expects."""
+    """A wrapper that gives received bytes the interface of a socket, which HTTPResponse expects."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Addresses from settings: resolution of names, and ports to listen on. Errors name the setting."""
+"""Addresses in settings: resolution of host names, and ports to listen on. Errors name the setting."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from cometmq.errors import ConfigError
 from cometmq.remoting.server import RemotingServer
 
 RESOLVE_S = 10.0
-"""The timeout for the machine's resolver in seconds."""
+"""The timeout, in seconds, for the resolution of a name by the operating system."""
 
 
 async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
-    """Return the numeric address of a host, preferably IPv4, without blocking the loop.
+    """Return the numeric address of a host, preferably IPv4. The loop is not blocked.
 
     Raises:
         ConfigError: The name cannot be resolved. The error names the setting `key`.
@@ -36,7 +36,7 @@ async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
 
 
 async def listen(server: RemotingServer, host: str, port: int) -> int:
-    """Start a server at the settings bindAddress and listenPort. Return the port.
+    """Let a server listen on the settings bindAddress and listenPort. Return the port.
 
     Raises:
         ConfigError: The address does not belong to this machine, or the port cannot be bound.
@@ -46,19 +46,19 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
     try:
         return await server.start(host, port)
     except OSError as error:
-        # asyncio of Python 3.13 skips unavailable addresses. If none is left, its error has no errno.
+        # From Python 3.13 on, asyncio skips unavailable addresses. If none is left, its error has no errno.
         if error.errno in (errno.EADDRNOTAVAIL, None):
             raise ConfigError("bindAddress", host, "an address of this machine") from error
         raise port_error("listenPort", port, error) from error
 
 
 def port_error(key: str, port: int, error: OSError) -> ConfigError:
-    """Return the error for a port that cannot be listened on.
+    """Return the ConfigError for a port on which the server cannot listen.
 
     Args:
         key: The setting that names the port.
         port: The port.
-        error: The error of the attempt.
+        error: The error with which the attempt to listen has failed.
     """
     number = error.errno or 0
     reason = os.strerror(number) if number > 0 else str(error)
@@ -66,10 +66,10 @@ def port_error(key: str, port: int, error: OSError) -> ConfigError:
 
 
 def check_port(key: str, interface: str, port: int) -> None:
-    """Check that a port can be listened on now. Port 0 is always possible.
+    """Check that a server can listen on a port now. Port 0 always passes.
 
     Raises:
-        ConfigError: The port cannot be listened on. The error names the key and the reason.
+        ConfigError: Listening failed. The error names the setting `key` and the reason.
     """
     family = socket.AF_INET6 if ":" in interface else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
-"""Requests that wait for the peer's response: one table per connection and direction.
+"""The calls of one connection: requests that this side has sent and that wait for a response.
 
-The opaque numbers in a table are those of this side's requests. The peer's requests have numbers of their
-own, which may be equal.
+A call is identified by its opaque number. The requests that the peer sends over the same connection have
+numbers of their own, which may be equal.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.protocol.frame import Frame
 
 OPAQUE_MASK = 0x7FFF_FFFF
-# Deadlines closer together than this share one timer.
+# Two deadlines that differ by less than this time share one timer.
 TIMER_GRAIN_S = 0.02
 
 
 @dataclass(slots=True, eq=False)
 class PendingCall:
-    """One outstanding request: its future, request code and deadline on the loop's clock."""
+    """One outstanding call: its future, request code, and deadline on the loop's clock."""
 
     future: asyncio.Future[Frame]
     code: int
@@ -54,7 +54,7 @@ class CallTable:
         return opaque
 
     def add(self, opaque: int, code: int, timeout_s: float) -> asyncio.Future[Frame]:
-        """Register a call. Its future receives the response, RequestTimeout, or the error of `fail_all`."""
+        """Register a call. Its future gets the response, a RequestTimeout, or the error of `fail_all`."""
         deadline = self._loop.time() + timeout_s
         future: asyncio.Future[Frame] = self._loop.create_future()
         self._pending[opaque] = PendingCall(future, code, deadline, timeout_s)
@@ -66,19 +66,19 @@ class CallTable:
         return future
 
     def resolve(self, frame: Frame) -> bool:
-        """Pass a response to its caller. Return False if no call waits for it."""
+        """Pass a response to the call that waits for it. Return False if there is none."""
         call = self._pending.pop(frame.opaque, None)
         if call is None:
             return False
         if not call.future.done():
-            # The body lies in the receive buffer, which is overwritten before the caller runs.
+            # Copy the body, because the receive buffer is overwritten before the caller runs.
             if type(frame.body) is not bytes:
                 frame.body = bytes(frame.body)
             call.future.set_result(frame)
         return True
 
     def fail_all(self, error: Callable[[int], RemotingError]) -> None:
-        """End every outstanding call with `error(request code)`."""
+        """Fail every outstanding call with `error(request code)`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

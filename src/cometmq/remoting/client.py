@@ -1,4 +1,4 @@
-"""The client side: one connection per address, opened on first use and again after it was lost."""
+"""The client side: one connection per address. It is opened on first use, and again after a loss."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from cometmq.text import seconds, shortened
 T = TypeVar("T")
 
 STALL_GRACE_S = 0.1
-"""Additional time, in seconds, for a connection attempt after its timeout (see `_await_connection`)."""
+"""The time, in seconds, that a connection attempt gets after its timeout (see `_await_connection`)."""
 
 
 def parse_addr(addr: str) -> tuple[str, int]:
-    """Return host and port of "host:port" or "[v6]:port". Raises ConnectError for anything else."""
+    """Return the host and port in "host:port" or "[v6]:port". Raises ConnectError for any other text."""
     parsed = parse_address(addr)
     if parsed is None:
         raise ConnectError(shortened(addr), "an address must be host:port")
@@ -38,17 +38,18 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # this error number is not an errno
-    # asyncio replaces strerror by its own text; the system's text describes the cause.
+        return error.strerror or str(error)  # the number is not a system error number (errno)
+    # Return the system's text, which describes the cause: asyncio has replaced `strerror` by a text of its
+    # own.
     return os.strerror(error.errno) if error.errno else str(error)
 
 
 async def _await_connection(attempt: asyncio.Future[T], timeout_s: float) -> T:
-    """Return the result of a connection attempt. Cancel it and raise TimeoutError if it takes too long.
+    """Return the result of a connection attempt, or cancel the attempt and raise TimeoutError.
 
-    Event loops run timers before they read sockets. If the process was suspended for longer than the timeout,
-    the timer runs first although the connection may be established: so the attempt gets STALL_GRACE_S more
-    seconds.
+    An event loop runs timers before it reads sockets. So if the process was suspended for longer than the
+    timeout, the timer runs first, although the connection may be established. For this reason the attempt
+    gets another STALL_GRACE_S seconds after its timeout.
     """
     try:
         for limit_s in (timeout_s, STALL_GRACE_S):
@@ -64,10 +65,10 @@ class RemotingClient:
     """Calls servers by "host:port". It must be created inside the running loop.
 
     Args:
-        handlers: Handlers by request code for requests of servers, as in RemotingServer.
+        handlers: Handlers by request code for requests from servers, as in RemotingServer.
         outgoing: Called with each request before it is sent, and may change it.
-        address_map: The address to connect to in place of another one, as `host:port` or a host alone on both
-            sides. Callers keep using the original address.
+        address_map: Maps an address to the address to which the client actually connects. Both are
+            `host:port`, or both are hosts alone. Callers keep using the original address.
     """
 
     def __init__(
@@ -108,7 +109,7 @@ class RemotingClient:
 
         Args:
             addr: The address.
-            timeout_s: The timeout in seconds, at most the client's connect timeout, which is the default.
+            timeout_s: The timeout in seconds. The client's connect timeout is the default, and the maximum.
 
         Raises:
             ConnectError: The connection was refused or timed out.
@@ -126,18 +127,19 @@ class RemotingClient:
         limit = self._limits.connect_timeout_s
         wait_s = limit if timeout_s is None else min(timeout_s, limit)
         try:
-            # The attempt is shielded: a caller that times out must not cancel it for the others.
+            # The attempt is shielded: if one caller times out, that must not cancel the attempt for the
+            # others.
             return await _await_connection(asyncio.shield(task), wait_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and caller is not None and not caller.cancelling():
-                raise ConnectError(addr, "the client is closed") from None  # the attempt was cancelled
+                raise ConnectError(addr, "the client is closed") from None  # cancelled by `close`
             raise
 
     async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
-        """Send a request and return its response, after connecting if necessary.
+        """Send a request and return its response. Connect first if necessary.
 
         Args:
             addr: The server's address.
@@ -145,7 +147,7 @@ class RemotingClient:
             timeout_s: The timeout in seconds for connecting and for the response together.
 
         Raises:
-            ConnectError: Nothing was sent.
+            ConnectError: No connection could be made. Nothing was sent.
             SendFailed: The connection closed. The server may have received the request.
             RequestTimeout: No response arrived in time.
         """
@@ -160,7 +162,7 @@ class RemotingClient:
         return await connection.request(frame, timeout_s)
 
     async def close(self, grace_s: float = 3.0) -> None:
-        """Close all connections permanently. Outstanding calls fail."""
+        """Close all connections permanently. Outstanding calls fail. `grace_s` is as in `close_all`."""
         self._closed = True
         running: list[asyncio.Task[Any]] = [*self._connecting.values(), *self._dispatcher.tasks]
         for task in running:
@@ -187,15 +189,15 @@ class RemotingClient:
         except OSError as error:
             raise ConnectError(addr, _reason(error)) from error
         except Exception as error:
-            # Resolvers and transports raise various exceptions for odd addresses; callers handle only
-            # ConnectError.
+            # Resolvers and transports raise various exceptions for invalid addresses. All become
+            # ConnectErrors, the only exception that callers handle.
             raise ConnectError(addr, repr(error)) from error
         return connection
 
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(addr, None)
         if not task.cancelled():
-            task.exception()  # mark the exception as retrieved: all waiters may have timed out
+            task.exception()  # prevents a log entry of asyncio if all waiters have timed out
 
     def _make_connection(self, addr: str) -> Connection:
         return Connection(

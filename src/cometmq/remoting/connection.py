@@ -1,11 +1,11 @@
-"""One TCP connection, on the server's or the client's side: frames, and calls that wait for responses.
+"""One TCP connection of a server or client: its frames, and its calls that wait for responses.
 
-Reading. All connections of a loop read into one buffer (the loop fills it and passes it on without
-interruption), and frames are handled where they lie. The beginning of an incomplete frame is kept as `_tail`
-and prepended to the next read. A frame longer than TAIL_LIMIT gets a buffer of its own, which grows with the
-bytes that have arrived (a length field alone costs nothing) to at most twice their number and is dropped with
-the frame. A frame must arrive at a minimum rate (`check`), and the total size of all buffers is limited
-(PartialFrames of tick.py).
+Reading. All connections of a loop read into one shared buffer, because the loop has the bytes handled before
+it reads for the next connection. Frames are handled inside that buffer. The beginning of an incomplete frame
+is kept as `_tail` and prepended to the next read. A frame longer than TAIL_LIMIT gets a buffer of its own.
+That buffer is at most twice as large as the bytes that have arrived, so a large length field alone costs no
+memory, and it is freed with the frame. A frame must arrive at a minimum rate (`check`), and the total size of
+all buffers is limited (PartialFrames of tick.py).
 
 Writing. `write` queues bytes; the tick (see tick.py) sends everything queued with one write of the transport.
 """
@@ -30,29 +30,30 @@ log = logs.logger(__name__)
 
 Bytes = bytes | bytearray | memoryview
 Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | None] | None]"
-# A shortcut handles an encoded request and returns True, or does nothing and returns False. Its arguments are
-# the connection, the buffer, the start and end of the header, and the end of the frame.
+# A shortcut is a function that handles a request without decoding it, and returns True, or does nothing and
+# returns False. Its arguments are the connection, the buffer, the start and end of the header, and the end of
+# the frame.
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 TAIL_LIMIT = 64 * 1024
-# Queued responses are joined up to this many bytes. Larger ones are passed on without a copy.
+# Queued responses are joined into blocks of up to this many bytes. Larger ones are passed on without a copy.
 JOIN_LIMIT = 64 * 1024
-MIN_PAYLOAD = 4  # bytes of the header word
+MIN_PAYLOAD = 4  # bytes of the header word, the shortest possible payload
 
-SHORTCUT_AT = 20  # bytes: length word, header word and the part of the header by which shortcuts are found
+SHORTCUT_AT = 20  # bytes: length word, header word, and the 12 bytes of the header that select a shortcut
 
 _length_at = struct.Struct(">I").unpack_from
 _words_and_prefix_at = struct.Struct(">II12s").unpack_from
 
 
 class Connection(asyncio.BufferedProtocol):
-    """A connection.
+    """A TCP connection that carries frames in both directions.
 
     Attributes:
-        state: Data of the owner.
+        state: Data that the owner of the connection attaches to it.
         peer: The address of the other end, "ip:port".
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
-        addr: The address for errors: on the client's side the one that was called, else the peer.
+        addr: The address named in errors: the one that a client has called, otherwise `peer`.
         working: The number of the peer's requests that are processed outside the read, see Limits.handlers.
     """
 
@@ -87,15 +88,15 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = CallTable(self._loop, addr)
         self._scratch = tick.scratch
         self._tail: bytes = b""
-        self._buf: memoryview | None = None  # a buffer of this connection: bytes _start to _end are unread
+        self._buf: memoryview | None = None  # this connection's own buffer; bytes _start to _end are unread
         self._start = 0
         self._end = 0
-        self._fresh = True  # whether the incomplete frame has begun since the last `check`
+        self._fresh = True  # whether the incomplete frame began after the last `check`
         self._frame_since = 0.0
-        self._backlog = False  # complete frames are left in _buf: the callback's share was used up
+        self._backlog = False  # whether _buf holds complete frames that exceeded a limit of _handle
         self._reading = True
         self._resuming = False  # whether _go_on is scheduled
-        self._ending = False  # whether the connection closes after this tick; nothing more is read
+        self._ending = False  # whether the connection closes after this tick; no more frames are read
         self._out: list[Bytes] = []
         self._out_bytes = 0
         self._sent_bytes = 0  # bytes passed to the transport so far
@@ -114,9 +115,9 @@ class Connection(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: Bytes) -> None:
-        """Queue the bytes of complete frames, which are sent at the end of the tick.
+        """Queue the bytes of complete frames, to be sent at the end of the tick.
 
-        A closed connection ignores them.
+        If the connection is closed, the bytes are dropped.
 
         `data` must not change afterwards, because most of it is passed to the transport without a copy.
         """
@@ -142,7 +143,7 @@ class Connection(asyncio.BufferedProtocol):
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
 
     def flush(self) -> None:
-        """Send the queued bytes now. The tick calls it; other code calls it only before blocking work."""
+        """Send the queued bytes now. Only the tick calls this, and code that is about to block the loop."""
         out = self._out
         if not out:
             return
@@ -172,10 +173,13 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._tick.unsent.keep(self, waiting, self._limits.write_total, fresh=False)
 
-    # -- requests of this side
+    # -- requests that this side sends
 
     def request(self, frame: Frame, timeout_s: float) -> asyncio.Future[Frame]:
-        """Number and send a request. Return the future of its response. Raises SendFailed if closed."""
+        """Send a request under a new number, and return the future of its response.
+
+        Raises SendFailed if the connection is closed.
+        """
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
@@ -195,7 +199,7 @@ class Connection(asyncio.BufferedProtocol):
         return await self.request(frame, timeout_s)
 
     def oneway(self, frame: Frame) -> None:
-        """Send a request without a response. Raises SendFailed if closed."""
+        """Send a request that gets no response. Raises SendFailed if the connection is closed."""
         calls = self._calls
         if self.closed or self._transport is None:
             raise SendFailed(self.addr, frame.code)
@@ -213,18 +217,18 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests that are processed outside the read
 
     def hold(self, size: int = 0) -> None:
-        """Count a request with a body of `size` bytes as processed outside the read."""
+        """Add a request with a body of `size` bytes to those that are processed outside the read."""
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Count a request that `hold` has counted as done."""
+        """Remove a request that `hold` has added, because it is done. `size` is the size of its body."""
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
 
     @property
     def buffered(self) -> int:
-        """The size in bytes of the buffer for an incomplete frame."""
+        """The size in bytes of the buffer that holds an incomplete frame."""
         return len(self._tail) if self._buf is None else len(self._buf)
 
     # -- closing
@@ -247,21 +251,22 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.abort()
 
     def cut(self, why: str) -> None:
-        """Abort and log the reason."""
+        """Abort the connection, and log the reason `why`."""
         log.warning("%s: %s; closed", self.peer, why)
         self._buf = None
         self._tail = b""
         self.abort()
 
     def check(self, now: float) -> None:
-        """Close an idle connection, and abort one whose peer receives no response or finishes no frame.
+        """Close the connection if it is idle, and abort it if its peer is stalled.
 
-        Called about once per second.
+        A peer is stalled if it receives none of its responses or does not complete a frame. This method is
+        called about once per second.
         """
         transport = self._transport
         if transport is None:
             return
-        if self.closed:  # the transport still waits until the peer has received the last responses
+        if self.closed:  # the transport stays open until the peer has received the last responses
             if now - self._stalled_at >= self._limits.write_stall_s:
                 transport.abort()
             return
@@ -285,7 +290,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _frame_is_late(self, now: float) -> bool:
-        """Abort a connection whose peer sends a frame too slowly. Return whether it did."""
+        """Abort the connection if its peer sends a frame too slowly. Return whether that is the case."""
         if self._fresh or not self._reading:
             self._fresh = False
             self._frame_since = now
@@ -302,7 +307,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- called by the event loop
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Start to use the transport."""
+        """Store the transport and begin to use it."""
         self._transport = cast(asyncio.Transport, transport)
         name = transport.get_extra_info("peername")
         self.peer, self.peer_host = describe_peer(name)
@@ -313,7 +318,7 @@ class Connection(asyncio.BufferedProtocol):
             self._on_open(self)
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 (asyncio's signature)
-        """Fail outstanding calls and notify the owner, whichever side closed the connection."""
+        """Fail the outstanding calls and notify the owner, whichever side has closed the connection."""
         self.closed = True
         self._out.clear()
         self._forget()
@@ -327,13 +332,13 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
 
     def eof_received(self) -> bool:
-        """Close after the responses of this tick: the peer sends no more, but may still read."""
+        """Close after the responses of this tick, because the peer sends no more but may still read."""
         self._end_soon()
-        # A TLS transport cannot stay half open.
+        # The result True keeps the transport half open, which TLS does not support.
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
-        """Stop reading from a peer that receives too slowly."""
+        """Stop reading, because the peer receives its responses too slowly."""
         self._write_paused = True
         self._stalled_at = self._loop.time()
         self._stalled_sent = -1
@@ -358,7 +363,7 @@ class Connection(asyncio.BufferedProtocol):
         return self._scratch
 
     def buffer_updated(self, nbytes: int) -> None:
-        """Handle the frames that are complete now."""
+        """Handle the frames that have become complete."""
         self._active = True
         if self.closed or self._ending:
             return
@@ -382,7 +387,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- frames
 
     def _handle(self, buf: memoryview, pos: int, end: int) -> int:
-        """Handle the complete frames in buf[pos:end], at most as many as one callback may.
+        """Handle the complete frames in buf[pos:end], up to the limits of one callback.
 
         Return the end of the last handled frame.
         """
@@ -434,7 +439,7 @@ class Connection(asyncio.BufferedProtocol):
                     left = 0
                 elif monotonic() >= until:
                     left = 0
-                    self._pause_reading()  # the loop must serve other connections before it reads again
+                    self._pause_reading()  # other connections are served before this one reads again
                     self._resume_soon()
             if self.closed:
                 return end
@@ -443,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
         """Keep the unhandled bytes buf[pos:end] for the next read.
 
-        `fresh` marks bytes that begin with another frame than the bytes kept before.
+        `fresh` tells whether they begin with another frame than the bytes kept after the previous read.
         """
         if pos == end or self.closed:
             self._forget()
@@ -454,7 +459,7 @@ class Connection(asyncio.BufferedProtocol):
         self._tick.partial.keep(self, self.buffered, self._limits.partial_total, fresh)
 
     def _forget(self) -> None:
-        """Drop all bytes of an incomplete frame."""
+        """Drop the bytes kept for the next read."""
         self._tail = b""
         self._buf = None
         self._tick.partial.drop(self)
@@ -479,7 +484,8 @@ class Connection(asyncio.BufferedProtocol):
             self._start = pos
             self._end = end
         else:
-            # The buffer grows with the bytes that arrived, not with the length that the frame declares.
+            # The size of the buffer follows from the bytes that have arrived, not from the length in the
+            # frame, which may be false.
             self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
@@ -498,7 +504,7 @@ class Connection(asyncio.BufferedProtocol):
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """Continue reading: first the frames in the buffer, then the socket."""
+        """Continue reading: first handle the frames in the buffer, then read the socket again."""
         self._resuming = False
         if self.closed or self._ending or self._write_paused or self.working >= self._limits.handlers:
             return
@@ -517,14 +523,14 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.pause_reading()
 
     def _refuse(self, error: FrameError) -> None:
-        """Close the connection after an invalid frame. The requests before it are still answered."""
+        """Close the connection after an invalid frame. Requests before that frame still get responses."""
         log.info("closing the connection of %s after an invalid frame: %s", self.peer, error)
         self._backlog = False
         self._pause_reading()
         self._end_soon()
 
     def _end_soon(self) -> None:
-        """Close after this tick, whose callbacks may still respond."""
+        """Close the connection at the end of this tick. Until then, callbacks may still respond."""
         if not self._ending:
             self._ending = True
             self._tick.schedule()
@@ -532,13 +538,13 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def describe_peer(name: Any) -> tuple[str, bytes]:
-    """Return a socket's name as "ip:port", and as address and 4-byte port in the form of records."""
+    """Return the address in a socket name, as the text "ip:port" and as the bytes in records."""
     if not isinstance(name, tuple):
         return "", b"\0" * 8
     host, port = name[0], name[1]
     if ":" not in host:
         return f"{host}:{port}", socket.inet_aton(host) + port.to_bytes(4, "big")
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # an IPv4 peer of a dual-stack socket
+    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # a dual-stack socket gives an IPv4 peer an IPv6 address
         return f"{socket.inet_ntoa(packed[12:])}:{port}", packed[12:] + port.to_bytes(4, "big")
     return f"[{host}]:{port}", packed + port.to_bytes(4, "big")

@@ -1,4 +1,4 @@
-"""Connecting to a host whose name may have several addresses: they are tried side by side (RFC 8305)."""
+"""Connections to a host name, whose addresses are tried side by side (RFC 8305)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _STAGGER_S = 0.25
-"""Seconds after which the next address is tried while the attempt at the previous one continues."""
+"""Seconds to wait for an attempt before the next address is tried, too."""
 _MAX_ADDRESSES = 16
 
 Info = tuple[Any, ...]
@@ -24,25 +24,25 @@ Info = tuple[Any, ...]
 async def dial(
     make: Callable[[], P], host: str, port: int, *, tls: ssl.SSLContext | None = None
 ) -> tuple[asyncio.Transport, P]:
-    """Connect to the first address of a host that accepts.
+    """Connect to the first address of a host that accepts the connection. The caller limits the time.
 
     Args:
-        make: Makes the protocol of the connection.
+        make: Creates the protocol of the connection.
         host: A name or an IP address.
         port: The TCP port.
-        tls: Context of a TLS connection, whose certificate must name `host`.
+        tls: The context of a TLS connection. The server's certificate must name `host`.
 
     Returns:
-        Transport and protocol of the connection.
+        The transport and the protocol of the connection.
 
     Raises:
-        OSError: No address accepts; the error is that of the first one. Or host or port cannot belong to an
-            address: a label longer than 63 characters, a port above 65535. The caller limits the time.
+        OSError: No address accepts; the error is that of the attempt that failed first. Or the host or port
+            is impossible, such as a label longer than 63 characters or a port above 65535.
     """
     try:
         return await _dial(make, host, port, tls)
-    except (ValueError, OverflowError) as error:  # raised by getaddrinfo, IDNA, sockets and TLS
-        if isinstance(error, OSError):  # a certificate's error is both an OSError and a ValueError
+    except (ValueError, OverflowError) as error:  # getaddrinfo, IDNA, sockets and TLS raise them
+        if isinstance(error, OSError):  # the error of a certificate is both an OSError and a ValueError
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error
 
@@ -77,7 +77,7 @@ async def addresses_of(host: str, port: int) -> Sequence[Info]:
 
 
 def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
-    """Alternate between address families, beginning with the first address's: one may not work here."""
+    """Order addresses so that IPv4 and IPv6 alternate, because one of the families may not work here."""
     first = [info for info in infos if info[0] == infos[0][0]]
     others = [info for info in infos if info[0] != infos[0][0]]
     pairs = chain.from_iterable(zip_longest(first, others))
@@ -85,7 +85,10 @@ def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
 
 
 async def _first_connected(infos: Sequence[Info]) -> socket.socket:
-    """Connect to these addresses, each a moment after the previous one or immediately after its failure."""
+    """Try these addresses in order, and return the first socket that is connected.
+
+    The next address is tried `_STAGGER_S` seconds after the previous one, or as soon as an attempt fails.
+    """
     left = list(infos)
     running: set[asyncio.Task[socket.socket]] = set()
     failures: list[OSError] = []
@@ -121,10 +124,10 @@ async def _connected(info: Info) -> socket.socket:
 
 
 def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
-    """End attempts that are not needed, also those that have connected.
+    """Cancel the attempts that are not needed, and close the sockets of those that have connected.
 
-    The function awaits nothing, because a cancellation of the caller at that point would lose the connection
-    that it returns.
+    The function awaits nothing. Otherwise a cancellation of its caller at that point would lose the
+    connection that the caller is about to return.
     """
     for task in tasks:
         if not task.done():

@@ -1,4 +1,4 @@
-"""The dispatch of requests to handlers by code, and the response for what a handler returns or raises."""
+"""Dispatches requests to handlers by request code, and responds with what a handler returns or raises."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
-MAX_REMARK_LENGTH = 4096  # maximum characters, because errors repeat parts of the request
+MAX_REMARK_LENGTH = 4096  # characters; error texts are shortened, because they may repeat the request
 
 
 class Dispatcher:
@@ -32,7 +32,7 @@ class Dispatcher:
         """Handle one request. An asynchronous handler continues as a task."""
         handler = self.handlers.get(request.code, self._default)
         if handler is None:
-            # This is Apache's text, including the leading blank.
+            # The text is Apache's, including the leading blank.
             remark = f" request type {request.code} not supported"
             connection.respond(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
             return
@@ -46,7 +46,8 @@ class Dispatcher:
             self._fail(connection, request, error)
 
     def _start_task(self, connection: Connection, request: Frame, answer: Awaitable[Frame | None]) -> None:
-        # The handler's own code has not started yet, so it never gets the view into the receive buffer.
+        # The coroutine has not started yet, so its code only ever gets this copy and not the view into the
+        # receive buffer, which is overwritten.
         if type(request.body) is not bytes:
             request.body = bytes(request.body)
         size = len(request.body)
@@ -76,8 +77,9 @@ class Dispatcher:
             code, remark, ext = error.code, error.remark, error.ext
         else:
             code, remark = ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}"
-            # A request that cannot be decoded is its sender's fault, and the response reports it. A
-            # FrameError is this side's fault: the response is too long.
+            # Requests that cannot be decoded are errors of the peer, so they are reported to the peer and not
+            # logged. A FrameError is logged, because this side caused it: its response is too long for a
+            # frame.
             ours = isinstance(error, FrameError) or not isinstance(error, ProtocolError)
             if ours and self._log_limit.allows():
                 log.error("request %d from %s failed", request.code, connection.peer, exc_info=error)

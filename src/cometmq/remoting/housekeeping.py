@@ -1,4 +1,4 @@
-"""The periodic check of the connections of one server or client, about once per second."""
+"""The check of all connections of a server or client, about once per second."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cometmq.remoting.connection import Connection
 
 
 class ConnectionTable:
-    """The open connections. One timer for all of them closes idle and stalled ones."""
+    """The open connections of a server or client. One timer closes all that are idle or stalled."""
 
     __slots__ = ("_empty", "_loop", "_period_s", "_timer", "connections")
 
@@ -21,14 +21,12 @@ class ConnectionTable:
         self.connections: set[Connection] = set()
 
     def add(self, connection: Connection) -> None:
-        """Add an open connection."""
         self.connections.add(connection)
         self._empty.clear()
         if self._timer is None:
             self._timer = self._loop.call_later(self._period_s, self._scan)
 
     def discard(self, connection: Connection) -> None:
-        """Remove a closed connection."""
         self.connections.discard(connection)
         if not self.connections:
             self._empty.set()
@@ -37,7 +35,7 @@ class ConnectionTable:
                 self._timer = None
 
     async def close_all(self, grace_s: float) -> None:
-        """Close every connection; after `grace_s` seconds abort those with unsent responses."""
+        """Close every connection. After `grace_s` seconds, abort those that still have unsent responses."""
         for connection in list(self.connections):
             connection.close()
         try:

@@ -1,4 +1,4 @@
-"""The limits for the cost of one connection. Sizes are in bytes, times in seconds."""
+"""Limits of the resources that one connection may use. Sizes are in bytes, times in seconds."""
 
 from __future__ import annotations
 
@@ -9,30 +9,36 @@ HANDLER_BYTES = 64 * 1024
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """The limits of one side's connections. The defaults are RocketMQ's where it has such a limit.
+    """The limits of a server's or client's connections.
+
+    Where RocketMQ has such a limit, the default is equal.
 
     Attributes:
-        max_frame: The size of a frame, including its length word (RocketMQ's
-        `com.rocketmq.remoting.frameMaxLength`).
-        frames_per_callback: The frames of one connection that are handled before other connections are
-        served.
-        callback_s: The time after which other connections are served, even after fewer frames.
-        write_high, write_low: The unsent bytes at which reading from the peer stops and starts again.
-        write_evict: The unsent bytes at which the connection is aborted. Responses to parked pulls still
-        accumulate after reading has stopped.
-        write_total: The unsent bytes of all connections of a loop: 64 of the largest frames. Above it, the
-        connection that has not received for the longest time is aborted.
-        write_stall_s: The time after which a peer that receives none of its responses is aborted.
-        idle_s: The time without reads and writes after which a connection is closed, as Apache's sides do.
-        frame_grace_s, frame_rate: The time that a frame may take, and the bytes that must have arrived for
-        each further second. A body of 4 MiB passes at 26 KiB/s.
-        partial_total: The buffered bytes of incomplete frames of all connections of a loop: 16 of the largest
-        frames.
-        handlers: The requests of one connection that are processed outside its read (asynchronous handlers,
-        reads from disk). Each HANDLER_BYTES of a body count as one more. Above it, no more requests of the
-            connection are read until some are done. RocketMQ's clients have one connection for all threads.
-        handshake_s, handshakes: The time that a TLS handshake may take, and the number of concurrent
-        handshakes of a server.
+        max_frame: The maximum size of a frame, including its length word (RocketMQ's
+            `com.rocketmq.remoting.frameMaxLength`).
+        frames_per_callback: The number of frames of one connection that are handled before other connections
+            are served.
+        callback_s: The time after which other connections are served even if fewer frames have been handled.
+        write_high, write_low: Reading from a peer stops at `write_high` unsent bytes and starts again at
+            `write_low`.
+        write_evict: The unsent bytes at which the connection is aborted. Their number can still grow after
+            reading has stopped, by responses to parked pulls.
+        write_total: The maximum unsent bytes of all connections of a loop: 64 of the largest frames. Above
+            it, the connection whose peer has received nothing for the longest time is aborted.
+        write_stall_s: The time after which a connection is aborted if its peer receives no part of its
+            responses.
+        idle_s: The time without reads and writes after which a connection is closed, as in Apache's broker
+            and clients.
+        frame_grace_s, frame_rate: A frame must be complete within `frame_grace_s`; later, `frame_rate` bytes
+            must have arrived for each further second. A body of 4 MiB passes at 26 KiB/s.
+        partial_total: The maximum size of the buffers for incomplete frames of all connections of a loop: 16
+            of the largest frames.
+        handlers: The maximum number of requests of one connection that are processed outside its read (by
+            asynchronous handlers, or by reads from disk). Each HANDLER_BYTES of a body count as one more
+            request. At the limit, no more requests are read until some are done. The limit is high because
+            RocketMQ's clients use one connection for all threads.
+        handshake_s, handshakes: The timeout of a TLS handshake, and the maximum number of concurrent
+            handshakes of a server.
     """
 
     max_frame: int = 16 * MIB

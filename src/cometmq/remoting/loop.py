@@ -11,8 +11,9 @@ from typing import Any, Protocol, TypeVar
 
 T = TypeVar("T")
 
-# The time in seconds that a thread waits before it requests the interpreter's lock from the loop (Python's
-# default: 5 ms). Threads here mostly wait for the device and should not also wait for a busy loop.
+# The time, in seconds, after which a waiting thread requests the interpreter's lock from the loop (Python's
+# default: 5 ms). It is short because threads here mostly wait for the device, and should not in addition wait
+# for a busy loop.
 SWITCH_INTERVAL_S = 0.0005
 
 
@@ -26,17 +27,17 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def run(main: Coroutine[Any, Any, T], *, debug: bool | None = None) -> T:
-    """Run a coroutine on a loop of `new_event_loop`, like `asyncio.run`, in a server's process."""
+    """Run a coroutine on a loop of `new_event_loop`, as `asyncio.run` does. For the processes of servers."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     with asyncio.Runner(debug=debug, loop_factory=new_event_loop) as runner:
         return runner.run(main)
 
 
 def stop_accepting(listener: asyncio.Server) -> None:
-    """Close a listening server.
+    """Close a listening server in two steps.
 
-    asyncio never closes a connection that is accepted in the turn in which its server is closed. Therefore
-    the server first stops accepting, and is closed in the next turn.
+    If asyncio accepts a connection in the loop iteration in which its server is closed, it never closes that
+    connection. Therefore the server stops accepting now, and is closed in the next iteration.
     """
     loop = listener.get_loop()
     for listening in listener.sockets:
@@ -46,14 +47,14 @@ def stop_accepting(listener: asyncio.Server) -> None:
 
 
 class Run(Protocol):
-    """Runs a coroutine on a loop of another thread and returns its result."""
+    """A function that runs a coroutine on the loop of another thread and returns its result."""
 
     def __call__(self, work: Coroutine[Any, Any, T], /) -> T: ...
 
 
 @contextmanager
 def loop_in_thread(name: str, timeout_s: float = 30.0) -> Iterator[Run]:
-    """Run a loop in a separate thread while the block runs. Each call waits at most `timeout_s` seconds."""
+    """Run a loop in a separate thread during a `with` block. Each call waits at most `timeout_s` seconds."""
     loop = new_event_loop()
     thread = threading.Thread(target=loop.run_forever, name=name, daemon=True)
     thread.start()
@@ -81,5 +82,5 @@ class _EndOfInput(asyncio.Protocol):
 
 
 async def end_of_input(event: asyncio.Event) -> None:
-    """Set the event at the end of the standard input, when the parent has closed it or has ended."""
+    """Set the event when the standard input ends, because the parent process has closed it or has ended."""
     await asyncio.get_running_loop().connect_read_pipe(lambda: _EndOfInput(event), sys.stdin)

@@ -1,4 +1,4 @@
-"""Connections in memory instead of sockets, by host. Tests run servers and clients with them."""
+"""Connections in memory instead of sockets, selected by host. Tests use them for servers and clients."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MakeProtocol = Callable[[], asyncio.BufferedProtocol]
 
 
 class Network(Protocol):
-    """Opens and accepts the connections of a host. Both methods are called in a running loop."""
+    """Opens and accepts the connections of one host. Both methods must be called in a running loop."""
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
         """Connect a protocol created by `make` and return it.
@@ -21,7 +21,7 @@ class Network(Protocol):
         ...
 
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
-        """Listen on a port, 0 for a free one. Return the port and a function that ends listening.
+        """Listen on a port; 0 selects a free one. Return the port and a function that stops listening.
 
         Raises OSError.
         """
@@ -32,13 +32,13 @@ _networks: dict[str, Network] = {}
 
 
 def network_of(host: str) -> Network | None:
-    """Return the network of a host, or None if it uses sockets."""
+    """Return the network in memory that is used for `host`, or None if sockets are used."""
     return _networks.get(host)
 
 
 @contextmanager
 def serving(host: str, network: Network) -> Iterator[None]:
-    """While the block runs, use `network` for all connections of this process to and at `host`."""
+    """Use `network` during a `with` block for all connections of this process to and at `host`."""
     _networks[host] = network
     try:
         yield

@@ -1,7 +1,7 @@
-"""A new connection of a server with TLS, until its first byte shows whether the client uses TLS.
+"""A new connection to a server with TLS, until its first byte shows whether the client uses TLS.
 
-A plain connection is passed to its `Connection` with the bytes received so far, and from then on no other
-object is between them. A TLS connection is passed on after its handshake.
+A connection without TLS is then passed to its `Connection`, with the bytes received so far. From then on the
+transport calls the `Connection` directly. A TLS connection is passed on after its handshake.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cometmq.remoting.limits import Limits
 log = logs.logger(__name__)
 
 HANDSHAKE = 0x16
-"""The first byte of a TLS handshake. A plain frame with this byte would have 369 MB."""
+"""The first byte of a TLS handshake. A frame without TLS begins with this byte only if it has 369 MB."""
 READ_SIZE = 4096
 MAX_EARLY_BYTES = 1 << 20
-"""The maximum number of bytes after a handshake until the server notices its end in the next turn."""
+"""The maximum number of bytes that may arrive between the end of a TLS handshake and its processing."""
 
 
 class Tls(Protocol):
-    """The interface of tls.ServerTls that this module needs."""
+    """The part of `tls.ServerTls` that this module uses."""
 
     enforcing: bool
     context: ssl.SSLContext
 
 
 class Openings:
-    """The new connections of a server, limited in number and time."""
+    """The new connections of a server. Their number and duration are limited."""
 
     def __init__(self, tls: Tls, limits: Limits, make: Callable[[], Connection]) -> None:
         self.tls = tls
@@ -49,12 +49,15 @@ class Openings:
         return Opening(self)
 
     def refused(self, peer: str, why: str) -> None:
-        """Log a refused connection. The rate of lines is limited, because any client can cause them."""
+        """Log that a connection was refused.
+
+        Any client can cause such log lines, so their rate is limited.
+        """
         if self._log_limit.allows():
             log.info("%s: %s; closed", peer, why)
 
     async def close_all(self) -> None:
-        """Close the new connections, and those that are accepted later."""
+        """Close the new connections, and any that are accepted after this call."""
         self.closed = True
         for opening in list(self.open):
             opening.abort()
@@ -106,7 +109,6 @@ class Opening(asyncio.BufferedProtocol):
             self._begin_handshake()
 
     def abort(self) -> None:
-        """Abort the connection."""
         self._done()
         if self._transport is not None:
             self._transport.abort()
@@ -121,7 +123,7 @@ class Opening(asyncio.BufferedProtocol):
             self._timer.cancel()
 
     def _hand_over(self, transport: asyncio.Transport | None) -> None:
-        """Pass the transport and the bytes received so far to the Connection."""
+        """Pass the transport, and the bytes received so far, to a Connection."""
         self._done()
         if transport is None or transport.is_closing():
             return
@@ -139,12 +141,12 @@ class Opening(asyncio.BufferedProtocol):
         self._secure = True
         hello, self._early = self._early, bytearray()
         openings.handshakes.start(self._shake_hands())
-        # This runs after the task's first step and the callbacks that it has scheduled, and before the next
-        # read.
+        # Two call_soon delay this until the first step of the task, and the callbacks that the step
+        # schedules, have run. It still comes before the next read.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:
-        """Pass the bytes already read to the protocol that now reads the connection."""
+        """Pass the bytes that have already been read to the TLS protocol, which now reads the connection."""
         transport = self._transport
         assert transport is not None
         if not transport.is_closing():

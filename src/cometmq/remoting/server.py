@@ -21,17 +21,17 @@ BACKLOG = 1024
 class RemotingServer:
     """Serves requests on one or more addresses. It must be created inside the running loop.
 
-    A handler is called as `handler(connection, request)` and returns the response frame, or None if it
-    responds later (`connection.respond`) or never. A handler may also be an async function, which runs as a
-    task and receives the body as bytes. Other handlers must copy the parts of `request.body` that they keep,
-    because the bytes are overwritten after they return. CommandError(code, remark) becomes a response with
-    that code; any other exception becomes code 1 and "<type>: <message>".
+    A handler is called as `handler(connection, request)`. It returns the response frame, or None if it
+    responds later (`connection.respond`) or never. A handler may also be an async function: it runs as a task
+    and receives the body as bytes. Other handlers must copy the parts of `request.body` that they keep,
+    because the buffer is overwritten after they return. A CommandError(code, remark) becomes a response with
+    that code. For any other exception the code is 1 and the remark is "<type>: <message>".
 
     Args:
         handlers: The handlers by request code.
-        tls: TLS for the connections, optional or required. Connections in memory never use it.
+        tls: The TLS of the connections, optional or required. Connections in memory never use it.
         shortcuts: Functions that may handle a request before it is decoded, by the first 12 bytes of a JSON
-            header.
+        header.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RemotingServer:
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[Callable[[], None]] = []  # calling one of these functions ends its listening
+        self._listeners: list[Callable[[], None]] = []  # each ends listening on one address
         self._stopped = False
 
     @property
@@ -70,9 +70,10 @@ class RemotingServer:
         return self._table.connections
 
     def override_handlers(self, codes: Collection[int], handler: Handler) -> None:
-        """Pass the requests with these codes to `handler` instead of their own handlers, without shortcuts.
+        """Pass requests with these codes to `handler` instead of to their own handlers or shortcuts.
 
-        Without codes, each request goes to its own handler again. Other requests cost nothing more.
+        Without codes, each request goes to its own handler again. Requests with other codes do not get
+        slower.
         """
         overridden = dict.fromkeys(self._handlers.keys() & set(codes), handler)
         self._dispatcher.handlers = self._handlers | overridden
@@ -83,7 +84,7 @@ class RemotingServer:
     async def start(self, host: str, port: int) -> int:
         """Listen on an address and return the port; port 0 selects a free one.
 
-        Several addresses are possible.
+        A server can listen on several addresses.
         """
         network = network_of(host)
         if network is not None:
@@ -103,7 +104,7 @@ class RemotingServer:
         self._listeners.clear()
 
     async def stop(self, drain_s: float = 3.0) -> None:
-        """Stop listening, wait up to `drain_s` seconds for async handlers, send responses, close all."""
+        """Stop listening, wait up to `drain_s` seconds for async handlers, respond, close all connections."""
         self.stop_listening()
         self._stopped = True
         if self._openings is not None:
@@ -119,7 +120,7 @@ class RemotingServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_connection(self) -> Connection:
-        # A bound method is called faster than an object with __call__.
+        # The bound method is passed, because calling it is faster than calling the object.
         return Connection(
             self._dispatcher.__call__,
             self.tick,
@@ -130,7 +131,7 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
-        if self._stopped:  # the connection was accepted just before the listeners were closed
+        if self._stopped:  # the connection was accepted while the server was being stopped
             connection.abort()
             return
         self._table.add(connection)

@@ -1,4 +1,4 @@
-"""The end of a loop iteration, where work for all connections is done once.
+"""The tick: work at the end of a loop iteration, done once for all connections.
 
 Every connection that has handled frames or has bytes to send requests a tick, which runs after the reads of
 this loop iteration: first the owner's callbacks (the broker writes its records to disk and responds), then
@@ -19,18 +19,19 @@ SCRATCH_SIZE = 256 * 1024
 
 
 class Partial(Protocol):
-    """The part of a connection that this table uses."""
+    """The methods of a connection that `PartialFrames` uses."""
 
     def cut(self, why: str) -> None: ...
 
 
 class PartialFrames:
-    """The bytes that connections keep: incomplete frames, or unsent responses. The oldest come first.
+    """A limited amount of bytes kept for all connections of a loop: incomplete frames, or unsent responses.
 
     A connection may keep the beginning of a frame for a while, but thousands of them must not fill the
-    memory. Above the limit, the connection with the oldest frame is aborted: an honest peer's frame is
-    complete within seconds. In the same way, the connection whose responses have waited longest is aborted.
-    `what` names the bytes in the log.
+    memory. Above the limit, the connection that has kept its bytes for the longest time is aborted: a correct
+    peer completes its frame, or receives its responses, within seconds.
+
+    `what` names the kind of bytes in the log.
     """
 
     __slots__ = ("_kept", "_what", "total")
@@ -41,13 +42,13 @@ class PartialFrames:
         self.total = 0
 
     def keep(self, connection: Partial, size: int, most: int, fresh: bool) -> None:
-        """Record that `connection` has a buffer of `size` bytes.
+        """Record that `connection` keeps `size` bytes.
 
         Args:
             connection: The connection.
             size: The size of its buffer in bytes.
-            most: The limit for all connections together in bytes.
-            fresh: Whether its frame is another one than at the previous call.
+            most: The limit, in bytes, for all connections together. Above it, connections are aborted.
+            fresh: Whether the bytes belong to another frame than at the previous call, so that they are new.
         """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))
@@ -58,12 +59,12 @@ class PartialFrames:
             oldest.cut(f"{self._what} of all connections take more than {most} bytes")
 
     def drop(self, connection: Partial) -> None:
-        """Record that `connection` has no buffer. An unknown connection is ignored."""
+        """Record that `connection` keeps no bytes. An unknown connection is ignored."""
         self.total -= self._kept.pop(connection, 0)
 
 
 class Flushable(Protocol):
-    """The part of a connection that the tick uses."""
+    """The methods of a connection that the tick uses."""
 
     def flush(self) -> None: ...
 
@@ -71,11 +72,13 @@ class Flushable(Protocol):
 
 
 class Tick:
-    """Runs callbacks and flushes connections once per loop iteration. The servers of one broker share one.
+    """Runs callbacks and flushes connections once per loop iteration.
+
+    The servers of one broker share one tick.
 
     Attributes:
-        scratch: The buffer into which all connections read: a loop fills it for one connection and has it
-            handled before the next.
+        scratch: The buffer into which all connections read. A loop has the bytes of one connection handled
+            before it reads for the next.
         partial: The sizes of incomplete frames.
         unsent: The sizes of responses that the peers have not received.
         scheduled: Whether a tick is already scheduled.
@@ -93,11 +96,14 @@ class Tick:
         self.unsent = PartialFrames("unsent answers")
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Run `callback` at the end of every tick, in order of registration, before responses are sent."""
+        """Register `callback`.
+
+        Each tick runs the callbacks in order of registration, then sends responses.
+        """
         self._callbacks.append(callback)
 
     def remove(self, callback: Callable[[], None]) -> None:
-        """Stop running `callback`. An unknown one is ignored."""
+        """Remove a registered callback. An unknown callback is ignored."""
         self._callbacks = [known for known in self._callbacks if known != callback]
 
     def schedule(self) -> None:
@@ -114,7 +120,7 @@ class Tick:
             self.schedule()
 
     def run_now(self) -> None:
-        """Run the tick immediately: callbacks, then responses."""
+        """Run the tick immediately: the callbacks, then the writes of the connections."""
         for callback in self._callbacks:
             try:
                 callback()
@@ -126,12 +132,12 @@ class Tick:
             for connection in dirty:
                 connection.flush()
         except BaseException:
-            # It is unknown how many of these bytes were sent. A peer whose connection closes repeats its
-            # request.
+            # It is unknown how many of these bytes were sent, so the connections are aborted. A peer whose
+            # connection is lost repeats its requests.
             for connection in dirty:
                 connection.abort()
             raise
         finally:
             self.scheduled = False
-            if self._dirty:  # bytes were queued while others were sent, for instance by a close callback
+            if self._dirty:  # a flush has queued more bytes, for instance through a close callback
                 self.schedule()

@@ -1,7 +1,7 @@
-"""TLS with RocketMQ's settings file, for servers and clients (docs/reference/remoting.md, TLS).
+"""TLS for servers and clients, with RocketMQ's settings file (docs/reference/remoting.md, TLS).
 
-A server loads new certificates when its files change. Its settings are checked at the start; incomplete ones
-are a ConfigError.
+A server loads its certificates again when their files change. Its settings are checked when it starts;
+incomplete settings raise ConfigError.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ KEYS = (
 
 
 class TlsFile:
-    """The content of a settings file. Creating it blocks. Raises ConfigError for an invalid file."""
+    """The content of a settings file. The constructor reads files, so it blocks.
+
+    Raises ConfigError for an invalid file.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -55,12 +58,12 @@ class TlsFile:
         return BOOLEANS[text] if text else default
 
     def stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return values that change when the file, or one that it names, is written."""
+        """Return values that change when the settings file, or a file that it names, is written."""
         paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
         return [_stamp(path) for path in paths if path]
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the context for the server side."""
+        """Return the TLS context of a server."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         if not self.text("tls.server.certPath"):
             raise self._wrong("tls.server.certPath", "the file of a certificate: none is made here")
@@ -78,17 +81,17 @@ class TlsFile:
         return context
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the context for the client side.
+        """Return the TLS context of a client.
 
-        Unlike RocketMQ's clients, it verifies servers unless the file disables that. It verifies host names
-        unless trustCertPath names the trusted certificates.
+        Unlike RocketMQ's clients, it verifies servers unless the file disables that. It also verifies their
+        host names, unless trustCertPath names the trusted certificates.
         """
         if not self._wanted:
             raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False  # certificates contain no hosts, and routes no names
+            context.check_hostname = False  # these certificates and routes contain no host names
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
             log.warning("certificates of servers are not verified, because %s disables it", self.path)
@@ -102,7 +105,7 @@ class TlsFile:
         key = f"tls.{side}.certPath"
         password = self.text(f"tls.{side}.keyPassword")
 
-        def ask() -> str:  # without this function, OpenSSL would prompt at the terminal
+        def ask() -> str:  # without this function, OpenSSL would prompt for the password at the terminal
             return password
 
         try:
@@ -135,7 +138,7 @@ def client_tls(tls: ssl.SSLContext | str | os.PathLike[str] | bool | None) -> ss
 
 
 class ServerTls:
-    """TLS of the server side: its mode, and the context of new connections. It is created inside the loop."""
+    """The TLS of a server: its mode, and the context for new connections. Create it inside the loop."""
 
     def __init__(self, mode: str, file: TlsFile) -> None:
         """Load the certificates, which blocks. Raises ConfigError."""
@@ -152,7 +155,7 @@ class ServerTls:
             )
 
     def start(self) -> None:
-        """Start to check the files for changes."""
+        """Start to check periodically whether the files have changed."""
         self._looks = Periodic(
             asyncio.get_running_loop(),
             FILE_CHECK_INTERVAL_S,
@@ -166,7 +169,7 @@ class ServerTls:
             await self._looks.stop()
 
     async def check_files(self) -> None:
-        """Load new certificates, if any. Open connections keep theirs."""
+        """Load the certificates again if a file has changed. Open connections keep the old certificates."""
         await asyncio.to_thread(self._reload)
 
     def _reload(self) -> None:
@@ -185,9 +188,10 @@ class ServerTls:
 
 
 async def server_tls(mode: str, path: str) -> ServerTls | None:
-    """Return the TLS for the settings `tls.server.mode` and `tls.config.file`, or None.
+    """Return the server's TLS for the settings `tls.server.mode` and `tls.config.file`, or None.
 
-    The file may contain the mode, too; a file without a mode means permissive. Raises ConfigError.
+    The settings file may contain the mode, too. If neither names a mode, the mode is permissive. Raises
+    ConfigError.
     """
     if not path:
         if mode not in ("", DISABLED):
