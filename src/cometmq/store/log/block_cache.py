@@ -1,31 +1,31 @@
 """A cache of recently read blocks of the log.
 
 Consumers that drain several queues of a topic each request single records of the same part of the log.
-Reading one block for all of them needs one copy from the page cache instead of one per queue. It saves time
-once a few records of the block were requested, by one pull or by several. Blocks lie completely before the
-end of the log, so they never change; readers get views of them.
+Reading one block for all of them needs one copy from the page cache instead of one per queue. This saves time
+if at least a few records of the block are requested, by one pull or by several. A block is cached only if it
+lies completely before the end of the log, so it never changes, and readers get views of it.
 """
 
 from __future__ import annotations
 
 BLOCK = 128 << 10
-_KEPT = 64  # blocks: 8 MiB; enough for 32 records that lie far apart, and the blocks after them
-DENSE = 4  # number of requested records from which on their block is loaded
+_KEPT = 64  # blocks (8 MiB): enough for 32 records in different blocks, and their successors
+DENSE = 4  # a block is loaded once this number of its records were requested
 _MAX_COUNTED_BLOCKS = 4096
 
 
 class BlockCache:
-    """The blocks loaded last, by number (log position // BLOCK). The oldest one is dropped first."""
+    """The most recently loaded blocks, by number (log position // BLOCK). The oldest is dropped first."""
 
     __slots__ = ("_blocks", "_requested", "get")
 
     def __init__(self) -> None:
         self._blocks: dict[int, memoryview] = {}
-        self._requested: dict[int, int] = {}  # records requested of blocks that are not cached
+        self._requested: dict[int, int] = {}  # by block that is not cached: number of requested records
         self.get = self._blocks.get
 
     def should_load(self, number: int, requested: int) -> bool:
-        """Return whether to load a block that is not cached, for `requested` more records."""
+        """Return whether to load an uncached block now that `requested` more of its records are requested."""
         requested += self._requested.pop(number, 0)
         if requested >= DENSE:
             return True

@@ -1,13 +1,13 @@
-"""The log of all messages: segments of equal length, records appended tick by tick.
+"""The log of all messages: segments of equal length, to which each loop tick appends records.
 
 The records of one loop tick are encoded into one buffer and written by one `pwrite` (two when the tick rolls
 over to the next segment). A record never uses the last 8 bytes of a segment; if the next record does not fit,
-a blank closes the segment. framing.py defines the blank, and the bytes before each record. Segments are
-reserved on the disk before they are used, so a full disk refuses a send and never breaks a write; a thread
-reserves the next one ahead.
+a blank record closes the segment. framing.py defines the blank record, and the bytes before each record. The
+space of a segment is reserved on the disk before its first write, so a full disk refuses a send and never
+breaks a write. A thread reserves the next segment in advance.
 
-Positions are bytes in the whole log. `end` is the end of what was written, `next` the end of what was claimed
-in this tick. All methods belong to the loop, except `reserve_file`.
+Positions are byte offsets in the whole log. `end` is the position after the written bytes, `next` the
+position after the bytes claimed in this tick. All methods belong to the loop, except `reserve_file`.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ log = logs.logger(__name__)
 
 _READ_FDS = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ROLL_WAIT_S = 5.0  # equal to Apache's wait for the allocator thread
+_ROLL_WAIT_S = 5.0  # as long as Apache's broker waits for the thread that allocates segments
 
 
 class Extent(msgspec.Struct, gc=False):
-    """The bytes [start, stop) of `buffer` for log position `position`.
+    """The bytes buffer[start:stop], which belong at the log position `position`.
 
-    `stop` is -1 while the extent grows.
+    `stop` is -1 while bytes are still being added.
     """
 
     fd: int
@@ -52,7 +52,7 @@ class Extent(msgspec.Struct, gc=False):
 
 
 class CommitLog:
-    """The writer and reader of the segments."""
+    """Writes and reads the segments."""
 
     def __init__(self, files: StoreFiles, directories: LogDirectories, config: StoreConfig) -> None:
         self.framing = config.framing
@@ -68,7 +68,7 @@ class CommitLog:
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
-        # Writes go through a view: a slice of a bytearray copies its value twice.
+        # Writes copy slices of this view, because each slice of a bytearray would itself be a copy.
         self._view = memoryview(self.buffer)
         self.used = 0
         self._extents: list[Extent] = []  # parts of this tick's data, each within one segment and one chunk
@@ -76,12 +76,12 @@ class CommitLog:
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # free bytes when a reservation last failed for lack of space
-        # The areas that failed writes may have changed (descriptor, segment, first position, end). `claim`
-        # zeroes them.
+        self._room_at_failure = -1  # usable bytes of the disk when it last had no space for a segment
+        # The areas (descriptor, segment, first position, end) in which failed writes may have left bytes.
+        # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
-        self.before_write: Callable[[int], None] | None = None  # called with the end of a tick's data
-        self.unsynced: dict[int, int] = {}  # descriptors of segments with data that is not on the device
+        self.before_write: Callable[[int], None] | None = None  # called before a write, with its end
+        self.unsynced: dict[int, int] = {}  # by segment: descriptors with data not on the device
 
     # -- segments ---------------------------------------------------------------------------------
 
@@ -95,10 +95,8 @@ class CommitLog:
     def reserve_file(self, base: int) -> int:
         """Create the segment that starts at `base` at full length, and return its descriptor.
 
-        Any thread may call it.
-
-        After a failure for lack of space, it tries again only when there is more space, because each try uses
-        all remaining space for a moment.
+        Any thread may call it. An attempt on a full disk uses up all remaining space for a moment. So after a
+        failure for lack of space, the next attempt is made only once the disk has more space than then.
 
         Raises:
             OSError: The segment cannot be created (ENOSPC …). No file is left.
@@ -109,7 +107,7 @@ class CommitLog:
         try:
             fd = self._disk.open(path, create=True, exclusive=True)
         except FileExistsError:
-            # An earlier reservation failed, and its file could not be removed then.
+            # The file remains from a failed reservation, after which it could not be removed.
             self._disk.unlink(path)
             fd = self._disk.open(path, create=True, exclusive=True)
         try:
@@ -126,7 +124,7 @@ class CommitLog:
         return fd
 
     def _room(self, path: str) -> int:
-        """Return the usable bytes of the partition for a segment, or -1 if they are unknown."""
+        """Return how many bytes the disk has for a segment at this path, or -1 if that is unknown."""
         try:
             return self._disk.usage(os.path.dirname(path)).usable
         except OSError:
@@ -145,7 +143,7 @@ class CommitLog:
         self._reserving = (base, future)
 
     def reservation_done(self) -> OSError | None:
-        """Adopt a finished reservation. Return its error, if any; a later roll tries again."""
+        """Take over a finished reservation. Return its error, if any; `roll` then tries again."""
         if self._reserving is None or not self._reserving[1].done():
             return None
         base, future = self._reserving
@@ -166,7 +164,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Close this segment with a blank and enter the next one. Raises OSError without any change."""
+        """Close this segment with a blank record and enter the next one. An OSError leaves both unchanged."""
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))
@@ -195,7 +193,7 @@ class CommitLog:
             self._extents[-1].stop = self.used
 
     def _new_chunk(self, size: int) -> None:
-        """Continue in another chunk. The tick's data in the present chunk becomes an extent."""
+        """Continue in another chunk. The data of this tick in the current chunk becomes an extent."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
         self._view = memoryview(self.buffer)
@@ -206,11 +204,12 @@ class CommitLog:
     # -- appending --------------------------------------------------------------------------------
 
     def claim(self, size: int, behind: int = BLANK_SIZE) -> None:
-        """Make room for `size` bytes in one segment and one chunk, to be `put` from log position `next` on.
+        """Make room for `size` bytes in one segment and one chunk. The caller then adds the bytes with `put`.
 
         Args:
             size: The number of bytes.
-            behind: The bytes of the segment that must remain; 0 if the bytes include the blank record.
+            behind: The number of bytes that must remain free in the segment; 0 if `size` includes the blank
+                record.
 
         Raises:
             OSError: A segment cannot be created. Nothing has changed.
@@ -223,23 +222,23 @@ class CommitLog:
             self._new_chunk(size)
 
     def room(self) -> int:
-        """Return the log position up to which records may be `put` without a `claim`."""
+        """Return the log position up to which records can be added with `put` before the next `claim`."""
         if self.areas_to_zero:
             return 0
         return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
 
     def put(self, data: Buffer) -> None:
-        """Add bytes to the tick. There must be room for them."""
+        """Add bytes to the tick. There must be room for them (see `claim`)."""
         end = self.used + len(data)
         self._view[self.used : end] = data
         self.used = end
         self.next += len(data)
 
     def write_tick(self) -> None:
-        """Write what was claimed since the last call.
+        """Write the bytes that were added since the last call.
 
-        After a failure all of it is dropped, and its space is zeroed before the next write, so that no
-        refused record can appear later.
+        After a failure all of them are dropped. Their space is overwritten with zeros before the next write,
+        so that no refused record can appear later.
 
         Raises:
             OSError: The write failed.
@@ -299,9 +298,9 @@ class CommitLog:
         self._new_tick()
 
     def _zero_areas(self) -> None:
-        """Zero the areas that failed writes may have changed. Until this succeeds, nothing may be written.
+        """Overwrite the areas in which failed writes may have left bytes. Raises OSError.
 
-        Raises OSError.
+        Until this succeeds, nothing may be written.
         """
         while self.areas_to_zero:
             fd, base, start, stop = self.areas_to_zero[-1]
@@ -311,7 +310,7 @@ class CommitLog:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, position: int, length: int, reads: Reads = WAITING) -> Buffer | None:
-        """Return bytes of one segment, or None if they do not exist. Raises NotInMemory, OSError."""
+        """Return bytes of one segment, or None if the log does not hold them. Raises NotInMemory, OSError."""
         if position >= self._recent.start and position + length <= self.end:
             found = self._recent.get(position, length)
             if found is not None:
@@ -328,11 +327,11 @@ class CommitLog:
         return data if len(data) == length else None
 
     def block(self, number: int, wanted: Sequence[int], reads: Reads) -> memoryview | None:
-        """Return a block (see BlockCache) for the records at the ascending positions `wanted`, or None.
+        """Return the block `number` (see BlockCache), or None. Raises NotInMemory, OSError.
 
-        The result is None if loading the block is not worthwhile or impossible: near the end of the log, in
-        segments whose length is no multiple of a block, if it was deleted, or if the device cannot read a
-        part of it. Raises NotInMemory, OSError.
+        The result is None near the end of the log, if the segment length is no multiple of a block, if the
+        block was deleted, if the device cannot read it, or if loading it is not worthwhile for the records at
+        the ascending positions `wanted`.
         """
         found = self.blocks.get(number)
         if found is not None:
@@ -359,7 +358,7 @@ class CommitLog:
         return view
 
     def _open_for_reading(self, base: int) -> int:
-        """Return the descriptor of an existing segment, or -1. At most a few dozen stay open."""
+        """Return the descriptor of an existing segment, or -1. A few dozen descriptors stay open."""
         if base not in self.segments:
             return -1
         if len(self._read_fds) >= _READ_FDS:
@@ -379,13 +378,13 @@ class CommitLog:
     # -- flushing, closing ------------------------------------------------------------------------
 
     def segments_to_sync(self) -> list[Unsynced]:
-        """Return the segments to sync. The caller passes them to `synced` after success."""
+        """Return the segments to sync. After the sync, the caller passes them to `synced`."""
         return [Unsynced(base, fd, self.path_of(base)) for base, fd in sorted(self.unsynced.items())]
 
     def synced(self, segments: Sequence[Unsynced], end: int) -> None:
         """Record that the segments are on the device up to `end`.
 
-        Full segments are closed, others need another sync.
+        Full segments are closed. The last one stays registered for the next sync.
         """
         for base, _, _ in segments:
             if base + self.segment_size <= end and base != self.segment_base:
@@ -394,10 +393,10 @@ class CommitLog:
                     self._disk.close(fd)
 
     def forget_first(self) -> int:
-        """Remove the oldest segment, which must not be the last, from the log. The caller deletes its file.
+        """Remove the oldest segment from the log, unless it is the only one. The caller deletes its file.
 
         Returns:
-            A descriptor to close in another thread, which frees the space, or -1.
+            A descriptor, or -1. The caller closes it in another thread, because closing frees the space.
         """
         base = self.segments.pop(0)
         self.blocks.clear()
@@ -405,7 +404,10 @@ class CommitLog:
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
-        """Close descriptors and, unless `keep_spares` is set, delete unused reserved segments."""
+        """Close all descriptors.
+
+        Delete the segments that are reserved but unused, unless `keep_spares` is set.
+        """
         if self._reserving is not None:
             self._reserving[1].exception()
             self.reservation_done()
@@ -425,7 +427,7 @@ class CommitLog:
     # -- opening ----------------------------------------------------------------------------------
 
     def begin_at(self, base: int) -> None:
-        """Let a log without records begin with another segment. Raises OSError."""
+        """Move the beginning of an empty log to the segment `base`. Raises OSError."""
         self.close()
         while self.segments:
             self._files.delete(self.path_of(self.segments[-1]))
@@ -434,14 +436,17 @@ class CommitLog:
         self.resume([], base)
 
     def close_segments(self) -> list[int]:
-        """Close all files before a cut, and return the segments. The caller must then call `resume`."""
+        """Close all files before the log is cut, and return the segments.
+
+        The caller must then call `resume`.
+        """
         self.close()
         self.limit = 0
         self.blocks.clear()
         return self.segments
 
     def resume(self, segments: list[int], end: int) -> None:
-        """Continue at `end`, the end that recovery found, in the given existing segments."""
+        """Continue the log at `end`, as recovery has determined it, in the given existing segments."""
         self.segments = segments
         for base in segments:
             self.path_of(base)

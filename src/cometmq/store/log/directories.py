@@ -1,8 +1,9 @@
 """The directories of a log's segments: one, or several (`storePathCommitLog=a,b`).
 
-As in Apache's broker (docs/reference/storage.md, Store directory), a new segment goes to `paths[number of the
-segment mod n]` of the sorted directories that accept new files and are not too full, or of all if each is too
-full. Those of `readOnlyCommitLogStorePaths` are only read, until retention has emptied them.
+As in Apache's broker (docs/reference/storage.md, Store directory), the directory of a new segment is
+`paths[number of the segment mod n]`. `paths` are the sorted directories that accept new files and are not too
+full, or, if all of them are too full, all that accept new files. The directories in
+`readOnlyCommitLogStorePaths` are only read, until retention has emptied them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from cometmq.store.base.disk import Disk
 
 
 class LogDirectories:
-    """The directories of one log. New segments go to directories in `full` only if all are full."""
+    """The directories of one log. Those in `full` get new segments only if all writable ones are full."""
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
 
@@ -30,12 +31,12 @@ class LogDirectories:
         self.full: Collection[str] = ()
 
     def files(self) -> list[tuple[str, str]]:
-        """Return directory and name of all files, sorted by name. Raises OSError."""
+        """Return (directory, name) of all files, sorted by name. Raises OSError."""
         found = [(directory, name) for directory in self.all for name in self._disk.listdir(directory)]
         return sorted(found, key=lambda each: each[1])
 
     def path_of(self, base: int) -> str:
-        """Return the path of the segment that starts at `base`, or where it would be created."""
+        """Return the path of the segment that starts at `base`, or the path at which it would be created."""
         path = self._known.get(base)
         if path is None:
             name = f"{base:020d}"
@@ -50,7 +51,7 @@ class LogDirectories:
         return path
 
     def forget(self, base: int) -> None:
-        """Forget a deleted segment."""
+        """Remove the cached path of a deleted segment."""
         self._known.pop(base, None)
 
     def _next(self, base: int) -> str:
@@ -58,7 +59,7 @@ class LogDirectories:
         return choice[base // self._segment_size % len(choice)]
 
     def check_unique(self, bases: Collection[int]) -> None:
-        """Raise StoreError for a segment that exists in two of the directories."""
+        """Raise StoreError if one of these segments exists in two directories."""
         for base, count in Counter(bases).items():
             if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))

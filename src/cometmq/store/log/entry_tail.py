@@ -1,6 +1,6 @@
-"""The newest entries of a raft log, which its index does not contain yet.
+"""The newest entries of a raft log, which are not in its index yet.
 
-They are added to the index once they are on the device: the index contains only durable entries.
+The index contains only durable entries, so an entry is added to it once the device has it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from cometmq.protocol.record.framing import ENTRY_SIZE, encode_entry_head
 
 
 class EntryTail:
-    """The entries from index `first` on, in columns.
+    """The entries from index `first` on. Each attribute is a list with one value per entry.
 
     Positions and sizes are those of whole entries, in bytes. `term` is the term of the entries that `head`
     creates.
@@ -30,7 +30,7 @@ class EntryTail:
         return self.first + len(self.positions)
 
     def head(self, position: int, record_size: int) -> bytes:
-        """Add the next entry, which begins at this log position. Return the bytes before its record."""
+        """Add the next entry, which begins at log position `position`. Return the bytes before its record."""
         head = encode_entry_head(self.first + len(self.positions), self.term, position, record_size)
         self.positions.append(position)
         self.sizes.append(record_size + ENTRY_SIZE)

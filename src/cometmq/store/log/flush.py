@@ -1,9 +1,9 @@
 """The flush of the commit log: group commit for SYNC_FLUSH, a timed flush for ASYNC_FLUSH.
 
-One sync runs at a time, in the background (see syncer.py). Senders that arrive meanwhile share the next one,
-which begins after the loop has handled the requests of this moment. Waiters are answered in order. A failed
-sync is final: the kernel may have dropped the pages, so a later success would prove nothing. Nothing is
-acknowledged after it, and the store is read-only until it is started again.
+One sync runs at a time, in the background (see syncer.py). Senders that arrive during a sync share the next
+one, which begins after the loop has handled the requests that have already arrived. Waiters are notified in
+order. A failed sync is final: the kernel may have dropped the pages, so a later success would prove nothing.
+Nothing is acknowledged after a failure, and the store is read-only until it is started again.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ log = logs.logger(__name__)
 
 Waiter = Callable[[bool], None]
 _PAGE = 4096
-# The maximum number of loop turns for which a sync waits for more senders. The first turn without
-# a new sender ends the wait, which saves up to 8 % of CPU time.
+# The maximum number of loop iterations for which a sync waits for more senders. The first iteration without a
+# new sender ends the wait. Waiting saves up to 8 % of CPU time.
 _TURNS = 4
 
 
 @dataclass(eq=False)
 class LogFlusher:
-    """The flush state of one commit log. All methods must be called on the loop.
+    """Flushes one commit log. All methods must be called on the loop.
 
-    A change of settings replaces `config`.
+    When settings change, `config` is replaced.
     """
 
     commit_log: CommitLog
@@ -53,17 +53,17 @@ class LogFlusher:
         self._timer: asyncio.TimerHandle | None = None
         self._thorough_at = self.clock.monotonic()
         self.flushed = self.commit_log.end  # everything before this position is on the device
-        self.flushed_ms = 0  # store time of the last record before `flushed`
-        self.written_ms = 0  # store time of the last record written
+        self.flushed_ms = 0  # store time, in ms, of the last record before `flushed`
+        self.written_ms = 0  # store time, in ms, of the last record written
         self.failure: OSError | None = None
-        self.syncs = 0  # finished syncs since the start, and their total time
+        self.syncs = 0  # syncs finished since the start; `synced_s` is their total time
         self.synced_s = 0.0
         self.on_flushed: list[Callable[[int], object]] = []
-        """Called in order, after a sync, with the log position up to which records are on the device."""
+        """Functions called in order after each sync, with the log position that is durable from then on."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
-        """Use `syncer` from now on. Before this call, and after `detach`, a sync blocks the loop."""
+        """Use `syncer` from now on. Before `attach`, and after `detach`, each sync blocks the loop."""
         self._loop = loop
         self._syncer = syncer
 
@@ -72,7 +72,7 @@ class LogFlusher:
         if self._syncing and self._loop is not None:
             if self._sync_ended is None:
                 self._sync_ended = self._loop.create_future()
-            await asyncio.shield(self._sync_ended)  # other coroutines may wait for the sync, too
+            await asyncio.shield(self._sync_ended)  # `shield`: other coroutines may wait for this future, too
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +92,7 @@ class LogFlusher:
             self._idle = None
 
     def abandon(self) -> None:
-        """Drop all waiters, because the store is abandoned as a crash would leave it."""
+        """Drop all waiters without a result, because the store simulates a crash."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:
@@ -102,7 +102,7 @@ class LogFlusher:
     # -- requests --------------------------------------------------------------------------------
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter` with True once the log is durable up to `position`, or with False if that fails."""
+        """Call `waiter` with True once the log is durable up to `position`, or with False after a failure."""
         if self.failure is not None:
             waiter(False)
         elif position <= self.flushed:
@@ -115,7 +115,7 @@ class LogFlusher:
                 self._timer = self._loop.call_later(self.config.sync_flush_timeout / 1000, self._expire)
 
     def request(self) -> None:
-        """Start a sync of everything written, or schedule it after the current one."""
+        """Sync everything that is written: now, or after the sync in progress."""
         if self.failure is not None:
             return
         if self._syncer is None:
@@ -126,7 +126,7 @@ class LogFlusher:
             self._start(self._syncer)
 
     def timed(self) -> None:
-        """Sync if enough pages are dirty, a segment is full, or the thorough interval is over."""
+        """Sync if enough pages are dirty, if a segment is full, or if the thorough interval has elapsed."""
         dirty = self.commit_log.end - self.flushed
         if not dirty:
             return
@@ -141,18 +141,18 @@ class LogFlusher:
 
     @property
     def syncing_s(self) -> float:
-        """The duration of the sync in progress so far, in seconds; 0.0 without one."""
+        """The duration, in seconds, of the sync in progress; 0.0 if none is."""
         return 0.0 if self._sync_began is None else self.clock.monotonic() - self._sync_began
 
     @property
     def unflushed(self) -> int:
-        """The bytes of the log that are not on the device; 0 after a failure, which is reported elsewhere."""
+        """The number of bytes of the log that are not on the device; 0 after a failure (see `failure`)."""
         return 0 if self.failure is not None else self.commit_log.end - self.flushed
 
     # -- execution -------------------------------------------------------------------------------
 
     def flush_now(self) -> None:
-        """Sync on the calling thread. As in the background, a failure is recorded, not raised."""
+        """Sync on the calling thread. A failure is not raised, but recorded as after a background sync."""
         if self.failure is not None or self.flushed >= self.commit_log.end:
             return
         end, end_ms = self.commit_log.end, self.written_ms
@@ -189,7 +189,7 @@ class LogFlusher:
             self._follow()
 
     def _follow(self) -> None:
-        """Begin the next sync after a few turns of the loop, in which more senders may join it."""
+        """Begin the next sync after a few loop iterations, in which more senders may join it."""
         if self._loop is None:
             self.flush_now()
         else:
@@ -237,4 +237,4 @@ def _answer(waiter: Waiter, ok: bool) -> None:
     try:
         waiter(ok)
     except Exception:
-        log.exception("a callback after a flush failed")  # a failing waiter must not delay the others
+        log.exception("a callback after a flush failed")  # continue, so that the other waiters are notified

@@ -23,21 +23,21 @@ class LogReader:
         self._segment_size = config.mapped_file_size_commit_log
 
     def path_of(self, position: int) -> str:
-        """Return the path of the segment for a position, whether it exists or not."""
+        """Return the path of the segment that contains `position`. The file need not exist."""
         return self._places.path_of(position - position % self._segment_size)
 
     def record(self, position: int) -> bytes:
-        """Return the bytes of the valid record at `position`, or none."""
+        """Return the bytes of the record at `position`, or b"" if there is no valid one."""
         found = self._read(position)
         return found[1] if found is not None else b""
 
     def facts(self, position: int) -> Facts | None:
-        """Return the facts about the valid record at `position`, or None."""
+        """Return the facts about the record at `position`, or None if there is no valid one."""
         found = self._read(position)
         return found[0] if found is not None else None
 
     def facts_after(self, position: int) -> Facts | None:
-        """Return the facts of the record that follows log position `position` or begins a segment there."""
+        """Return the facts about the record after `position`, in a raft log after the head of its entry."""
         return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:

@@ -1,4 +1,4 @@
-"""The newest bytes of the log, kept in memory where they were encoded.
+"""The newest bytes of the log, kept in memory.
 
 Records are encoded into chunks. After a tick is written, its part of the chunk stays readable until newer
 chunks replace it. Consumers that keep up are served from here without a system call. Keeping the bytes needs
@@ -11,13 +11,13 @@ from collections import deque
 from collections.abc import Sequence
 
 CHUNK = 1 << 17
-_LARGE = 1 << 20  # chunk for records that fill most of an ordinary chunk, or more
+_LARGE = 1 << 20  # bytes of a chunk for records that would fill most of an ordinary chunk, or more
 _NOWHERE = 1 << 62
 _CHUNKS = 4  # maximum number of chunks in use
 
 
 class RecentBytes:
-    """Parts of chunks by log position, oldest first: first position, end, chunk, index of the first byte."""
+    """The newest parts of the log, oldest first, as (first position, end, chunk, index of the first byte)."""
 
     __slots__ = ("_chunks", "_free", "_parts", "start")
 
@@ -25,12 +25,12 @@ class RecentBytes:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
         self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # unused chunks by length
-        self.start = _NOWHERE  # positions from here on may be in memory
+        self.start = _NOWHERE  # no byte before this position is in memory
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
         """Return an empty chunk with room for `size` bytes.
 
-        The chunks in `busy` are not written yet, so they are not reused.
+        Chunks in `busy` hold bytes that have not been written yet, so they are not reused.
         """
         chunks, parts = self._chunks, self._parts
         while len(chunks) >= _CHUNKS:
@@ -61,7 +61,7 @@ class RecentBytes:
         parts.append((position, position + length, chunk, place))
 
     def cut(self, end: int) -> None:
-        """Forget the bytes from `end` on."""
+        """Drop the bytes from log position `end` on."""
         parts = self._parts
         while parts and parts[-1][0] >= end:
             parts.pop()
@@ -72,7 +72,7 @@ class RecentBytes:
             self.start = _NOWHERE
 
     def get(self, position: int, length: int) -> bytearray | None:
-        """Return a copy of `length` bytes of the log if one part contains all of them, or None."""
+        """Return a copy of `length` bytes of the log, or None unless one part contains all of them."""
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:
                 if position + length > end:

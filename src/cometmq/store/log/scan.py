@@ -1,9 +1,9 @@
-"""The walk over the commit log, record by record, for recovery, `verify` and `rebuild`.
+"""A scan of the commit log, record by record, for recovery, `verify` and `rebuild`.
 
 A record is valid if its magic number is known, it contains its own position, its parts add up to its total
 size, no sector of its topic or properties consists of zeros, and its body has the stored CRC. In a raft log
-the head of its entry must match, too. Where no valid record begins, the walk searches for the next magic
-number whose record is valid at its position. So damage hides only the damaged records.
+the head of its entry must match, too. Where no valid record begins, the scan searches for the next magic
+number that belongs to a valid record. So damage hides only the damaged records.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _PIECE = 4096  # bytes per read in areas that the device cannot read
 
 
 class Damage(NamedTuple):
-    """A part of a segment without valid records although valid ones follow it."""
+    """A part of a segment that holds no valid record, although valid records follow it."""
 
     path: str
     start: int
@@ -35,19 +35,17 @@ class Damage(NamedTuple):
 
 @dataclass(eq=False)
 class SegmentScan:
-    """One walk through one segment file.
-
-    The attributes are valid after the walk.
+    """A scan of one segment file. The attributes are valid after the scan.
 
     Attributes:
         end: The position after the last valid record, or the end of the segment if a blank record closed it.
         closed: Whether a blank record closed the segment.
-        blank_end: The position after the used bytes of that record, or -1.
+        blank_end: The position after the used bytes of that blank record, or -1.
         dirty: Whether anything but zeros follows `end`.
         damage: The skipped parts.
-        unreadable: The positions of 4 KiB pieces that the device could not read. If one lies after the last
-            record, its content is unknown: the segment counts as closed before it, so that nothing is cut or
-                overwritten.
+        unreadable: The positions of 4 KiB pieces that the device could not read. The content of such a piece
+            after the last record is unknown, so the segment then counts as closed: nothing in it is cut or
+            overwritten.
     """
 
     disk: Disk
@@ -62,7 +60,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = MAX_BATCH_RECORDS  # number of records checked together; fewer for a while after damage
+        self._most = MAX_BATCH_RECORDS  # number of records that are checked together; less after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1
@@ -71,9 +69,9 @@ class SegmentScan:
         self.unreadable: set[int] = set()
 
     def groups(self, start: int) -> Generator[RecordGroup, None, None]:
-        """Yield groups of valid records from `start` on. A record or the segment must begin there.
+        """Yield groups of valid records from `start` on. A record or the segment must begin at `start`.
 
-        Damage lies between groups.
+        Between two groups there may be damage.
         """
         self._fd = self.disk.open(self.path, write=False)
         try:
@@ -92,8 +90,8 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank record holds no message, so if only a blank one follows, this is a torn end,
-                    # unless a later segment holds messages.
+                    # A blank record holds no message. So if only this one follows the damage, the damage is a
+                    # torn end, unless a later segment holds messages.
                     self.end = self.damage.pop().start
                     self.dirty = True
                     return
@@ -113,7 +111,7 @@ class SegmentScan:
             at = found
 
     def _group(self, at: int) -> RecordGroup | None:
-        """Return the valid records from `at` on that are checked together, or None if none begins there."""
+        """Return a group of valid records that begins at `at`, or None if no valid record begins there."""
         offset = at - self._data_at
         if 0 <= offset < len(self._data):  # the usual case: the current window contains whole records
             group = valid_group(
@@ -130,9 +128,9 @@ class SegmentScan:
         return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
-        """Return up to `most` records, checked one by one, and the heads of their entries in a raft log.
+        """Return up to `most` records, checked one by one, and, in a raft log, the heads of their entries.
 
-        This is used where a window ends or holds few records, and before damage.
+        It is used where a window ends or holds few records, and before damage.
         """
         found: list[Facts] = []
         heads = b""
@@ -141,7 +139,7 @@ class SegmentScan:
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
-                break  # a new window may begin a large group
+                break  # end here, because a new window may hold a large group
             window = self._data_at
             facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)
             if facts is None:
@@ -160,7 +158,7 @@ class SegmentScan:
         return self.framing.is_blank(self._data[offset : offset + BLANK_SIZE], self.length - at)
 
     def _window(self, at: int) -> int:
-        """Read data that contains a whole record from `at` on. Return the index of `at` in it."""
+        """Read a window that contains the whole record at `at`. Return the index of `at` in the window."""
         offset = at - self._data_at
         if offset < 0 or offset + self._needed(at, offset) > len(self._data):
             self._load(at, _BLOCK)
@@ -171,13 +169,14 @@ class SegmentScan:
         return offset
 
     def _needed(self, at: int, offset: int) -> int:
-        """Return how many bytes tell whether a record begins at `at`, index `offset` in the data."""
+        """Return how many bytes are needed to check the record at `at` (index `offset` in the data)."""
         rest, gap = self.length - at, self.framing.gap
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):
             return min(least, rest)
-        # Bytes that contain the position of another record are not a record, whatever size they contain.
-        # Without this check, a body full of old records would cause a long read for each of them.
+        # Bytes that contain the position of another record are not a record here, so their size does not
+        # count. Without this check, a body that consists of old records would cause a long read for each of
+        # them.
         size, own = claim_of(self._data, offset + gap)
         return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 
@@ -187,7 +186,7 @@ class SegmentScan:
         self._data_at = at
 
     def _read(self, length: int, at: int) -> bytes:
-        """Return bytes of the segment, with zeros for unreadable sectors, which are recorded."""
+        """Return bytes of the segment. Unreadable sectors are recorded and returned as zeros."""
         try:
             return self.disk.pread(self._fd, length, at)
         except OSError as failure:
@@ -208,14 +207,14 @@ class SegmentScan:
         return b"".join(parts)
 
     def _resync(self, at: int) -> int | None:
-        """Return the position of the next valid (or blank) record after `at`, or None."""
+        """Return the position of the next valid record or blank record after `at`, or None."""
         place = at + 1
         hole, behind = self._hole(place)
         while place < self.length:
             data = self._read(min(_BLOCK, self.length - place, hole - place), place)
             stop = place + len(data)
             if not data:
-                break  # the file has become shorter
+                break  # the file has become shorter during the scan
             if not is_zero(data):
                 self.dirty = True
                 found = self._search_block(data, place)
@@ -235,8 +234,8 @@ class SegmentScan:
     def _hole(self, at: int) -> tuple[int, int]:
         """Return start and end of the next part after `at` that was never written.
 
-        Without such a part, both are the end of the segment. The search looks well ahead: reserved space
-        counts as data once it has been read, even by the system's read-ahead.
+        Without such a part, both are the end of the segment. The search begins a whole block after `at`,
+        because reserved space counts as data once it has been read, even by the read-ahead of the system.
         """
         step = _BLOCK
         while at + step < self.length:
@@ -253,8 +252,8 @@ class SegmentScan:
         framed = self.framing.gap > 0
         while True:
             record = data.find(MAGICS_BEGIN, at)
-            # A raft log's closing blank record needs no search: it has no magic number that is rare enough,
-            # and no message.
+            # A raft log's closing blank record is not searched for, because it holds no message and its magic
+            # number is too common.
             blank = -1 if framed else data.find(BLANK_MAGIC_BYTES, at)
             if record < 0 and blank < 0:
                 return None

@@ -1,10 +1,10 @@
 """The process that syncs the commit log for a broker.
 
 It runs as a script that imports almost nothing of Python and nothing of CometMQ, to save memory and start
-time. It reads requests from the socket that is its standard input. It ends when that socket is closed,
-however the broker ended. A request is one byte. `SYNC`: sync the held descriptors. `HOLD`: another byte
-follows with descriptors; hold these instead of the previous ones, and sync them. The answer is 4 bytes: 0, or
-the errno of the failed sync.
+time. It reads requests from the socket that is its standard input. It exits when that socket is closed, even
+if the broker was killed. A request is one byte. `SYNC`: sync the held descriptors. `HOLD`: another byte with
+new descriptors follows; hold these instead of the previous ones, and sync them. The response is 4 bytes: 0,
+or the errno of the failed sync.
 """
 
 import os
@@ -19,8 +19,8 @@ ANSWER = struct.Struct("=i")
 
 
 def serve(broker: socket.socket) -> None:
-    """Answer requests until the other end is closed. Raises OSError if it is closed during a sync."""
-    channel = broker.fileno()  # this costs half of reading and writing the socket as a file
+    """Respond to requests until the broker's end is closed. Raises OSError if that happens during a sync."""
+    channel = broker.fileno()  # reading and writing the descriptor costs half as much
     held: list[int] = []
     while request := os.read(channel, 1):
         if request == HOLD:
@@ -38,8 +38,8 @@ def serve(broker: socket.socket) -> None:
 
 
 if __name__ == "__main__":
-    # The process ends when the broker closes the socket, not by a signal: the signal of a terminal or a
-    # service manager to the whole group may arrive before the broker's last sync.
+    # Signals are ignored: a terminal or service manager signals the whole group, possibly before the last
+    # sync of the broker. The process ends when the broker closes the socket.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     try:

@@ -1,7 +1,7 @@
-"""`fdatasync` for the loop, in a thread or in a separate process.
+"""Calls `fdatasync` for the loop, in a thread or in a separate process.
 
-The thread needs the interpreter's lock before and after the call, and a busy loop releases it late. The
-process does not: the loop sends it a few bytes and reads a few when the sync is done.
+A thread needs the interpreter's lock before and after the call, and a busy loop releases the lock late. A
+process does not: the loop sends it a few bytes, and reads a few bytes when the sync is done.
 
 The process syncs through descriptors of its own. The system reports a failed write-back once for each opening
 of a file. So if the process is lost during a sync, the same sync through the store's own descriptor still
@@ -31,11 +31,11 @@ Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
-_MAX_RESTART_DELAY_S = 60.0  # maximum delay; a process that lived this long resets the delay
+_MAX_RESTART_DELAY_S = 60.0  # maximum delay; after running this long, a lost process is replaced quickly
 
 
 class Unsynced(NamedTuple):
-    """A segment to sync: its first position, the descriptor that it is written with, its path."""
+    """A segment to sync: its first position, its path, and the descriptor through which it is written."""
 
     base: int
     fd: int
@@ -46,20 +46,19 @@ class Syncer(Protocol):
     """Syncs segments in the background, one request at a time."""
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments, then call `done` in the loop with the error, if any."""
+        """Sync all segments, then call `done` in the loop, with the error or None."""
         ...
 
 
 @dataclass(eq=False)
 class ThreadSyncer:
-    """Syncs through the `Disk`, in a thread."""
+    """A syncer that uses the `Disk`, in a thread."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop
     pool: ThreadPoolExecutor
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments (see Syncer)."""
         self.pool.submit(self._work, segments, done)
 
     def _work(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -74,7 +73,7 @@ class ThreadSyncer:
 
 @dataclass(eq=False)
 class ChildSyncer:
-    """Syncs in a process (see sync_child.py), and in a thread while the process cannot sync."""
+    """A syncer that uses a process (see sync_child.py), or a thread while the process cannot sync."""
 
     disk: Disk
     loop: asyncio.AbstractEventLoop
@@ -87,7 +86,7 @@ class ChildSyncer:
         self._socket: socket.socket | None = None
         self._restart_timer: asyncio.TimerHandle | None = None  # the scheduled start of the next process
         self._delays = Backoff(_RESTART_DELAY_S, _MAX_RESTART_DELAY_S)
-        self._started_at = 0.0  # the start of the process by the loop's clock
+        self._started_at = 0.0  # the start of the process, on the loop's clock
         self._start()
 
     def _start(self) -> None:
@@ -112,8 +111,8 @@ class ChildSyncer:
         with theirs:
             try:
                 # The process gets its own group, because signals from the terminal are meant for the broker.
-                # It gets no session of its own: Linux's scheduler (autogroup) would treat it as a stranger,
-                # and each sync would wait.
+                # It stays in the session of the broker: with a session of its own, Linux's scheduler
+                # (autogroup) would schedule it apart from the broker, and each sync would wait.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", SCRIPT],
                     stdin=theirs.fileno(),
@@ -128,7 +127,7 @@ class ChildSyncer:
         return ours
 
     def _wait(self) -> float:
-        """Schedule the start of another process. Return the seconds until then."""
+        """Schedule the start of another process. Return the delay in seconds."""
         if self.loop.time() - self._started_at >= _MAX_RESTART_DELAY_S:
             self._delays.reset()
         seconds = self._delays.next_s()
@@ -147,7 +146,6 @@ class ChildSyncer:
         return None if self._process is None else self._process.pid
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
-        """Sync all segments (see Syncer)."""
         if self._socket is None or len(segments) > sync_child.MAX_DESCRIPTORS:
             self.thread.sync(segments, done)
             return
@@ -191,7 +189,7 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _replace_process(self, problem: OSError) -> None:
-        """Use the thread, beginning with the sync in progress, until another process has started."""
+        """Use a thread until another process has started, also for the sync in progress."""
         flying, self._in_flight = self._in_flight, None
         self._end()
         log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)

@@ -1,9 +1,9 @@
-"""Links: the records of the log that others have replaced.
+"""Links from records of the log to the older records that they replace.
 
-A message that moves within the log (a timer message that is delivered or moved) stores the position of its
-former record, plus 1 because 0 means none, in the field of the prepared transaction. Clients cannot write
-that field. So a walk over the newest part of the log shows which messages moved, even if no file has recorded
-it.
+When a timer message is delivered or moved, a new record replaces its record in the log. The new record stores
+the position of the old one, plus 1 because 0 means none, in the field of the prepared transaction. Clients
+cannot write that field. So a scan of the newest part of the log shows which messages have moved, even if no
+file has recorded it.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def link_to(position: int) -> int:
 async def links(
     commit_log: CommitLog, disk: Disk, executor: StoreExecutor, start: int, end: int | None = None
 ) -> AsyncIterator[Ints]:
-    """Yield the positions of replaced records, in lists.
+    """Yield the log positions of records that have been replaced, in lists.
 
-    They come from the records from log position `start`, where a record begins, to `end`, by default the
-    log's current end. Raises OSError.
+    They are read from the records between the log position `start`, where a record begins, and `end`, by
+    default the log's current end. Raises OSError.
     """
     size = commit_log.segment_size
     end = commit_log.end if end is None else min(end, commit_log.end)
@@ -62,7 +62,7 @@ async def links(
 def _read(
     disk: Disk, path: str, base: int, size: int, at: int, length: int, framing: Framing
 ) -> tuple[Ints, int]:
-    """Return the links of the records in one read of `length` bytes from `at` on, and the next position."""
+    """Return the links in the records within `length` bytes from `at` on, and the next position."""
     nothing, gap = np.empty(0, np.int64), framing.gap
     try:
         with opened(disk, path, write=False) as fd:
@@ -85,7 +85,7 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # A record that a power failure has torn does not count: it has replaced no other record.
+            # A record torn by a power failure does not count: it has replaced no other record.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)

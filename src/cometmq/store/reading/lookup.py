@@ -1,6 +1,6 @@
-"""Queries of single records and times: by log position, by key, by store time.
+"""Queries for single records and for offsets: by log position, by key, by store time.
 
-Queries that may examine many records are coroutines, which yield to the loop's other work.
+Queries that may examine many records are coroutines, which yield to the other work of the loop.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from cometmq.store.log.scan import SegmentScan
 
 log = logs.logger(__name__)
 
-_POSITIONS_AT_ONCE = 32  # positions from the index, examined per step
-_MAX_RECORDS_READ = 256  # maximum number of records read, because keys of other topics may have the same hash
-_UNITS_A_TURN = 256  # units examined per turn of the loop; each may require reading a record
-_BYTES_A_TURN = 1 << 20  # bytes of records, copied and checked in about 1 ms
+_POSITIONS_AT_ONCE = 32  # positions from the index that are examined per step
+_MAX_RECORDS_READ = 256  # a limit is needed because keys of other topics may have the same hash
+_UNITS_A_TURN = 256  # units examined per loop iteration; for each, a record may have to be read
+_BYTES_A_TURN = 1 << 20  # bytes of records examined per loop iteration, in about 1 ms
 
 
 @dataclass(slots=True, eq=False)
 class _Found:
-    """Records of a topic and a range of store times, newest first.
+    """The result of a query by key: records of one topic and one range of store times, newest first.
 
-    There are at most `limit`, with `left` bytes for more.
+    It holds at most `limit` records; `left` is the number of bytes that may still be added.
     """
 
     topic: str
@@ -48,7 +48,7 @@ class _Found:
     records: list[bytes] = field(default_factory=list)
 
     def add(self, record: bytes) -> None:
-        """Add a record if it has the topic and the time: the index has only hashes and approximate times."""
+        """Add a record if its topic and time match. The index contains only hashes and approximate times."""
         place = place_of(record)
         in_range = place is not None and self.begin_ms <= place.store_timestamp_ms <= self.end_ms
         if in_range and topic_of(record) == self.topic:
@@ -63,7 +63,7 @@ class _Found:
 
 @dataclass(slots=True, eq=False)
 class Lookup:
-    """Read-only queries of one store. A change of settings replaces `config`."""
+    """Read-only queries of one store. When settings change, `config` is replaced."""
 
     commit_log: CommitLog
     queues: QueueTable
@@ -72,10 +72,10 @@ class Lookup:
     config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
-        """Return the record at a log position, or None.
+        """Return the record at a log position, or None if none begins there.
 
-        The result is also None for a record too long for a frame, because bytes within a message can imitate
-        one.
+        The result is also None for a record that is too long for a frame, because bytes inside a message can
+        look like such a record.
         """
         head = self.commit_log.read(position, 4, reads)
         if head is None:
@@ -92,9 +92,10 @@ class Lookup:
     async def by_key(
         self, topic: str, key: str, max_count: int, begin_ms: int, end_ms: int, max_bytes: int
     ) -> list[bytes]:
-        """Return the newest records of the topic whose key has this key's hash, ascending by position.
+        """Return the newest records of the topic that have this key, in ascending order of position.
 
-        While the index cannot be written, the newest messages are not found.
+        Keys are compared by hash, so records with another key may be included. While the index cannot be
+        written, the newest messages are not found.
 
         Args:
             topic, key: The topic and the key.
@@ -155,7 +156,7 @@ class Lookup:
         try:
             return await self.executor.query(partial(self.store_time_at, first))
         except OSError:
-            return -1  # its segment was deleted meanwhile
+            return -1  # the segment was deleted in the meantime
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
         """Return the store time of the message at a queue offset, or -1."""
@@ -169,19 +170,17 @@ class Lookup:
     # -- offsets by time --------------------------------------------------------------------------
 
     async def offset_by_time(self, queue: ConsumeQueue | None, timestamp_ms: int, mode: str | None) -> int:
-        """Return the offset for a store time.
+        """Return the queue offset for a store time.
 
-        The result is the beginning (which is the end) of a queue without readable messages, and 0 if there is
-        no queue.
+        The result is the beginning of the queue if it has no readable messages, and 0 if there is no queue.
 
         Args:
             queue: The queue.
-            timestamp_ms: The time.
-            mode: None for the nearest message (4.9): the earlier one of two equally near ones, and of several
-                with one time the one next to the requested time. "LOWER" for the first message stored at or
-                after the time,
-            else the queue's end; "UPPER" for the last one stored at or before it, else the queue's
-            beginning (5.x).
+            timestamp_ms: The store time.
+            mode: None (4.9): the nearest message; of two that are equally near the earlier one, and of
+                several with the same time the one next to the requested time. "LOWER" (5.x): the first
+                message stored at or after the time, or else the queue's end. "UPPER" (5.x): the last message
+                stored at or before the time, or else the queue's beginning.
         """
         if queue is None:
             return 0
@@ -201,8 +200,8 @@ class Lookup:
     async def first_since(self, queue: ConsumeQueue, timestamp_ms: int) -> int:
         """Return the offset of the first message stored at or after a time, or the queue's end.
 
-        The search proceeds from the beginning in growing steps: a clock that was set back must not hide the
-        messages before it.
+        The search proceeds from the beginning in growing steps. A binary search over the whole queue could
+        miss the first such message if the clock was set back.
         """
         low, high, step = queue.min_offset, queue.max_offset, 0
         while low + step < high:
@@ -220,9 +219,9 @@ class Lookup:
     async def _first_between(
         self, queue: ConsumeQueue, low: int, high: int, timestamp_ms: int
     ) -> tuple[int, int]:
-        """Return offset and store time of the first message in a range stored at or after a time.
+        """Return offset and store time of the first message in [low, high) stored at or after a time.
 
-        Fillers and lost records are skipped. Without such a message the result is the range's end and -1.
+        Fillers and lost records are skipped. Without such a message the result is (`high`, -1).
         """
         found = (high, -1)
         while low < high:
@@ -284,8 +283,8 @@ async def lost_units(
 ) -> bytes:
     """Return the units of `count` queue offsets from `first` on, with fillers for missing records.
 
-    `start` is the log position of an earlier record. `code_of` returns a tags code for a record's properties.
-    Raises OSError.
+    `start` is the log position of a record before all of them. `code_of` returns the tags code for the
+    properties of a record. Raises OSError.
     """
     start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)
@@ -309,5 +308,5 @@ async def lost_units(
                     if np.any(ours & (offsets >= count - 1)):
                         return units.tobytes()
         except FileNotFoundError:
-            continue  # retention has deleted the record meanwhile
+            continue  # retention has deleted the record in the meantime
     return units.tobytes()

@@ -1,12 +1,8 @@
-"""Reading a consume queue: the records and offsets of one pull.
+"""Reads a consume queue: the records of one pull, and their offsets.
 
 Rules and limits are Apache's (docs/reference/storage.md, Reading). Budget: 1.5 µs of CPU per message at 32
-per call. Consecutive records of the log are read together, so 32 cost one system call and one copy from the
-page cache; others come from the blocks in which they lie (block_cache.py).
-
-Most reads have no filter and reach no limit: their units are checked as a whole, by loops in C; others are
-checked unit by unit. Where a record is missing or damaged, or filtered by its content, records are read one
-by one.
+messages per call. Records that are consecutive in the log are read together, so 32 of them cost one system
+call and one copy from the page cache. Other records come from cached blocks of the log (block_cache.py).
 """
 
 from __future__ import annotations
@@ -44,20 +40,20 @@ _FILLERS_AT_ONCE = 4096
 _MAX_FILLERS_PER_PULL = 1 << 17  # maximum fillers that one pull skips, in 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
-_MAX_UNITS_PER_CHECK = 64  # units checked as a whole
-_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read loads: 3 ms
-_UNITS_PER_CACHED_READ = 1024  # units read at a time and cached for the next pulls: 20 KiB
-_MAX_CACHED_QUEUES = 64  # queues with cached units: 1.3 MiB
+_MAX_UNITS_PER_CHECK = 64  # maximum number of units that are checked together, without numpy
+_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read may load, in 3 ms
+_UNITS_PER_CACHED_READ = 1024  # units (20 KiB) that are read and cached for the next pulls
+_MAX_CACHED_QUEUES = 64  # queues whose units are cached, in up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
-"""Returns whether a record matches, or None to end the read before the record."""
+"""A function that returns whether a record matches, or None to end the read before this record."""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
-"""The positions and sizes of the chosen records, the number of scanned units, the last position."""
+"""The positions and sizes of the chosen records, the number of scanned units, the last scanned position."""
 
 
 class Limits(NamedTuple):
-    """The numbers of messages and bytes that a response may contain, from memory and from disk."""
+    """The maximum messages and bytes of a response, for records in memory and for records on disk."""
 
     messages: int
     size: int
@@ -66,23 +62,23 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read. They are equal for disk and memory, because data on disk is read ahead."""
+"""The limits of a bulk read. Those for disk and memory are equal, because a bulk read reads ahead."""
 
 
 @lru_cache(64)
 def _units_of(count: int) -> Callable[[Buffer], tuple[int, ...]]:
-    """Return a function that reads position and size of `count` consecutive units."""
+    """Return a function that unpacks the positions and sizes in `count` consecutive units."""
     return struct.Struct(">" + "qi8x" * count).unpack_from
 
 
 @lru_cache(256)
 def _heads_of(size: int) -> Callable[[Buffer], Iterator[tuple[int, int]]]:
-    """Return a function that reads size and magic number of consecutive records of one size."""
+    """Return a function that unpacks size and magic number of consecutive records, all of `size` bytes."""
     return struct.Struct(f"{START.format}{size - START.size}x").iter_unpack
 
 
 class GetStatus(enum.Enum):
-    """The outcome of a read. The names of the members are sent to clients as remarks."""
+    """The outcome of a read. Clients receive the name of the member as the remark."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -95,7 +91,7 @@ class GetStatus(enum.Enum):
 
 
 class ReadResult(msgspec.Struct, frozen=True, gc=False):
-    """The result of a read. The concatenation of `buffers` is `count` complete commit-log records.
+    """The result of a read. Joined together, the `buffers` are `count` complete commit-log records.
 
     `behind` is the distance in bytes from the last examined record to the end of the log, 0 if no record was
     examined.
@@ -117,14 +113,14 @@ def physical_memory() -> int:
 
 
 class QueueReader:
-    """The reader of one store's queues. All methods must be called on the loop."""
+    """Reads the queues of one store. All methods must be called on the loop."""
 
     def __init__(self, log: CommitLog, config: StoreConfig, memory_bytes: int) -> None:
         self._log = log
         self.memory_bytes = memory_bytes
         self._cached_units: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
-        self.refused: Callable[[int, str], None] = _log_refused  # called for damage that a reader finds
+        self.refused: Callable[[int, str], None] = _log_refused  # called with each damage that a read finds
 
     def configure(self, config: StoreConfig) -> None:
         """Apply settings, which may change while the store runs."""
@@ -156,17 +152,18 @@ class QueueReader:
     ) -> ReadResult:
         """Read up to `max_count` messages from `offset` on.
 
-        The result has at least one message and at most what the settings allow, or BULK with `bulk`.
+        If there is a message, the result has at least one, and at most as many as the settings (or BULK)
+        allow.
 
         Args:
             queue: The queue.
             offset: The first offset.
             max_count: The maximum number of messages.
-            tags: A set of signed 32-bit tag hashes, or a function of the whole tags code.
-            records: A function of the whole record.
-            max_bytes: The maximum size.
-            bulk: Whether the limits of BULK apply.
-            correct: Whether to correct offsets outside the queue. A slave without offsetCheckInSlave does
+            tags: A set of signed 32-bit tag hashes, or a function that accepts or rejects a tags code.
+            records: A function that accepts or rejects a whole record.
+            max_bytes: The maximum total size of the records.
+            bulk: Whether the limits of BULK apply instead of those of the settings.
+            correct: Whether to correct an offset outside the queue. A slave without offsetCheckInSlave does
                 not.
 
         Raises:
@@ -180,7 +177,7 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # never more units than messages
+        several = max(1, limits.messages, limits.messages_on_disk)  # without a filter, each unit is a message
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
@@ -199,7 +196,7 @@ class QueueReader:
                 count, found = self._records(positions, sizes, reads, partly=bulk)
             if found is not None:
                 if count < len(positions):
-                    # The next read begins with the remaining records.
+                    # The next pull will begin with the remaining records.
                     places = np.frombuffer(data, UNIT_DTYPE)["position"]
                     scanned = max(count, int(np.flatnonzero(places == positions[count])[0]))
                     last = positions[count - 1]
@@ -213,7 +210,7 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """Return units like `ConsumeQueue.read`, but from the cache, which saves most pulls a system call."""
+        """Return the same units as `ConsumeQueue.read`. Most come from a cache, without a system call."""
         several = min(_UNITS_PER_CACHED_READ, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)
@@ -231,7 +228,7 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Return the next offset if no unit of `data` is a message: the offset after the run of fillers."""
+        """Return the offset after the fillers at `offset`; `offset` unless `data` ends with a filler."""
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
@@ -253,7 +250,7 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records by loops in C. Return None if a limit applies, so that `_pick` must choose."""
+        """Choose all records, by loops in C. Return None if some must be left out: `_pick` then chooses."""
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MAX_UNITS_PER_CHECK:
@@ -269,7 +266,10 @@ class QueueReader:
         return positions, sizes, count, positions[-1]
 
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
-        """Do the same as `_pick_all` for more records and up to the size limit."""
+        """Do the same as `_pick_all` for more units than it checks.
+
+        Records above the size limit are left out.
+        """
         units = np.frombuffer(data, UNIT_DTYPE, count)
         sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
         two_limits = limits[:2] != limits[2:] and positions.min() < self._log.end - self.memory_window
@@ -280,7 +280,7 @@ class QueueReader:
         return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
 
     def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
-        """Choose records by their units. Return None if a unit is invalid."""
+        """Choose records one by one, by their units. Return None if a unit is invalid."""
         disk_below = self._log.end - self.memory_window
         limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
@@ -317,12 +317,12 @@ class QueueReader:
     ) -> tuple[int, Buffer | None]:
         """Return the number of records read, and their bytes, or None if one is missing or invalid.
 
-        With `partly`, the result may end before the first record that is not in memory, and after
+        With `partly`, the read ends before the first record that is not in memory, and after
         _MAX_BLOCKS_PER_READ blocks.
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # the first record of each consecutive group
+        firsts = [0]  # the first record of each group that is consecutive in the log
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -357,7 +357,10 @@ class QueueReader:
         return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Return bytes of the log, or None if some are unreadable, so that each record is read separately."""
+        """Return bytes of the log, or None if some are unreadable.
+
+        The caller then reads each record by itself.
+        """
         try:
             return self._log.read(position, length, reads)
         except OSError as failure:
@@ -375,7 +378,7 @@ class QueueReader:
         limits: Limits,
         reads: Reads,
     ) -> ReadResult:
-        """Read records one by one: they are filtered by content, or some are missing or damaged."""
+        """Read records one by one, if some are missing or damaged, or a filter examines them."""
         log, check_crc = self._log, self._config.check_crc_on_read
         buffers: list[Buffer] = []
         total = scanned = skip_below = 0
@@ -395,7 +398,7 @@ class QueueReader:
                 begun = buffers or (records is not None and scanned > 1)
                 if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                     raise
-                scanned -= 1  # the next read begins with this record and reports it
+                scanned -= 1  # the next pull begins with this record and reports its damage
                 break
             if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
@@ -429,14 +432,14 @@ class QueueReader:
         return ReadResult(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
-        """Return the bytes of one record, from a cached block if the block was requested often."""
+        """Return the bytes of one record. They come from a cached block if the block was requested often."""
         number, at = divmod(position, BLOCK)
         block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
         return self._log.read(position, size, reads) if block is None else block[at : at + size]
 
 
 def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
-    """Return the limits restricted to what a client requests."""
+    """Return `limits`, lowered to the count and size that a client requests."""
     messages, most, messages_on_disk, most_on_disk = limits
     if size is not None:
         most, most_on_disk = min(most, size), min(most_on_disk, size)
@@ -444,7 +447,7 @@ def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
 
 
 def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
-    """Return status and next offset of a request outside [low, high)."""
+    """Return the status and the next offset for a requested offset outside [low, high)."""
     if high == 0:
         return GetStatus.NO_MESSAGE_IN_QUEUE, 0
     if offset < low:
@@ -457,7 +460,7 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 def tag_matches(tags: TagFilter, code: int) -> bool:
     """Return whether a unit with this tags code may match `tags`.
 
-    The address of an ext unit matches, because clients compare the tag itself.
+    A code that is the address of an ext unit always matches: clients compare the tag itself, too.
     """
     if tags is None:
         return True
@@ -469,14 +472,14 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
     """Return whether a record of this size begins at data[at:].
 
-    A lost page reads as zeros, which no client may receive.
+    The check prevents that a lost page, which reads as zeros, is sent to a client.
     """
     stored, magic = _start_of(data, at)
     return stored == size and magic in _MAGICS
 
 
 def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
-    """Return whether records of these sizes follow each other, by loops in C."""
+    """Return whether `data` consists of records of these sizes. The loops are in C."""
     head = _start_of(data, 0)
     if sizes.count(sizes[0]) == len(sizes):
         return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
@@ -485,7 +488,7 @@ def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
 
 
 def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
-    """Return whether a record is valid, including its CRC, and belongs to this unit of this queue."""
+    """Return whether a record is valid, including its CRC, and belongs to this offset of this queue."""
     facts = record_facts(memoryview(record), 0, position)
     place = queue.topic, queue.queue_id, offset
     return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == place
