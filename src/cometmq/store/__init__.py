@@ -1,4 +1,4 @@
-"""Files on disk, no network: commit log, consume queues, index, checkpoint, flush, recovery, retention.
+"""The store on disk: commit log, consume queues, index, checkpoint, flush, recovery, retention.
 
 `MessageStore` is the interface of the store; the formats are Apache RocketMQ's. Other packages import only
 this module. The tools that read the directory of a store without its broker are in `cometmq.store.inspect`.

@@ -1,11 +1,12 @@
-"""The store as one object: opened, committed once per tick, read, closed.
+"""The store as one object, with the operations that involve several of its parts.
 
 The appender encodes a message into the tick's buffer and assigns its offsets. `commit`, called once per tick
-of the loop, writes the buffer with one system call and dispatches it (queue units, index keys, arrivals).
-With SYNC_FLUSH the dispatch waits for the flush, so readers see no message that a power failure could remove.
+of the loop, writes the buffer with one system call and dispatches its records: it creates their queue units
+and index keys, and reports their arrival. With SYNC_FLUSH the dispatch waits for the flush, so readers see no
+message that a power failure could remove.
 
-Budget on the path of a 1 KiB send with many sends per tick: append 1.5 µs, commit 1 µs per message in batches
-of 32. All methods belong to the thread of the loop unless stated otherwise.
+Budget for the send of a 1 KiB message, with many sends per tick: append 1.5 µs, commit 1 µs per message in
+batches of 32. All methods belong to the thread of the loop unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -88,9 +89,9 @@ class Commit(msgspec.Struct, gc=False):
     """The outcome of one tick.
 
     Attributes:
-        placed: The messages that were written.
+        placed: The messages that were encoded. They are stored unless `error` is set.
         refused: The messages that were refused.
-        error: If set, none of the `placed` messages is stored.
+        error: Why none of the `placed` messages is stored, or None.
         end_offset: The end of the log.
         visible: The number of messages that became visible.
         arrivals: The visible messages in `watched` queues.
@@ -109,9 +110,9 @@ class MessageStore:
 
     `start` moves background work to a loop; without it, all work is done on the calling thread.
 
-    Operations of one part are methods of that part: `appender`, `replica`, `queues`, `lookups`, `index`,
-    `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and `executor`
-    for queries that may wait for the device. The methods of the store involve several parts.
+    An operation of a single part is a method of that part: `appender`, `replica`, `queues`, `lookups`,
+    `index`, `log`, `flusher`, `flags`, `fullness`, `retention`, `topic_retention`, `deletion`, `purge`, and
+    `executor` for queries that may wait for the device. The methods of the store involve several parts.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class MessageStore:
         self.flags = RunningFlags()
         self.files = StoreFiles(disk)
         self.executor = StoreExecutor(disk)
-        self.slave = config.broker_role == SLAVE  # a new role takes effect after a restart
+        self.slave = config.broker_role == SLAVE  # a changed role takes effect at the next start
         self._closed = False
         self._load_files(clock)
         ends = self._recover_log()
@@ -158,7 +159,7 @@ class MessageStore:
         saved = self.checkpoint.saved
         shown = 0 if saved is None else saved.position
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
-        if ends.suspect:  # queues and tables may refer to entries that the log has lost
+        if ends.suspect:  # queues and tables may refer to entries that the log lacks
             self._abort.set()
             self.checkpoint.reset()
             self._clean_ends.forget()
@@ -198,7 +199,7 @@ class MessageStore:
             flusher=flusher, appender=self.appender, dispatcher=self.dispatcher, deleted=self.deleted,
             ends=ends,
         )  # fmt: skip
-        """The log as a raft log, in raft mode."""
+        """In raft mode, the log as a raft log."""
         flusher.on_flushed.append(self.dispatcher.flushed if self.raft_log is None else self.raft_log.flushed)
 
     def _make_background(self, clock: Clock) -> None:
@@ -250,9 +251,9 @@ class MessageStore:
 
     @classmethod
     def open(cls, config: StoreConfig, disk: Disk | None = None, clock: Clock | None = None) -> MessageStore:
-        """Lock the directory of a store, load and recover it.
+        """Lock the directory of a store, load the store and recover it.
 
-        Raises StoreError, OSError; in that case nothing stays locked.
+        If this raises StoreError or OSError, nothing stays locked.
         """
         disk = disk or OsDisk()
         own: tuple[str, ...] = ()
@@ -260,7 +261,10 @@ class MessageStore:
             own = (config.raft_log_dir, os.path.join(config.raft_log_dir, "index"))
         check_locations(disk, config)
         if config.moves(INDEX):
-            own = (*own, config.location(INDEX))  # the directory must exist before it is locked
+            own = (
+                *own,
+                config.location(INDEX),
+            )  # created below, because only existing directories are locked
         parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
         for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)
@@ -311,7 +315,7 @@ class MessageStore:
             self.crash()
 
     def crash(self) -> None:
-        """Release the directory as a killed process would, without writing anything."""
+        """Release the directory without writing anything, as if the process had been killed."""
         self._closed, self.appender.why_closed = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
@@ -319,7 +323,7 @@ class MessageStore:
         self._lock.release()
 
     def configure(self, config: StoreConfig) -> None:
-        """Apply new settings. File sizes, paths and the role change only after a restart."""
+        """Apply new settings. File sizes, paths and the role change only at the next start."""
         paths = ("store_path_root_dir", "store_path_commit_log", "read_only_commit_log_store_paths")
         locations = (FIELD_OF_KEY[key] for key in LOCATIONS)
         fixed = (*paths, *locations, "broker_role", *SMALL_FILES, *RAFT_FIELDS)
@@ -368,9 +372,9 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Handle written records, which become visible now or after their flush.
+        """Process written records. They become visible now or after their flush.
 
-        Returns the number of records that are visible now, and the arrivals in watched queues.
+        Return the number of records that are visible now, and the arrivals in watched queues.
         """
         if groups:
             _, _, now_ms = last_of(groups)
@@ -381,13 +385,14 @@ class MessageStore:
         self.space.reserve()
         if self.raft_log is not None:
             self.raft_log.written()
-            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible once the group has committed
+            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible once committed
             if self.config.sync_flush:
                 self.flusher.request()
             elif not self.config.flush_commit_log_timed:
                 self.flusher.timed()
             return 0, []
-        # Records become visible in their order, also if the flush mode has just changed.
+        # Records also wait if earlier ones wait, which is possible after a change to ASYNC_FLUSH: records
+        # become visible in the order of the log.
         if self.config.sync_flush or self.dispatcher.waits:
             if groups:
                 self.dispatcher.dispatch_flushed(self.log.end, groups)
@@ -421,9 +426,9 @@ class MessageStore:
         bulk: bool = False,
         reads: Reads = CACHED,
     ) -> ReadResult:
-        """Read messages of a queue.
+        """Read messages of a queue. The arguments are those of `QueueReader.get`.
 
-        Raises OSError, and NotInMemory if `executor.query` must read the messages.
+        Raises OSError, and NotInMemory if the data must be read through `executor.query`.
         """
         return self.reader.get(
             self.queues.find_queue(topic, queue_id), offset, max_count, tags=filter, records=record_filter,
@@ -432,7 +437,7 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether an offset outside a queue is corrected. A slave without offsetCheckInSlave does not."""
+        """Whether reads correct offsets outside a queue. A slave without offsetCheckInSlave does not."""
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:

@@ -1,7 +1,7 @@
-"""Truncation of the log of a store that no broker uses, with its queues and index.
+"""Truncation of the log of a store that is not in use, together with its queues and index.
 
-It is for a slave whose log contains messages that its master does not have. The slave then receives the
-messages of its master instead.
+It is meant for a slave whose log contains messages that its master does not have. After the truncation, the
+slave receives the messages of its master instead.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cometmq.store.writing.log_cut import LogCutFile
 
 
 class QueueCut(msgspec.Struct):
-    """The messages that a queue loses: those from `first_offset` on."""
+    """The messages that a truncation removes from a queue: those from `first_offset` on."""
 
     topic: str
     queue_id: int
@@ -34,7 +34,7 @@ class TruncateReport(msgspec.Struct):
 
     Attributes:
         position: The new end of the log.
-        end: The end of the log before.
+        end: The end of the log before the truncation.
         records: The number of records after `position`.
         bytes: The bytes of the log after `position`.
         segments: The paths of the segments that are deleted.
@@ -64,12 +64,12 @@ def truncate_log(
 
     Args:
         position: The new end of the log.
-        dry_run: Whether to return the report only, without a change.
+        dry_run: Whether to only return the report and change nothing.
         config, commit_log_dir: See `read_layout`.
 
     Raises:
         StoreError: There is no store, it is in use, or no record ends at `position`. Nothing has changed.
-        OSError: A read or write failed. The next start completes a truncation that has begun.
+        OSError: A read or write failed. If the truncation had begun, the next start completes it.
     """
     disk = disk or OsDisk()
     with locked_layout(disk, root, config=config, commit_log_dir=commit_log_dir) as layout:
@@ -85,14 +85,15 @@ def truncate_log(
 
 
 def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateReport, int]:
-    """Return the report of a dry run, and the latest store time (ms) of the records that stay."""
+    """Return the report of a dry run, and the latest store time (ms) of the records that remain."""
     size = layout.config.mapped_file_size_commit_log
     report = TruncateReport(layout.root, position, layout.log_min, 0, 0, [], [], False)
     queues: dict[tuple[str, int], QueueCut] = {}
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # The segments before this one need no scan: the records of one segment show the latest store time.
+        # Segments before the last one that remains whole need no scan: later records show the latest store
+        # time.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)
@@ -130,7 +131,7 @@ def _count(
     queues: dict[tuple[str, int], QueueCut],
     report: TruncateReport,
 ) -> None:
-    """Add the removed records of a group to the report."""
+    """Add the records of a group that are removed (`goes`) to the report."""
     rows = np.flatnonzero(goes)
     report.records += len(rows)
     for facts in group.facts(rows):

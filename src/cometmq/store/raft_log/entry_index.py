@@ -1,7 +1,8 @@
-"""The location of each entry of a raft log: units of 32 bytes in equal files, as in DLedger 0.3.1.
+"""The index of a raft log, which locates each entry: units of 32 bytes in files of equal length.
 
-The unit of index i is at byte 32 i; files are named by the position of their first byte. CometMQ writes the
-unit of an entry only after the entry has been synced (docs/reference/storage.md, DLedger files).
+The unit of the entry with index i is at byte 32 i; files are named by the position of their first byte, as in
+DLedger 0.3.1. CometMQ writes the unit of an entry only after the entry has been synced
+(docs/reference/storage.md, DLedger files).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cometmq.store.base.files import WAITING, Reads, StoreFiles, part_facts
 from cometmq.store.base.read_only_files import ReadOnlyFiles
 
 FILE_SIZE = 32 * 5 * 1024 * 1024
-"""The length of a file in bytes. Most of it is never written."""
+"""The length of a file in bytes. The file is sparse: most of it is never written."""
 _KIND = np.dtype([("magic", ">i4"), ("position", ">i8"), ("size", ">i4"), ("index", ">i8"), ("term", ">i8")])
 UNIT = _KIND.itemsize
 
@@ -40,12 +41,12 @@ class EntryIndex:
     """The index files of one member. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
-        """Open the index. Raises StoreError for files of another length, OSError."""
+        """Open the index. Raises OSError, and StoreError if a file has another length."""
         self._files = files
         self._disk = files.disk
         self._directory = directory
         self._bases: list[int] = []
-        self._unsynced: set[str] = set()  # paths to sync: files, and the directory if it has new names
+        self._unsynced: set[str] = set()  # paths to sync: changed files, and directories with new names
         for name in self._disk.listdir(directory):
             if is_numbered(name, 20):
                 facts = part_facts(
@@ -67,12 +68,12 @@ class EntryIndex:
         return first <= last and all(number * FILE_SIZE in self._bases for number in range(begin, end + 1))
 
     def location(self, index: int, reads: Reads = WAITING) -> EntryLocation | None:
-        """Return the location of an entry; None if it has no unit. Raises NotInMemory, OSError."""
+        """Return the location of an entry, or None if it has no unit. Raises NotInMemory, OSError."""
         found = self.locations(index, 1, reads)
         return found[0] if found else None
 
     def locations(self, index: int, count: int, reads: Reads = WAITING) -> list[EntryLocation]:
-        """Return the locations of up to `count` entries from `index` on, as far as one file has units."""
+        """Return the locations of `count` entries from `index` on; fewer if units or the file end before."""
         at = index * UNIT
         base = at - at % FILE_SIZE
         if index < 0 or base not in self._bases:
@@ -109,7 +110,7 @@ class EntryIndex:
         return path
 
     def cut(self, index: int) -> None:
-        """Remove the entries from `index` on, durably. Raises OSError."""
+        """Remove the entry `index` and all later ones, durably. Raises OSError."""
         at = index * UNIT
         for base in sorted(self._bases, reverse=True):
             path = self._path(base)
@@ -132,21 +133,21 @@ class EntryIndex:
             self._unsynced.discard(self._path(base))
 
     def sync(self) -> None:
-        """Sync what was written. Raises OSError."""
+        """Sync everything that was written. Raises OSError."""
         sync_all(self._disk, self.take_unsynced())
 
     def take_unsynced(self) -> list[str]:
-        """Return the paths that the caller must sync by `sync_all`, or restore by `restore_unsynced`."""
+        """Return the unsynced paths. The caller syncs them with `sync_all`, or calls `restore_unsynced`."""
         paths, self._unsynced = sorted(self._unsynced, reverse=True), set()
         return paths
 
     def restore_unsynced(self, paths: Iterable[str]) -> None:
-        """Register paths again whose sync failed."""
+        """Register paths as unsynced again, because their sync has failed."""
         self._unsynced.update(paths)
 
 
 def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryLocation | None:
-    """Return an entry's location from an index directory, without changing its files. Raises OSError."""
+    """Return the location of an entry, read from a directory whose files are not changed. Raises OSError."""
     at = index * UNIT
     if at < 0:
         return None
@@ -156,7 +157,7 @@ def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryL
 
 
 def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
-    """Return the locations in units, the first of which has this index, up to the first invalid one."""
+    """Return the locations in the units `data`, up to the first invalid unit. The first has `index`."""
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)
@@ -171,5 +172,5 @@ def sync_all(disk: Disk, paths: Iterable[str]) -> None:
         if disk.is_dir(path):
             disk.fsync_dir(path)
         else:
-            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention has deleted the file
+            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention may have deleted the file
                 disk.fdatasync(fd)

@@ -1,9 +1,9 @@
-"""The end of a raft log when its member starts. A torn tail is distinguished from corruption, and cut.
+"""Finds the end of a raft log when its member starts. A torn tail is cut; lost entries are an error.
 
-The entries are scanned from the last committed one on, with the CRC of their bodies. If the log stops being
-valid before an entry that was not reported to be on the device, its tail is torn and is cut. Otherwise the
-log has lost entries that a majority may rely on: EntriesLost. A log that is known to be suspect is scanned
-from its beginning and cut at the first invalid entry, because its group has the rest.
+The entries are scanned from the last committed one on, with the CRC of their bodies. If the valid part of the
+log ends before an entry that was never recorded as durable, the rest is a torn tail and is cut. Otherwise the
+log has lost entries that a majority may rely on, and EntriesLost is raised. A log that is known to be suspect
+is scanned from its beginning and cut at the first invalid entry, because the group has the other entries.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class LogEnds:
-    """A scan of the end of a raft log.
+    """The result of a scan of the end of a raft log.
 
     Attributes:
-        shown: The log position up to which readers have seen records, which were committed; 0 if unknown.
+        shown: The log position up to which readers have seen records, all of them committed; 0 if unknown.
         suspect: Whether the log is known to lack entries.
         first: The index of the first entry, after `find`.
-        last: The index of the last entry; `first` - 1 for none.
+        last: The index of the last entry; `first` - 1 if there is none.
         term: The term of the last entry.
         end: The log position after the last entry.
-        committed: The index of the last entry that is known to be committed; -1 for none.
-        visible: The log position after that entry.
+        committed: The index of the last entry that is known to be committed; -1 if there is none.
+        visible: The log position after that committed entry.
         waiting: The entries after that position.
     """
 
@@ -69,7 +69,7 @@ class LogEnds:
         self.end = self.visible = self.segments[0] if self.segments else 0
         self.waiting: list[RecordGroup] = []
         self._torn = False
-        self._holes = False  # whether valid entries exist after the end of the valid log
+        self._holes = False  # whether valid entries follow the end of the valid part
 
     def find(self) -> None:
         """Scan the log, and cut a torn tail.
@@ -94,7 +94,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # the checkpoint must not claim entries that a suspect log lacks
+        if self.suspect:  # the old checkpoint may name entries that a suspect log lacks
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)
@@ -105,12 +105,15 @@ class LogEnds:
         self.waiting = [group for group in map(self._uncommitted, self.waiting) if group is not None]
 
     def _uncommitted(self, group: RecordGroup) -> RecordGroup | None:
-        """Return the entries of a group that are not committed yet; None if all are."""
+        """Return the entries of a group that are not committed; None if all are committed."""
         count = int(np.count_nonzero(group.position > self.visible))
         return group.last_ones(count) if count else None
 
     def _sync(self, start: int) -> None:
-        """Sync the log from `start` on before the scan, because the index may then contain its entries."""
+        """Sync the segments after position `start`, because the scan adds their entries to the index.
+
+        The index may only contain durable entries.
+        """
         for base in self.segments:
             if base + self._size > start:
                 with opened(self.disk, self.directories.path_of(base)) as fd:
@@ -124,7 +127,7 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Return position and index of a committed and synced entry, or of the first entry."""
+        """Return position and index of the last entry known as committed and synced, or the first entry."""
         index = self.checkpoint.committed
         if self.checkpoint.synced >= 0:
             index = min(index, self.checkpoint.synced)
@@ -138,7 +141,7 @@ class LogEnds:
     # -- the scan ---------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        """Find the end of the valid log."""
+        """Scan the log up to the end of its valid part."""
         behind = self.segments[:]
         for base in self.segments:
             behind.remove(base)
@@ -163,7 +166,7 @@ class LogEnds:
         self._torn = self._torn or self._holes
 
     def _take(self, group: RecordGroup) -> bool:
-        """Add entries to the scanned log. Return False if they do not continue it."""
+        """Add entries to the valid part and to the index. Return False if they do not continue that part."""
         heads = group.heads
         assert heads is not None
         index, term = heads["index"].tolist(), heads["term"].tolist()
@@ -185,8 +188,8 @@ class LogEnds:
         """Raise EntriesLost if the log ends before an entry that must exist."""
         following, checkpoint = self.last + 1, self.checkpoint
         ours = checkpoint.synced >= 0
-        # Committed entries may be missing on the device: with ASYNC_FLUSH, or in Apache's broker, a power
-        # failure removes the newest ones.
+        # Committed entries need not be durable: with ASYNC_FLUSH, or in Apache's broker, a power failure may
+        # remove the newest ones. So the last synced entry counts, if it is known.
         known = checkpoint.synced if ours else checkpoint.committed if self._holes else -1
         location = self.index.location(following) if ours else None
         if location is not None and location.position == self.end:

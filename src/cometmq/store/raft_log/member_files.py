@@ -1,7 +1,8 @@
 """The small files of a raft member.
 
-`currterm` holds its term and vote, and `checkpoint` the state of its log. `suspect` exists while its log
-lacks entries that it once had, and `forgot` beside it if term and vote are lost, too.
+`currterm` holds the member's term and vote, and `checkpoint` the state of its log. The file `suspect` exists
+while the log lacks entries that it once had, and the file `forgot` if the member has also lost its term and
+vote.
 
 The first two are properties in the form of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). A file
 is replaced in one step and is on the device when the call returns.
@@ -19,22 +20,22 @@ from cometmq.store.base.disk import Disk, read_file, replace_file, unlink_any
 _TERM, _VOTE = "currTerm", "voteLeader"
 _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
-"""A key of CometMQ. Apache's broker ignores it and drops it with its next checkpoint."""
+"""A key that only CometMQ uses. Apache's broker ignores it, and drops it when it writes the checkpoint."""
 _SUSPECT, _FORGOT = "suspect", "forgot"
 _LIMIT = 1 << 16  # maximum length of a file in bytes
 
 
 class TermAndVote(NamedTuple):
-    """A member's term (-1: none yet), and the member for which it has voted in that term ("": none)."""
+    """A member's term (-1: none yet), and the member that it voted for in that term ("": none)."""
 
     term: int = -1
     vote: str = ""
 
 
 class RaftLogCheckpoint(NamedTuple):
-    """The indexes of the last entry (end), the last committed entry, and the last synced entry.
+    """The indexes of the last entry (`end`), the last committed entry, and the last synced entry.
 
-    -1 means none, or unknown.
+    The index is -1 if there is no such entry or if it is unknown.
     """
 
     end: int = -1
@@ -45,7 +46,7 @@ class RaftLogCheckpoint(NamedTuple):
 def read_term(disk: Disk, directory: str) -> TermAndVote | None:
     """Return the content of `currterm`, or None if the file is missing.
 
-    Raises StoreError if it cannot be read: a member that has lost its vote might vote again.
+    If the file cannot be read, StoreError is raised: without its vote, the member might vote twice in a term.
     """
     path = os.path.join(directory, "currterm")
     found = _read(disk, path)
@@ -55,7 +56,7 @@ def read_term(disk: Disk, directory: str) -> TermAndVote | None:
 
 
 def write_term(disk: Disk, directory: str, state: TermAndVote) -> None:
-    """Write `currterm`. Raises OSError. Any thread may call it, one at a time."""
+    """Write `currterm`. Raises OSError. Any thread may call it, but only one at a time."""
     text = f"{_VOTE}={state.vote}\n{_TERM}={state.term}\n"
     replace_file(disk, os.path.join(directory, "currterm"), text.encode())
 
@@ -68,7 +69,7 @@ def read_checkpoint(disk: Disk, directory: str) -> RaftLogCheckpoint:
 
 
 def write_checkpoint(disk: Disk, directory: str, checkpoint: RaftLogCheckpoint) -> None:
-    """Write `checkpoint`. Raises OSError. Any thread may call it, one at a time."""
+    """Write `checkpoint`. Raises OSError. Any thread may call it, but only one at a time."""
     text = f"{_END}={checkpoint.end}\n{_COMMITTED}={checkpoint.committed}\n{_SYNCED}={checkpoint.synced}\n"
     replace_file(disk, os.path.join(directory, "checkpoint"), text.encode())
 
@@ -84,12 +85,12 @@ def write_suspect(disk: Disk, directory: str, why: str) -> None:
 
 
 def has_forgotten(disk: Disk, directory: str) -> bool:
-    """Return whether a suspect member has lost its term and vote, too."""
+    """Return whether a suspect member has also lost its term and vote."""
     return is_suspect(disk, directory) and disk.facts(os.path.join(directory, _FORGOT)) is not None
 
 
 def write_forgotten(disk: Disk, directory: str, why: str) -> None:
-    """Record that the member is suspect and has lost its term and vote. Raises OSError."""
+    """Record that the member is suspect and has also lost its term and vote. Raises OSError."""
     replace_file(disk, os.path.join(directory, _FORGOT), why.encode())
     write_suspect(disk, directory, why)
 

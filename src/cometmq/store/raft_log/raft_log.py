@@ -1,8 +1,8 @@
 """The raft log of a member: the store's commit log as entries with an index and a term.
 
-The entries of a leader come through the appender and `MessageStore.commit`, those of a follower as bytes
-through `append` and the same commit. Readers see only the entries that `commit_to` has committed. Indexes
-count from 0. All methods belong to the thread of the loop.
+A leader's entries come from the appender, a follower's as bytes from `append`. Both are written by
+`MessageStore.commit`. Readers see only the entries that `commit_to` has committed. Indexes count from 0. All
+methods belong to the thread of the loop.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ log = logs.logger(__name__)
 RAFT_TOPIC = "rmq_sys_raft"
 """The topic of entries that are not messages.
 
-They are rolled-back records, so no queue has a unit of them.
+Their records are marked as rolled back, so that they get no units in a queue.
 """
 FOLLOWING = "this broker is a follower, send to the leader of its raft group"
 MAX_FRAME_BYTES = 1 << 20
-"""Maximum bytes of several entries; a single entry may be larger."""
-_MAX_ENTRIES_PER_LOOKUP = 4096  # entries located per call
+"""Maximum size, in bytes, of several entries in a frame. A single entry may be larger."""
+_MAX_ENTRIES_PER_LOOKUP = 4096  # maximum number of entries that one call locates
 
 
 class RaftLogMismatch(StoreError, Terminal):
@@ -61,7 +61,7 @@ class RaftLogMismatch(StoreError, Terminal):
 
 
 class EntryRange(NamedTuple):
-    """Entries before index `stop`: the bytes of the log from `position` on, all in one segment."""
+    """The entries from some index to before `stop`: the bytes from `position` on, all in one segment."""
 
     position: int
     length: int
@@ -69,7 +69,10 @@ class EntryRange(NamedTuple):
 
 
 class RaftLog:
-    """The raft log of one member. `committed` is the index of the last committed entry, -1 for none."""
+    """The raft log of one member.
+
+    `committed` is the index of the last committed entry, -1 if there is none.
+    """
 
     def __init__(
         self,
@@ -110,9 +113,9 @@ class RaftLog:
         """The index of the last entry that is on the device."""
         self.on_synced: Callable[[int], None] = lambda _index: None
         self.propose: Callable[[int], object] = lambda _count: None
-        """Called before the appender's entries are written, with their number. May raise RaftRefused."""
+        """Called with the number of the appender's entries before they are written. May raise RaftRefused."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
-        """Called when a tick, or the index of its entries, could not be written."""
+        """Called if a tick, or the index of its entries, could not be written."""
         appender.why_closed = FOLLOWING
         for group in ends.waiting:
             dispatcher.dispatch_flushed(group.end, [group])
@@ -122,7 +125,7 @@ class RaftLog:
 
     @property
     def first(self) -> int:
-        """The index of the first entry, or of the next one if there is none."""
+        """The index of the first entry. In an empty log, the index of the next entry."""
         base = self._log.min_position
         if base != self._first_base and self._log.segments:
             data = self._log.read(base, ENTRY_SIZE)
@@ -148,18 +151,18 @@ class RaftLog:
         return self.synced if self._flusher.config.sync_flush else self.last
 
     def term_of(self, index: int) -> int:
-        """Return the term of an entry. Raises StoreError for an entry that does not exist, OSError."""
+        """Return the term of an entry. Raises OSError, and StoreError if the entry does not exist."""
         return self.location_of(index).term
 
     def location_of(self, index: int) -> EntryLocation:
-        """Return the location of an entry. Raises StoreError for an entry that does not exist, OSError."""
+        """Return the location of an entry. Raises OSError, and StoreError if the entry does not exist."""
         found = self._locations(index, 1)
         if not found:
             raise StoreError(f"entry {index} does not exist, the log has {self.first} to {self.last}")
         return found[0]
 
     def _locations(self, index: int, count: int) -> list[EntryLocation]:
-        """Return the locations of up to `count` entries from `index` on; fewer at an index file's end."""
+        """Return the locations of `count` entries from `index` on, or fewer if an index file ends before."""
         if not self.first <= index <= self.last:
             return []
         count = min(count, self.last + 1 - index)
@@ -171,13 +174,14 @@ class RaftLog:
         return [EntryLocation(*each) for each in zip(*columns, strict=True)]
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the end (exclusive) of the entries from `first` on, before `stop`, that fit into a frame."""
+        """Return the index after the last entry of a frame that begins with `first`; at most `stop`."""
         return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
-        """Return at least one entry from `first` on: before `stop`, at most `most` bytes, within one segment.
+        """Return the range of entries from `first` to before `stop`, as far as they fit into `most` bytes.
 
-        All of them have the same term. Raises StoreError if `first` does not exist, OSError.
+        All of them are in one segment and have the same term. There is at least one, however large. Raises
+        OSError, and StoreError if the entry `first` does not exist.
         """
         start = self.location_of(first)
         locations = self._locations(first, min(stop - first, _MAX_ENTRIES_PER_LOOKUP)) or [start]
@@ -195,7 +199,7 @@ class RaftLog:
     def read(self, entries: EntryRange, reads: Reads = WAITING) -> Buffer:
         """Return the bytes of entries.
 
-        Raises StoreError if retention has deleted them, NotInMemory as `reads` requires, OSError.
+        Raises OSError, NotInMemory as `reads` requires, and StoreError if retention has deleted the entries.
         """
         data = self._log.read(entries.position, entries.length, reads)
         if data is None:
@@ -205,11 +209,14 @@ class RaftLog:
     # -- appending --------------------------------------------------------------------------------
 
     def lead(self, term: int) -> None:
-        """Assign this term to new entries of `append_own`, and, after `take_messages`, of the appender."""
+        """Use this term for new entries of `append_own` and, after `take_messages`, of the appender."""
         self._tail.term = term
 
     def take_messages(self) -> None:
-        """Open the appender. All entries must be committed, or queue offsets could be assigned twice."""
+        """Open the appender for messages. Raises StoreError unless all entries are committed.
+
+        Otherwise queue offsets of uncommitted messages could be assigned twice.
+        """
         if self.committed != self.last or self._dispatcher.waits:
             raise StoreError(f"entries are committed up to {self.committed} only, not up to {self.last}")
         for queue in self._queues:
@@ -222,7 +229,7 @@ class RaftLog:
         self._appender.why_closed = FOLLOWING
 
     def append_own(self, body: bytes) -> int:
-        """Add an entry that is not a message to this tick. Return its index. Raises OSError."""
+        """Add an entry without a message to this tick. Return the entry's index. Raises OSError."""
         self._appender.encode_pending()
         record = encode_record(RAFT_TOPIC, body, sys_flag=ROLLBACK)
         self._log.claim(ENTRY_SIZE + len(record))
@@ -238,7 +245,9 @@ class RaftLog:
         return index
 
     def append(self, data: bytes) -> int:
-        """Add whole entries of one segment of the leader's log to this tick, and return the last index.
+        """Add entries of the leader's log to this tick. Return the index of the last entry.
+
+        `data` consists of complete entries of one segment.
 
         Raises:
             RaftLogMismatch: The entries are invalid or do not follow the end of this log.
@@ -265,7 +274,7 @@ class RaftLog:
             raise RaftLogMismatch(expected, index[0], "indexes or terms are not consecutive")
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk raises its own error
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # writing to a full disk raises an error of its own
             raise StoreError(f"the store accepts no entries: {self._flags.why()}")
         self._claim(head, len(data))
         self._log.put(data)
@@ -281,14 +290,14 @@ class RaftLog:
         return self.term_of(index - 1) if self.first <= index - 1 else -1
 
     def _begin_at(self, head: EntryHead) -> None:
-        """Begin an empty log at its first entry."""
+        """Let an empty log begin with this entry."""
         if head.position % self._log.segment_size or head.index < 0:
             raise RaftLogMismatch(self._tail.next, head.index, "a log begins with a segment")
         if head.position != self._log.end:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
-        for queue in self._queues:  # this log was reset, and its queues still exist
+        for queue in self._queues:  # these are queues from before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
                 queue.forget_all()  # the next message may have a much higher offset
@@ -326,13 +335,13 @@ class RaftLog:
         self.on_failure(failure)
 
     def written(self) -> None:
-        """Register that the tick was written."""
+        """Record that the tick was written."""
         self._written = self._tail.next
 
     def flushed(self, end: int) -> None:
-        """Write the index of the entries before log position `end`, which are on the device.
+        """Add the entries before log position `end`, which are on the device, to the index.
 
-        After a failure, a later call writes them.
+        If that fails, a later call adds them.
         """
         tail = self._tail
         count = min(self._written - tail.first, len(tail.positions))
@@ -351,7 +360,7 @@ class RaftLog:
         self.on_synced(self.synced)
 
     def commit_to(self, index: int) -> None:
-        """Make the entries up to `index` visible to readers: they are committed.
+        """Make the entries up to `index`, which are committed, visible to readers.
 
         Raises StoreError, OSError.
         """
@@ -362,18 +371,18 @@ class RaftLog:
     # -- cutting ----------------------------------------------------------------------------------
 
     async def truncate(self, index: int) -> None:
-        """Remove the entries from `index` on, durably. Nothing may be appended meanwhile.
+        """Remove the entry `index` and all later ones, durably. Nothing may be appended meanwhile.
 
-        Raises StoreError if one of them is committed, OSError.
+        Raises OSError, and StoreError if one of these entries is committed.
         """
         async with self._changing:
             await self._flusher.idle()
             self.cut(index)
 
     def cut(self, index: int) -> None:
-        """Remove the entries from `index` on while no sync is in progress.
+        """Remove the entry `index` and all later ones. No sync may be in progress.
 
-        After an interruption at any step, the next start treats the log as one with a torn tail.
+        If this is interrupted at any step, the next start finds a log with a torn tail and cuts it.
         """
         if index <= self.committed:
             raise StoreError(f"entry {self.committed} is committed, so {index} cannot be dropped")
@@ -381,7 +390,8 @@ class RaftLog:
             raise StoreError("the tick must be committed first")
         if index > self.last:
             return
-        # A blank record before the entry is removed, too: another leader may write an entry there.
+        # The cut begins after the previous entry, so a blank record between the two is removed, too: another
+        # leader may write an entry in its place.
         position = self.location_of(index - 1).end if index > self.first else self.location_of(index).position
         self._deleted.lower(position)
         self.synced = min(self.synced, index - 1)
@@ -391,7 +401,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # `close_segments` below drops them
+        for segment in self._log.segments_to_sync():  # `close_segments` will close the descriptors
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()
@@ -407,12 +417,10 @@ class RaftLog:
                 self._dispatcher.dispatch_flushed(group.end, [group])
 
     async def reset(self, first: int) -> None:
-        """Remove the whole log, durably.
+        """Remove the whole log, durably. Raises OSError.
 
-        The next entry has index `first` and determines where the log begins.
-
-        Committed entries stay committed: the leader has only deleted them. Nothing may be appended meanwhile.
-        Raises OSError.
+        The next entry has index `first` and determines where the log begins. The removed entries stay
+        committed: the leader no longer stores them either. Nothing may be appended meanwhile.
         """
         async with self._changing:
             await self._flusher.idle()
@@ -437,7 +445,7 @@ class RaftLog:
     # -- the member's files -----------------------------------------------------------------------
 
     def record_loss(self, why: str) -> None:
-        """Record durably that log, term and vote may be lost although others rely on them. Raises OSError."""
+        """Record durably that the member may have lost its log, term and vote. Raises OSError."""
         write_forgotten(self._disk, self.directory, why)
 
     def save(self) -> None:
@@ -449,7 +457,7 @@ class RaftLog:
         write_checkpoint(self._disk, self.directory, self._checkpoint(last))
 
     def _checkpoint(self, last: int) -> RaftLogCheckpoint:
-        """Return the checkpoint. An index before the first entry, as after a reset, is replaced by -1."""
+        """Return the checkpoint. An index before the first entry, as after a `reset`, becomes -1."""
         known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
         return RaftLogCheckpoint(*known)
 
@@ -472,7 +480,7 @@ def _save(disk: Disk, directory: str, checkpoint: RaftLogCheckpoint, paths: list
 def entry_groups(data: bytes, position: int, *, check_crc: bool = True) -> Iterator[RecordGroup]:
     """Yield the consecutive valid entries in `data`, which begins at log position `position`.
 
-    It ends before the first bytes that are not a valid entry.
+    The iteration ends before the first bytes that are not a valid entry.
     """
     at = 0
     while at < len(data):

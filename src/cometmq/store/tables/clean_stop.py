@@ -1,10 +1,10 @@
-"""The ends of the consume queues, and the file lengths, at the last clean stop.
+"""The ends of the consume queues, and the lengths of the files, at the last clean stop.
 
 A queue whose newest sector, file or directory is lost looks like a shorter queue, and would assign offsets
-that its messages already have. So a clean stop writes the ends of all queues to a small table, and a start
-that finds less rebuilds the queues from the log. Apache's broker does not have this file; ends that are older
-than a run of Apache's broker are lower bounds. A damaged table counts as empty, and its `.bak` is not used: a
-wrong end would move a queue, while a missing end only leaves damage undetected.
+that its messages already have. So a clean stop writes the ends of all queues to a small table. If a start
+finds a queue that ends earlier, it rebuilds the queues from the log. Apache's broker does not use this file;
+if it has served the store since, the stored ends are lower bounds. A damaged table counts as empty, and its
+`.bak` is not used: a wrong end would move a queue, while a missing end only leaves damage undetected.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
 
 
 class CleanEnds:
-    """The file `config/consumeQueueEnds.json`: the end by topic and queue id.
+    """The file `config/consumeQueueEnds.json`: the end of each queue, by topic and queue id.
 
-    `sizes` holds the lengths of `sizes_of`, 0 if unknown.
+    `sizes` holds the lengths that `sizes_of` returns, each 0 if unknown.
     """
 
     __slots__ = ("_table", "ends", "log_end", "sizes")
@@ -61,11 +61,11 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Remove the table from the device, because from now on queues may end anywhere. Raises OSError."""
+        """Empty the table on the device, because the queues are about to change. Raises OSError."""
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """Return topic, queue id and former end of the queues that are shorter now."""
+        """Return (topic, queue id, stored end) of each queue that now ends before its stored end."""
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():

@@ -1,9 +1,10 @@
-"""The part of the log that belongs to deleted topics.
+"""The table of deleted topics, with the part of the log in which each topic's records are deleted.
 
 Deleting a topic removes its queues; its records stay in the log until their segments are deleted. A later
-recovery must neither restore them nor count them as records of a new topic with that name. So each deletion
-is stored with the end of the log at that moment, until the log begins after it. Apache's broker ignores this
-file: there, deleted messages can reappear and hide new ones after a crash.
+recovery must neither restore these records nor count them as records of a new topic with the same name. So
+each deletion is stored, with the position at which the log ended then, until the log begins after that
+position. Apache's broker ignores this file: if it recovers the store after a crash, deleted messages can
+reappear and hide new ones.
 
 No stored position lies after the end of the log: if the log becomes shorter (by a power failure or a cut),
 all records written from there on are new.
@@ -24,38 +25,38 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of deletions, always the newest ones, that a slave receives at a time."""
+"""The maximum number of deletions that a slave receives at a time. They are the newest ones."""
 
 
 class DeletedTopics:
     """The file `config/deletedTopics.json`.
 
-    `ends` maps a topic to the log position before which its records are deleted. The table is replaced, never
-    changed.
+    `ends` maps a topic to the log position before which its records are deleted. The dict is never modified:
+    each change replaces it.
     """
 
     __slots__ = ("_lock", "_table", "ends", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. An unreadable one counts as empty, so deleted messages may reappear.
+        """Load the table. An unreadable table counts as empty, so deleted messages may reappear.
 
         Raises OSError.
         """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
-        self._lock = threading.Lock()  # the loop may cut the log while a thread records a deletion
-        self.under_way = 0  # number of deletions that may be recorded here while their queues still exist
+        self._lock = threading.Lock()  # the loop may lower the positions while a thread records a deletion
+        self.under_way = 0  # number of deletions recorded here whose queues may still exist
 
     def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:
-        """Record a deletion on the device. Raises OSError without a change."""
+        """Record a deletion durably. An OSError leaves the table unchanged."""
         with self._lock:
             ends = {topic: end for topic, end in self.ends.items() if end > log_min}
             self._replace(ends | dict.fromkeys(topics, log_end))
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
-        """Undo a deletion and restore the entries `before`.
+        """Undo a deletion: restore the entries that these topics had `before`.
 
-        Raises OSError; the next start then completes the deletion.
+        After an OSError, the table on the device still has the deletion, and the next start completes it.
         """
         with self._lock:
             others = {topic: end for topic, end in self.ends.items() if topic not in topics}
@@ -63,9 +64,9 @@ class DeletedTopics:
             self._table.save({"deletedTopics": self.ends})
 
     def lower(self, log_end: int) -> None:
-        """Lower the positions to `log_end` on the device: records after it belong to new topics.
+        """Lower all positions to at most `log_end`, durably. Raises OSError.
 
-        Raises OSError.
+        Records written from `log_end` on do not belong to deleted topics.
         """
         with self._lock:
             ends = {topic: min(end, log_end) for topic, end in self.ends.items()}
@@ -77,24 +78,25 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """Return the newest deletions whose messages a log from `log_min` to `log_end` may still hold.
+        """Return the newest deletions whose records a log from `log_min` to `log_end` may still hold.
 
-        The recorded end of a deletion in progress may be later than the end of the log.
+        While a deletion is in progress, its stored position may lie after the end of the log. The result is
+        limited to `log_end`.
         """
         ends = sorted(((end, topic) for topic, end in self.ends.items() if end > log_min), reverse=True)
         return {topic: min(end, log_end) for end, topic in ends[:MAX_ANNOUNCED_DELETIONS]}
 
     def hides(self, topic: str, position: int) -> bool:
-        """Return whether the record at `position` belongs to a deleted topic."""
+        """Return whether the record of `topic` at `position` is deleted with its topic."""
         return position < self.ends.get(topic, 0)
 
     def hidden(self, group: RecordGroup) -> NDArray[np.bool_]:
-        """Return for each record of a group whether it belongs to a deleted topic."""
+        """Return, for each record of a group, whether it is deleted with its topic."""
         ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in group.names]
         return group.position < np.array(ends, np.int64)[group.topic]
 
     def any_since(self, position: int) -> bool:
-        """Return whether a topic was deleted when the log ended at `position`, or later."""
+        """Return whether the table has a deletion from when the log ended at `position` or later."""
         return any(end >= position for end in self.ends.values())
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""The JSON tables of `config/`: topics, groups, offsets, with Apache's protocol of files.
+"""The JSON tables of `config/` (topics, groups, offsets), replaced as Apache's broker replaces them.
 
 Saving works as in 4.9: write the new text to `f.tmp`, the current text of `f` to `f.bak`, and rename `f.tmp`
 to `f`, so that `f` or `f.bak` is complete at every moment. Loading reads `f`, or `f.bak` if `f` is missing,
@@ -20,7 +20,7 @@ log = logs.logger(__name__)
 
 
 class JsonTable:
-    """One file of `config/` with the content that its name requires. All methods block for the device."""
+    """One table of `config/`, checked by the rule for its file name. All methods block for the device."""
 
     __slots__ = ("_disk", "_rule", "_sealed", "_written", "path")
 
@@ -30,17 +30,17 @@ class JsonTable:
         name = os.path.basename(path)
         self._rule = TABLE_RULES.get(name)
         self._sealed = name in SEALED
-        self._written: bytes | None = None  # digest of the text written last
+        self._written: bytes | None = None  # digest of the text that was written last
 
     def load(self, *, backup: bool = True) -> Table:
-        """Return the table, empty if neither the file nor its `.bak` exists.
+        """Return the table. It is empty if neither the file nor its `.bak` exists.
 
         Args:
-            backup: Whether to use the `.bak`.
+            backup: Whether to read the `.bak` if the file cannot be used.
 
         Raises:
-            StoreCorrupt: Files exist, but none is valid. An empty table would lose their content at the next
-                save.
+            StoreCorrupt: Files exist, but none is valid. (An empty table in their place would delete their
+                content at the next save.)
             OSError: A file cannot be read.
         """
         problems = []
@@ -70,7 +70,7 @@ class JsonTable:
         return {}
 
     def load_or_empty(self, *, backup: bool = True) -> Table:
-        """Return the table. An invalid one is logged and counts as empty."""
+        """Return the table. An invalid table is logged and counts as empty."""
         try:
             return self.load(backup=backup)
         except StoreCorrupt as problem:
@@ -78,12 +78,12 @@ class JsonTable:
             return {}
 
     def save(self, table: Table) -> None:
-        """Replace the table.
+        """Replace the content of the file by `table`.
 
-        CometMQ's own tables must have text keys only, because their CRC covers the text read.
+        In CometMQ's own tables, all keys must be strings, because the CRC covers the text as it is read.
 
         Raises:
-            OSError: The previous table still exists.
+            OSError: Writing failed. The previous table still exists.
         """
         text = render(seal(table) if self._sealed else table).encode()
         directory = os.path.dirname(self.path)
@@ -102,9 +102,9 @@ class JsonTable:
         self._disk.fsync_dir(directory)
 
     def _readable(self, text: bytes) -> bool:
-        """Return whether a text is a valid table and may replace the `.bak`.
+        """Return whether a text is a valid table, so that it may replace the `.bak`.
 
-        The text written last is not parsed again: with ten thousand topics that takes 70 ms of CPU.
+        The text that was written last is not parsed: with ten thousand topics that would take 70 ms of CPU.
         """
         if _digest(text) == self._written:
             return True

@@ -1,8 +1,8 @@
-"""Minimum offsets that were moved on purpose: by a purge, or by a topic's own retention.
+"""The minimum offsets that a purge, or the retention of a single topic, has raised.
 
-The log keeps such messages until their segment is deleted, and queues can be rebuilt from the log; so the
-beginning of each queue is stored in a separate table. Apache's broker does not have this file. If it serves
-the store, such messages can be read again until their segments are deleted.
+The log keeps the hidden messages until their segment is deleted, and a rebuild of a queue from the log would
+restore them. So the beginning of each such queue is stored in a separate table. Apache's broker does not use
+this file: while it serves the store, the hidden messages can be read again until their segments are deleted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ Floors = Mapping[str, Mapping[int, int]]
 
 
 class MinOffsets:
-    """The file `config/queueMinOffsets.json`: the first visible offset by topic and queue id.
+    """The file `config/queueMinOffsets.json`: the first visible offset of a queue, by topic and queue id.
 
-    Only the loop changes it; `save` may run in another thread. `by_topic` is replaced, never changed.
+    Only the loop changes it; `save` may run in another thread. The dict `by_topic` is never modified: each
+    change replaces it.
     """
 
     __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. An unreadable one counts as empty, so purged messages may reappear.
+        """Load the table. An unreadable table counts as empty, so purged messages may reappear.
 
         Raises OSError.
         """
@@ -38,10 +39,10 @@ class MinOffsets:
         self._saved: Floors = self.by_topic
 
     def apply(self, queues: QueueTable) -> None:
-        """Raise the queues' minimum offsets after a start.
+        """Apply the stored minimum offsets to the queues when the store starts. Raises OSError.
 
-        A minimum after the end of a queue that has lost messages in a crash is lowered to the end, because it
-        would hide the next ones. Raises OSError.
+        If a crash has shortened a queue so that it ends before its stored minimum, the minimum is lowered to
+        the end. Otherwise it would hide the next messages.
         """
         kept: dict[str, Mapping[int, int]] = {}
         for topic, floors in self.by_topic.items():
@@ -57,13 +58,16 @@ class MinOffsets:
         self.save()
 
     def set_offsets(self, topic: str, moved: Mapping[int, int]) -> None:
-        """Set minimum offsets of a topic in memory."""
+        """Raise minimum offsets of a topic, in memory only."""
         present = self.by_topic.get(topic, {})
         higher = {queue_id: max(offset, present.get(queue_id, 0)) for queue_id, offset in moved.items()}
         self.by_topic = {**self.by_topic, topic: {**present, **higher}}
 
     def undo(self, topic: str, moved: Mapping[int, int], before: Mapping[int, int]) -> None:
-        """Undo `set_offsets` for the queues whose minimum has not been raised further."""
+        """Undo `set_offsets`, except in queues whose minimum has been raised again since.
+
+        `before` holds the offsets before `set_offsets`.
+        """
         kept = dict(self.by_topic.get(topic, {}))
         for queue_id, offset in moved.items():
             if kept.get(queue_id) == offset:
@@ -73,21 +77,24 @@ class MinOffsets:
         self.by_topic = {**others, topic: rest} if rest else others
 
     def drop(self, topics: Iterable[str]) -> None:
-        """Remove the minimum offsets of topics in memory."""
+        """Remove the minimum offsets of these topics, in memory only."""
         gone = set(topics)
         self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
-        """Write the table without these topics to the device. Any thread may call it. Raises OSError."""
+        """Write the table, from which `drop` has removed these topics. Any thread may call it.
+
+        Raises OSError.
+        """
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
                 self._write(self.by_topic)
-                # The second write updates the backup, which could otherwise hide messages of a new topic with
-                # that name.
+                # The second write replaces the `.bak`, too. An old `.bak` could hide messages of a new topic
+                # with the same name.
                 self._write(self.by_topic)
 
     def save(self) -> None:
-        """Write changed minimum offsets to the device. Any thread may call it. Raises OSError."""
+        """Write the table if it has changed. Any thread may call it. Raises OSError."""
         with self._lock:
             if self.by_topic != self._saved:
                 self._write(self.by_topic)

@@ -1,12 +1,12 @@
 """The checks of the tables in `config/`.
 
-A flipped bit leaves most JSON readable. So in addition to its syntax, a table is checked against what the
-file must contain: its table under its name, the right types, entries that repeat their own key, no duplicate
-key, no key that differs from a known one in a single bit. A change within a number, or within a name that
-occurs once, cannot be detected.
+JSON text usually stays valid if one bit flips. So a table is checked beyond its syntax: it must have the name
+that belongs to the file, and values of the right types. Entries must repeat their own key. No key may occur
+twice, and none may differ from a known key in a single bit. A flipped bit within a number, or within a name
+that occurs once, cannot be detected.
 
 CometMQ's own tables also contain a CRC-32 of their content (`crc`, 8 hex digits, over the text of everything
-else). Files of older versions have none and are accepted.
+else). Files of older versions have no CRC and are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cometmq.protocol.lenient import read_lenient
 
 Table: TypeAlias = dict[str, Any]
 TableRule: TypeAlias = Callable[[Table], Table]
-"""Returns a valid table without its CRC, or raises ProtocolError."""
+"""A function that returns a valid table without its CRC, or raises ProtocolError."""
 
 TOPICS = "topics.json"
 GROUPS = "subscriptionGroup.json"
@@ -90,7 +90,7 @@ class LogCutTable(Body, forbid_unknown_fields=True):
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
-    """Return the table in a file's text, in either dialect. Raises ProtocolError for any error."""
+    """Return the table that a file's text contains, in either dialect of JSON. Raises ProtocolError."""
     try:
         plain = text.decode()
     except UnicodeDecodeError as error:
@@ -112,7 +112,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Table:
 
 
 def seal(table: Table) -> Table:
-    """Return a table with the CRC of its content."""
+    """Return the table with a CRC of its content added."""
     return {**table, _CRC: _crc_of(table)}
 
 
@@ -121,10 +121,10 @@ def _crc_of(table: Table) -> str:
 
 
 def render(value: Any, level: int = 0) -> str:
-    """Return the text of a table, or of a value in one, in the style of Apache's broker.
+    """Return the text of a table, or of a value in a table, in the style of Apache's broker.
 
-    Each level has one TAB, lines end with LF, the last one with nothing, and maps from numbers to numbers are
-    on one line with keys without quotes (docs/reference/storage.md, Tables).
+    Each level is indented by one TAB. Lines are separated by LF, and none follows the last line. A map from
+    numbers to numbers is on one line, with keys without quotes (docs/reference/storage.md, Tables).
     """
     if not isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)
@@ -141,11 +141,11 @@ def render(value: Any, level: int = 0) -> str:
     return "{" + begin + ("," + begin).join(pairs) + end + "}"
 
 
-# -- rules
+# -- rules for single files
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Return the rule of Apache's tables: the field `name`, an optional version, and later additions."""
+    """Return a rule for a table of Apache's: the field `name`, an optional version, and unknown fields."""
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
     def rule(table: Table) -> Table:
@@ -163,7 +163,7 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRu
 
 
 def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
-    """Return a check for entries that repeat their own key."""
+    """Return a check that each entry is valid and repeats its own key in the field `name_field`."""
     fields = kind.__struct_encode_fields__
 
     def check(entries: Table) -> None:
@@ -187,7 +187,10 @@ def _topic_and_group(entries: Table) -> None:
 
 
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
-    """Refuse keys that differ from known ones in a single bit: a default would replace their value."""
+    """Refuse a key that differs from a known key in a single bit.
+
+    The known key is probably damaged. Its value would silently be replaced by the default.
+    """
     if not isinstance(value, dict):
         return
     for key in value:
@@ -199,7 +202,7 @@ def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
 
 
 def _bits_apart(one: str, other: str) -> int:
-    """Return the number of different bits of two texts, or a large number for different lengths."""
+    """Return the number of bits in which two texts differ, or a large number if their lengths differ."""
     a, b = one.encode(), other.encode()
     if len(a) != len(b):
         return 8 * max(len(a), len(b))
@@ -207,7 +210,7 @@ def _bits_apart(one: str, other: str) -> int:
 
 
 def _own(kind: type[Body]) -> TableRule:
-    """Return the rule of CometMQ's tables: only their fields, and a correct CRC if there is one."""
+    """Return a rule for a table of CometMQ's: only known fields, and a correct CRC if there is one."""
 
     def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}
@@ -232,5 +235,5 @@ TABLE_RULES: dict[str, TableRule] = {
     TIMERS: _own(TimerTable),
     CUT: _own(LogCutTable),
 }
-"""The rules by file name."""
+"""The rule for each table, by file name."""
 SEALED = frozenset({ENDS, MIN_OFFSETS, DELETED, TIMERS, CUT})
