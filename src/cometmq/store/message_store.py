@@ -261,10 +261,7 @@ class MessageStore:
             own = (config.raft_log_dir, os.path.join(config.raft_log_dir, "index"))
         check_locations(disk, config)
         if config.moves(INDEX):
-            own = (
-                *own,
-                config.location(INDEX),
-            )  # created below, because only existing directories are locked
+            own = (*own, config.location(INDEX))  # StoreLock locks only existing directories
         parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
         for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)

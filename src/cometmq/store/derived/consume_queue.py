@@ -4,7 +4,7 @@ New units go to a window in memory and are written in batches, so that ten thous
 system call per message. The newest few dozen units stay in memory after the write, for consumers that keep
 up. Offsets are unit numbers, positions are bytes. Files are named by the position of their first byte.
 
-Invariant: window_start <= written <= max_offset; units from window_start on are in memory, units below
+Invariant: window_start <= written <= max_offset. Units from window_start on are in memory, units below
 `written` are in the files.
 """
 
@@ -26,10 +26,10 @@ UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
-_UNITS_KEPT = 64  # units kept in memory after a write
-_UNITS_PER_READ = 64  # units per read if only a few may be needed
-_UNITS_PER_SEARCH_READ = 1024  # units per read in a search for the end
-_PAGE_BYTES = 205 * UNIT  # bytes: a page, in whole units
+_UNITS_KEPT = 64  # units that stay in memory after they were written
+_UNITS_PER_READ = 64  # units per read where only a few may be needed
+_UNITS_PER_SEARCH_READ = 1024  # units per read in the search for the end of a queue
+_PAGE_BYTES = 205 * UNIT  # bytes of a page, rounded up to whole units
 
 
 def file_name(position: int) -> str:
@@ -37,7 +37,7 @@ def file_name(position: int) -> str:
 
 
 class ConsumeQueue:
-    """The units of one (topic, queue id). For the loop thread only."""
+    """The units of the queue of one topic and queue id. For the loop thread only."""
 
     __slots__ = (
         "_dir_made",
@@ -76,43 +76,44 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        # For records: the length and bytes of the topic, the magic number of their format, and the topic's
-        # `key_prefix`.
-        self.record_topic = b""  # empty until it is needed; then one object for all queues of the topic
+        # Values for the records of this queue: the topic with its length, the magic number of the record
+        # format, and the `key_prefix` of the topic.
+        self.record_topic = b""  # empty until it is needed; all queues of a topic share one object
         self.magic = 0
         self.key_prefix = 0
         self.positions: list[int] = []  # positions of the first bytes of the existing files, ascending
         self.next_offset = 0  # the queue offset of the next message
-        self.max_offset = 0  # the end of the units that readers can see
+        self.max_offset = 0  # the offset after the last unit that readers can see
         self.min_offset = 0
-        self.max_physical = 0  # the commit-log position after the last unit's record
+        self.max_physical = 0  # the log position after the record of the last unit
         self.window = bytearray()
         self.window_start = 0
         self.written = 0
         self.dirty = False
         self.deleted = False
-        self.damaged = False  # whether units have certainly been lost from the files
+        self.damaged = False  # whether the files have certainly lost units
         self.zeros_after_end = False  # whether only zeros followed the end when the files were loaded
         self.unsynced_files: set[int] = set()
-        self.new_names = False  # whether files were created or deleted since the directories were last synced
+        self.new_names = False  # whether files were created or deleted after the last directory sync
 
     def path_of(self, base: int) -> str:
-        """Return the path of the file that starts at a position. The last path is cached."""
+        """Return the path of the file that starts at the position `base`. The last path is cached."""
         if base != self._last_base:
             self._last_base, self._last_path = base, os.path.join(self.path, file_name(base))
         return self._last_path
 
     @property
     def begin(self) -> int:
-        """The offset at which the files begin. Units before it existed and have expired."""
+        """The offset at which the files begin. Earlier units have expired."""
         return self.positions[0] // UNIT if self.positions else 0
 
     # -- writing ----------------------------------------------------------------------------------
 
     def push(self, physical: int, size: int, tags_code: int, offset: int) -> None:
-        """Add the unit of queue offset `offset`, which must not be less than the end.
+        """Add the unit of queue offset `offset`, which must be at or after the end of the queue.
 
-        Units between the end and `offset` (of lost records) become Apache's fillers, which readers skip.
+        Units between the end and `offset` are filled with Apache's fillers, because their records are lost.
+        Readers skip fillers.
         """
         if offset != self.max_offset:
             self.skip_to(offset)
@@ -125,15 +126,18 @@ class ConsumeQueue:
         if offset < self.max_offset:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if self.max_offset == 0:
-            # The queue continues at `offset` with no files, or with files that hold no valid unit. write()
-            # fills the start of its first file.
+            # The queue continues at `offset` without files, or with files that hold no valid unit. `write`
+            # puts fillers before it in its first file.
             self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
             self.max_offset = offset
 
     def forget_all(self) -> None:
-        """Forget all units: no record is left, and the queue may continue at any offset without fillers."""
+        """Drop all units, because no record is left.
+
+        The queue may continue at any offset, without fillers.
+        """
         self._begin_at(0)
 
     def _begin_at(self, offset: int) -> None:
@@ -146,7 +150,7 @@ class ConsumeQueue:
         self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
-        """Write the units that the files lack. Raises OSError; the next call tries again."""
+        """Write the units that are not in the files yet. After an OSError, the next call tries again."""
         if self.deleted:
             return
         while self.written < self.max_offset:
@@ -155,8 +159,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            # This is a copy, not a view: if the traceback of a failure kept a view alive, the window could
-            # not grow.
+            # The slice of the bytearray is a copy. A view could be kept alive by the traceback of a failure,
+            # and the window could not grow then.
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
@@ -166,9 +170,9 @@ class ConsumeQueue:
             self.window_start += surplus
 
     def make_last_file(self) -> None:
-        """Create the last file of a queue that has no files and does not begin at 0: fillers up to its end.
+        """Create the last file of a queue that has no files but an end above 0, with fillers up to that end.
 
-        Without that file the next start would treat the end as a loss. Raises OSError.
+        Without the file, the next start would take the end for a loss. Raises OSError.
         """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
@@ -176,7 +180,10 @@ class ConsumeQueue:
         self.unsynced_files.add(base)
 
     def _open(self, base: int, position: int) -> int:
-        """Return the descriptor of the file that starts at `base`, made (sparse) if it is missing."""
+        """Return the descriptor of the file that starts at `base`.
+
+        A missing file is created, as a sparse file.
+        """
         path = self.path_of(base)
         if base in self.positions:
             return self._files.descriptors.get(path)
@@ -205,9 +212,10 @@ class ConsumeQueue:
     # -- reading ----------------------------------------------------------------------------------
 
     def read(self, offset: int, count: int, reads: Reads = WAITING) -> Buffer | None:
-        """Read the units [offset, offset + count), at least one. Raises NotInMemory, OSError.
+        """Read up to `count` units from `offset` on, at least one. Raises NotInMemory, OSError.
 
-        The result ends at the end of the queue, or at the end of the file unless memory holds what follows.
+        The result ends at the end of the queue. It also ends at the end of a file, unless the following units
+        are in memory.
 
         Args:
             offset: The first unit, in [min_offset, max_offset).
@@ -221,7 +229,7 @@ class ConsumeQueue:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # Files of another queue may now have this path.
+            return None  # a new queue may use files of this name
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -232,12 +240,15 @@ class ConsumeQueue:
         return bytes(data) + self.window[: (offset + count - stop) * UNIT]
 
     def unit(self, offset: int, reads: Reads = WAITING) -> tuple[int, int, int] | None:
-        """Return (record position, record size, tags code) of one unit; None if its file is missing."""
+        """Return (record position, record size, tags code) of a unit, or None if its file is missing."""
         data = self.read(offset, 1, reads)
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
     def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (offset, position, size, tags code) of all units in a range, read in batches."""
+        """Yield (offset, position, size, tags code) of the units in [offset, stop).
+
+        They are read in batches.
+        """
         while offset < stop:
             data = self.read(offset, min(stop - offset, _UNITS_PER_READ), reads)
             if not data:
@@ -253,14 +264,14 @@ class ConsumeQueue:
         return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
 
     def next_file_offset(self, offset: int) -> int:
-        """Return the first offset of the file after the one that holds `offset`."""
+        """Return the first offset in the file after the one that holds `offset`."""
         per_file = self.file_size // UNIT
         return (offset // per_file + 1) * per_file
 
     def search(self, low: int, high: int, physical: int, reads: Reads) -> int:
-        """Return the first offset in [low, high) with a record at `physical` or later; `high` if none.
+        """Return the first offset in [low, high) whose record is at position `physical` or later, or `high`.
 
-        Fillers are skipped because they are not in the order of positions.
+        Fillers are skipped, because their positions are not in order.
         """
         best = high
         while low < high:
@@ -275,7 +286,7 @@ class ConsumeQueue:
         return best
 
     def _first_real(self, low: int, high: int, reads: Reads) -> tuple[int, int] | None:
-        """Return (offset, record position) of the first unit in a range that is not a filler."""
+        """Return (offset, record position) of the first unit in [low, high) that is not a filler."""
         count = 64
         while low < high:
             data = self.read(low, min(high - low, count), reads)
@@ -293,13 +304,16 @@ class ConsumeQueue:
     # -- retention --------------------------------------------------------------------------------
 
     def raise_min(self, floor: int) -> int:
-        """Raise the minimum offset, to the end at most. Return the number of messages that this hides."""
+        """Raise the minimum offset to `floor`, or to the end.
+
+        Return the number of messages that this hides.
+        """
         hidden = max(0, min(floor, self.max_offset) - self.min_offset)
         self.min_offset += hidden
         return hidden
 
     def correct_min(self, log_min: int, reads: Reads = WAITING) -> None:
-        """Raise min_offset to the first unit whose record still exists (min = max if there is none)."""
+        """Raise min_offset to the first unit whose record still exists, or to max_offset if there is none."""
         if self.max_offset > self.min_offset:
             first = self.unit(self.min_offset, reads)
             if first is not None and first[0] >= log_min and first[1] != FILLER_SIZE:
@@ -307,7 +321,10 @@ class ConsumeQueue:
         self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
-        """Return the files, oldest first, whose records all lie before `log_min`; never the last file."""
+        """Return the files, oldest first, whose records are all before `log_min`.
+
+        The last file is never one.
+        """
         expired: list[str] = []
         for base in self.positions[:-1]:
             last_unit = (base + self.file_size) // UNIT - 1
@@ -325,7 +342,7 @@ class ConsumeQueue:
         self.min_offset = max(self.min_offset, (base + self.file_size) // UNIT)
 
     def mark_deleted(self) -> None:
-        """Detach the queue from the files of its deleted topic: units that still arrive are dropped."""
+        """Detach the queue from its files, because its topic was deleted. Later units are dropped."""
         self.deleted = True
         for base in self.positions:
             self._files.descriptors.drop(self.path_of(base))
@@ -335,9 +352,9 @@ class ConsumeQueue:
     # -- loading ----------------------------------------------------------------------------------
 
     def load(self, log_end: int) -> list[str]:
-        """Load the files on disk: the units of records below `log_end`, up to the first invalid one.
+        """Load the files: the units whose records lie before `log_end`, up to the first invalid unit.
 
-        Units after the end are left for `cut`.
+        Units after the end stay in the files until `cut`.
 
         Returns:
             Notes about damage (wrong lengths, holes).
@@ -379,9 +396,9 @@ class ConsumeQueue:
         return notes
 
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
-        """Return how many units at the start of a file have records below `log_end`.
+        """Return the number of valid units at the start of a file, whose records lie before `log_end`.
 
-        The search begins at `allocated`, the bytes of the file on the device.
+        The search for the last one begins at `allocated`, the number of bytes that the device holds.
         """
         fd = self._files.descriptors.get(self.path_of(base))
         pages: dict[int, bytes] = {}
@@ -401,10 +418,10 @@ class ConsumeQueue:
         return bisect_left(range(count), True, low, high, key=beyond)
 
     def _position_before(self, offset: int) -> int:
-        """Return the log position of the last unit before `offset` that is not a filler.
+        """Return the log position in the last unit before `offset` that is not a filler.
 
         Returns:
-            0 if there is no such unit, -1 if a unit is missing there.
+            The position; 0 if there is no such unit, -1 if a unit is missing on the way.
         """
         disk = self._files.disk
         for base in reversed(self.positions):
@@ -421,7 +438,7 @@ class ConsumeQueue:
         return 0
 
     def _check_after_end(self, end: int, log_end: int) -> None:
-        """Detect damage: if units of older records follow the end, it is not the true end."""
+        """Record damage if units after the end refer to records in the log: then it is not the true end."""
         disk = self._files.disk
         self.zeros_after_end = True
         for base in self.positions:
@@ -444,9 +461,9 @@ class ConsumeQueue:
                 at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
-        """Overwrite everything after the end with zeros, so that no stale unit reappears.
+        """Overwrite everything after the end with zeros, so that no old unit reappears.
 
-        Return whether there was anything but zeros.
+        Return whether anything but zeros was there.
         """
         changed = False
         end = self.max_offset * UNIT
@@ -457,7 +474,7 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # the deleted file must not reappear after a power failure
+                self.new_names = changed = True  # sync the directory, so that the file cannot reappear
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

@@ -1,4 +1,4 @@
-"""One index file: hash slots and chained entries, from key hash to commit-log position.
+"""One index file: hash slots and chains of entries, which map key hashes to commit-log positions.
 
 Layout (big-endian): 40-byte header (i8 begin time, i8 end time, i8 begin position, i8 end position, i4 slots
 in use, i4 next entry number, which starts at 1), `slots` x i4 newest entry of the chain, `capacity` x 20-byte
@@ -6,9 +6,9 @@ entries (i4 key hash, i8 position, i4 seconds since begin time, i4 previous entr
 never used.
 
 The slots and the unwritten entries of the newest file are in memory. Entries and header are written in
-batches. The slots are written only occasionally, when the file is full and when the store stops, because
-after an unclean stop the missing slots are computed from the entries (one vector operation). Readers of other
-processes therefore see the newest keys only after a stop.
+batches. The slots are written only occasionally, when the file is full and when the store stops. That is
+enough, because after an unclean stop the missing slots are computed from the entries (one vector operation).
+Other processes that read the files therefore find the newest keys only after a stop.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_MAX_CHECKED_ENTRIES = 1_000_000  # number of newest entries checked although a checkpoint covers them
+_MAX_CHECKED_ENTRIES = 1_000_000  # number of newest entries that are checked even if a checkpoint covers them
 _MAX_SECONDS = 0x7FFFFFFF
 MAX_ENTRIES_PER_STEP = 256
-"""The maximum number of entries that a search visits per iteration of the loop: 1 to 2 ms at 5 us each."""
+"""The maximum number of entries that a search visits per loop iteration: 1 to 2 ms, at 5 us per entry."""
 
 MAX_STEP_BACK_MS = 600_000
-"""A search finds messages even if the clock was set back by up to this many ms within a file.
+"""The maximum step back of the clock, in ms, within a file after which a search still finds all messages.
 
-Apache's broker does not find them: it assumes that the times of the first and the last entry limit those of a
-file, and stops at the first entry that is too old.
+Apache's broker does not find them all: it assumes that the times of the first and the last entry limit those
+of a file, and stops at the first entry that is too old.
 """
 
 IntArray = NDArray[np.int64]
@@ -49,14 +49,14 @@ def file_length(slots: int, capacity: int) -> int:
 
 
 def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[Any]:
-    """Return the previous entry of each entry in its chain (0 for none), and update `slots` in place.
+    """Return, for each new entry, the previous entry of its chain (0 for none). Update `slots` in place.
 
     `slots` holds the newest entry of each chain. Negative hashes (damage) share the slot of their remainder.
     """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
     slots[slot] = numbers  # if several entries have the same slot, the last assignment wins
-    if not np.array_equal(slots[slot], numbers):  # some of these entries share a slot
+    if not np.array_equal(slots[slot], numbers):  # some of the new entries share a slot
         order = np.argsort(slot, kind="stable")
         later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
         previous[order[later]] = numbers[order[later - 1]]
@@ -64,7 +64,10 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
 
 
 class IndexFile:
-    """An index file with its header in memory. For the loop thread, except `search`, which only reads."""
+    """An index file with its header in memory.
+
+    For the loop thread, except `search`, which changes nothing.
+    """
 
     __slots__ = (
         "_files", "_pending", "_slots", "begin_ms", "begin_position", "capacity", "count", "end_ms",
@@ -80,9 +83,9 @@ class IndexFile:
         self.begin_position = self.end_position = 0
         self.slots_in_use = 0
         self.count = 1  # the number of the next entry
-        self.written = 1  # entries below this number are in the file
+        self.written = 1  # entries with a smaller number are in the file
         self.slots_written = True
-        self.slots_lack = 1  # the slots in the file may lack entries from this number on
+        self.slots_lack = 1  # entries with a smaller number are in the slots of the file
         self._slots: NDArray[np.int32] | None = None
         self._pending: list[NDArray[np.void]] = []
 
@@ -97,7 +100,9 @@ class IndexFile:
     # -- making, loading --------------------------------------------------------------------------
 
     def create(self, seed_ms: int, seed_position: int) -> None:
-        """Make the (sparse) file. As in Apache's broker, the end of the previous file seeds it.
+        """Create the file, sparse.
+
+        Its header begins with the end of the previous file, as in Apache's broker.
 
         Raises OSError.
         """
@@ -117,7 +122,7 @@ class IndexFile:
     def load(self) -> bool:
         """Read the header.
 
-        An end time before the begin time is possible if the clock was set back. Then the newest entry has 0
+        If the clock was set back, the end time may be before the begin time. Then the newest entry has 0
         seconds.
 
         Returns:
@@ -135,15 +140,15 @@ class IndexFile:
         return self.begin_ms <= self.end_ms or self.count == 1 or not self.entries(count - 1)[0]["seconds"]
 
     def load_counted(self, count: int, slots_lack: int, end_position: int) -> bool:
-        """Read the header of a file that a checkpoint position covers, and forget newer entries.
+        """Read the header of a file that a checkpoint position covers, and drop newer entries.
 
         Args:
             count: Entries with a smaller number are known to be durable.
             slots_lack: The slots contain all entries with a smaller number.
-            end_position: The record position of the last durable entry.
+            end_position: The record position in the last durable entry.
 
         Returns:
-            False if the newest of these entries contradict that.
+            False if the durable entries in the file contradict these values.
         """
         if not self.load() or not 1 <= slots_lack <= count <= self.count:
             return False
@@ -162,7 +167,7 @@ class IndexFile:
         self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
 
     def entries(self, first: int = 1) -> NDArray[np.void]:
-        """Return the written entries from number `first` on. Reads up to the whole file."""
+        """Return the written entries from number `first` on. This may read the whole file."""
         data = self._files.disk.pread(
             self._files.descriptors.get(self.path),
             (self.written - first) * ENTRY.size,
@@ -171,11 +176,11 @@ class IndexFile:
         return np.frombuffer(data, ENTRY_DTYPE)
 
     def check_entries(self, first: int = 1) -> int:
-        """Return how many leading entries are plausible, equal to `count - 1` if nothing is damaged.
+        """Return the number of entries before the first implausible one: `count` - 1 if there is no damage.
 
-        Entries below number `first` are not checked. A plausible entry has a hash and time that are not
-        negative, a position within the header's range and not below the previous one, and a chain that points
-        backwards.
+        Entries with a number less than `first` are not checked. In a plausible entry, hash and time are not
+        negative, the position is within the header's range and not less than the previous one, and the
+        previous entry of the chain has a smaller number.
         """
         entries = self.entries(first)
         position = entries["position"].astype(np.int64)
@@ -192,7 +197,10 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Return the slots updated by the entries from `first` on: each is the newest entry of its chain."""
+        """Return `slots` after the entries from `first` on were added.
+
+        A slot holds its chain's newest entry.
+        """
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
         slots[hashes % self.slot_count] = numbers  # if several entries have the same slot, the last one wins
@@ -204,7 +212,7 @@ class IndexFile:
         return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
-        """Forget the entries of records at or after `position`. Only on a loaded file, before `resume`."""
+        """Drop the entries of records at or after `position`. Call it between `load` and `resume`."""
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
@@ -223,7 +231,7 @@ class IndexFile:
     def resume(self, *, rebuild_slots: bool) -> None:
         """Make a loaded file writable.
 
-        With `rebuild_slots` the missing slots are computed from the entries.
+        With `rebuild_slots`, the entries that the slots lack are added to them.
         """
         if not rebuild_slots:
             self._slots = self._slots_on_disk()
@@ -233,7 +241,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # the slots in the file contain entries that were removed
+                slots = None  # the slots refer to entries that were removed
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -244,7 +252,10 @@ class IndexFile:
     # -- writing ----------------------------------------------------------------------------------
 
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
-        """Append entries (absolute hashes, ascending positions). Return how many the file had room for."""
+        """Append entries (absolute hashes, ascending positions).
+
+        Return the number that the file had room for.
+        """
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:
             return 0
@@ -256,8 +267,8 @@ class IndexFile:
             self.begin_ms, self.begin_position = int(times_ms[0]), int(positions[0])
         seconds = self._seconds(times_ms, self.begin_ms)
         if first == 1:
-            # Computed before the header changes, as in Apache's broker, because the header's times are the
-            # base.
+            # As in Apache's broker, the time of the first entry counts from `seed_ms`, so it is computed
+            # before the begin time of the header changes.
             seconds[0] = self._seconds(times_ms[:1], seed_ms)[0]
         previous = chain(self._slots, hashes, np.arange(first, first + added, dtype=np.int64))
         self.slots_in_use += int(np.count_nonzero(previous == 0))
@@ -276,7 +287,7 @@ class IndexFile:
     def _seconds(times_ms: IntArray, begin_ms: int) -> IntArray:
         if begin_ms <= 0:
             return np.zeros(len(times_ms), np.int64)
-        # Java's division truncates towards zero; negative values are clamped anyway.
+        # Java's division rounds negative values differently, but they are clipped to 0 anyway.
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
@@ -289,7 +300,7 @@ class IndexFile:
         fd = self._files.descriptors.get(self.path)
         disk = self._files.disk
         if self._pending:
-            # Not np.concatenate, which would convert the entries to the machine's byte order.
+            # np.concatenate would convert the entries to the byte order of the machine, so bytes are joined.
             data = b"".join([batch.tobytes() for batch in self._pending])
             write_all(disk, fd, data, self._entries_at + self.written * ENTRY.size)
         if slots and not self.slots_written and self._slots is not None:
@@ -306,11 +317,11 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots, one part per step. Entries may be added between the steps. Raises OSError."""
+        """Write the slots in parts, one per step. Entries may be added between the steps. Raises OSError."""
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # The file is full and was written completely.
+                return  # meanwhile the file was filled and written completely
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
@@ -318,16 +329,16 @@ class IndexFile:
         self.slots_lack = max(self.slots_lack, count)
 
     def release(self) -> None:
-        """Free the slots of a full, written file."""
+        """Free the memory of the slots of a full file that was written."""
         self._slots = None
 
     # -- searching --------------------------------------------------------------------------------
 
     def overlaps(self, begin: int, end: int) -> bool:
-        """Return whether the file may have entries of a time in [begin, end] (ms).
+        """Return whether the file may have entries with a time in [begin, end] (ms).
 
-        If the end of the file is before its beginning, the clock was set back, and the file may have any
-        time.
+        If the end time of the file is before its begin time, the clock was set back, and any time is
+        possible.
         """
         latest = self.end_ms + MAX_STEP_BACK_MS
         return self._earliest_ms <= end and (begin <= latest or self.end_ms < self.begin_ms)
@@ -349,14 +360,17 @@ class IndexFile:
         """Add the positions of matching entries to `found`, newest first, until it holds `limit`.
 
         An entry matches if it has this hash, possibly a time in [begin, end], and a position less than
-        `before`. Entries have whole seconds, and 0 if they are earlier than the first one. The search runs in
-        steps because a key may have as many entries as the file holds.
+        `before`. Its time is rounded to seconds, and counts as 0 s if it is earlier than that of the first
+        entry. A key may have as many entries as the file holds, so the search runs in steps.
         """
         count = self.count
         number: int | None = None
 
         def step(reads: Reads) -> bool:
-            """Visit some entries, also after a repeated call. Return False at the end of the chain."""
+            """Visit some entries, continuing where the last call stopped.
+
+            Return False at the end of the chain.
+            """
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)
@@ -371,8 +385,8 @@ class IndexFile:
                 in_range = begin <= time_ms + 999 and earliest <= end and position < before
                 if stored_hash == key_hash and in_range and position not in found:
                     found.append(position)
-                # An entry of 0 seconds may be later than its time shows, so newer entries may precede it in
-                # the chain.
+                # An entry with 0 seconds does not end the search: the clock may have been set back before it
+                # was added, so older entries of the chain may have later times.
                 if previous >= number or (seconds and time_ms + MAX_STEP_BACK_MS < begin):
                     return False
                 number = previous
@@ -382,7 +396,7 @@ class IndexFile:
             await executor.pause(0)
 
     def _newest_of(self, slot: int, reads: Reads) -> int:
-        """Return the number of the newest entry of a chain, 0 if there is none."""
+        """Return the number of the newest entry in a chain, 0 if the chain is empty."""
         if self._slots is not None:
             return int(self._slots[slot])
         data = self._read(HEADER.size + slot * SLOT_SIZE, SLOT_SIZE, reads)

@@ -1,8 +1,8 @@
-"""All index files of a store, from the keys of dispatched records to commit-log positions.
+"""The index of a store: it finds commit-log positions by the keys of records.
 
-Keys wait in a list and are hashed and chained together (numpy), at the latest when the index is written or
-searched. A record's keys are its unique key, then each of its KEYS, separated by blanks. The hashed text is
-`topic#key`.
+The keys of dispatched records wait in a list. They are hashed and chained together (numpy), at the latest
+when the index is written or searched. The keys of a record are its unique key, and each of its KEYS, which
+are separated by blanks. The hashed text is `topic#key`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,19 @@ from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-_MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key: no record has more
+_MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key; no record has more
 NO_POSITION = 1 << 63
-"""A position after all records."""
-_MIN_BATCH = 1024  # minimum number of records hashed together
-_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # entries: a recovery chains them again in 0.1 s
+"""A position that is greater than that of any record."""
+_MIN_BATCH = 1024  # number of waiting records that are hashed together
+_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # entries; recovery adds them to the slots in 0.1 s
 
 
 @dataclass(slots=True)
 class _Waiting:
-    """Dispatched records whose keys are not hashed yet, in columns of equal length."""
+    """Dispatched records whose keys are not hashed yet.
+
+    Each attribute is a list with one value per record.
+    """
 
     keys: list[Keys] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
@@ -47,7 +50,10 @@ class _Waiting:
 
 
 class IndexService:
-    """The files of the `index` directory, oldest first. For the loop thread, except `search`."""
+    """The files of the `index` directory, oldest first.
+
+    All methods except `search` belong to the loop thread.
+    """
 
     def __init__(self, files: StoreFiles, clock: Clock, config: StoreConfig) -> None:
         self._files = files
@@ -57,13 +63,13 @@ class IndexService:
         self.capacity = config.max_index_num
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
-        self.full_until_ms = 0  # end time of the newest full file that `write` has written
+        self.full_until_ms = 0  # end time, in ms, of the newest file that was full when written
         self._waiting = _Waiting()
-        # Hashes, positions and times of the oldest records, whose keys are not all in a file.
+        # Hashes, positions and times of the oldest waiting keys, as far as they are not in a file yet.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unchecked_files: list[IndexFile] = []
-        self._files_to_delete: list[str] = []  # damaged files, and files after the checkpoint position
+        self._files_to_delete: list[str] = []  # damaged files, and files from after the checkpoint
         self._new_names = False
 
     @property
@@ -81,7 +87,7 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Index dispatched records, in the order of their positions. `index_waiting_keys` hashes their keys.
+        """Add dispatched records, in the order of their positions. `index_waiting_keys` indexes them later.
 
         The properties of a record are used only if its `keys` are not given.
         """
@@ -100,16 +106,16 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash and chain the waiting keys, and create new files as the present ones fill up.
+        """Hash the waiting keys and add them to the files. Create a new file when the newest one is full.
 
-        After an OSError, the remaining keys keep waiting.
+        After an OSError, the keys that were not added keep waiting.
         """
         while self._hashed is not None or self._waiting.positions:
             if self._hashed is None:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # a file even without keys: a missing index counts as lost
+                self._roll()  # create a file even without keys, because a missing index counts as lost
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -119,7 +125,7 @@ class IndexService:
             self._hashed = None
 
     def add_hashed(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> None:
-        """Chain keys of `hashed_keys`, after the keys that already wait. Raises OSError."""
+        """Add keys that `hashed_keys` returned, after the keys that already wait. Raises OSError."""
         self.index_waiting_keys()
         self._hashed = hashes, positions, times_ms
         self.index_waiting_keys()
@@ -140,7 +146,10 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """Return a name from the local time, `yyyyMMddHHmmssSSS`, always greater than the newest name."""
+        """Return the path of a new file, named by the local time (`yyyyMMddHHmmssSSS`).
+
+        The name is always greater than that of the newest file.
+        """
         now = self._clock.time_ms()
         name = time.strftime("%Y%m%d%H%M%S", time.localtime(now // 1000)) + f"{now % 1000:03d}"
         if self.files:
@@ -151,13 +160,19 @@ class IndexService:
         return os.path.join(self._directory, name)
 
     def write(self, *, slots: bool = False) -> None:
-        """Index the waiting keys and write them. Raises OSError."""
+        """Index the waiting keys and write the newest file, with its slots if `slots` is set.
+
+        Raises OSError.
+        """
         self.index_waiting_keys()
         if self.files and self.files[-1].write(slots=slots):
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots of the newest file in steps if they lack many entries. Raises OSError."""
+        """Write the slots of the newest file, in steps, if many entries are missing in them.
+
+        Raises OSError.
+        """
         if self.files and self.files[-1].count - self.files[-1].slots_lack >= _MAX_ENTRIES_WITHOUT_SLOTS:
             file = self.files[-1]
             for _ in file.write_slots():
@@ -165,7 +180,7 @@ class IndexService:
             self._unsynced.add(file.path)
 
     def checkpoint_position(self, position: int, last: int, queue_ends: int) -> CheckpointPosition:
-        """Return the checkpoint position that the next sync makes durable. Must follow `write`."""
+        """Return the checkpoint position that becomes valid with the next sync. Call it after `write`."""
         if not self.files:
             return CheckpointPosition(position, last, queue_ends)
         file = self.files[-1]
@@ -175,7 +190,10 @@ class IndexService:
         )
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return (files written, directories with new names) since the last call, for a later sync."""
+        """Return the files written, and the directories with new names, since the last call.
+
+        The caller syncs them.
+        """
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
         self._new_names = False
@@ -193,10 +211,10 @@ class IndexService:
         end: int,
         before: int = NO_POSITION,
     ) -> list[int]:
-        """Return the ascending positions of the newest `limit` records that may have this key.
+        """Return the positions of the newest `limit` records that may have this key, in ascending order.
 
-        The records lie before position `before`. Included are records with another key of the same hash, and
-        some that were stored a little before or after [begin, end] (ms).
+        All of them are less than `before`. The result may include records with another key of the same hash,
+        and records that were stored a little before or after [begin, end] (ms).
         """
         if len(topic) + len(key) > _MAX_KEY_LENGTH:
             return []
@@ -215,18 +233,19 @@ class IndexService:
     def load(
         self, *, clean: bool, checkpoint_ms: int, saved: CheckpointPosition | None = None
     ) -> tuple[list[str], bool]:
-        """Read the headers of the files on disk. `resume` must follow.
+        """Read the headers of the files on disk. The caller must call `resume` afterwards.
 
         A disabled index is loaded, too, for searches and retention, but its files are not rebuilt.
 
         After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. Here the
-        checkpoint position tells which entries are durable, and newer entries are removed. Without a
-        checkpoint position, such a file is checked entry by entry and deleted only if it is damaged. `resume`
-        deletes the files: before that, the caller must make sure that the checkpoint covers none of them.
+        checkpoint position shows which entries are durable, and newer entries are removed. Without a
+        checkpoint position, each file that ends after the checkpoint is checked entry by entry, and deleted
+        only if it is damaged. The files are deleted by `resume`. Before that, the caller must make sure that
+        the checkpoint covers none of them.
 
         Returns:
-            Notes about damage, and whether entries have been lost: then the log after `end_position` must be
-            dispatched again.
+            Notes about damage, and whether entries are lost. If so, the log after `end_position` must be
+                dispatched again.
         """
         notes: list[str] = []
         counted = self._trusted(saved)
@@ -238,7 +257,7 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if counted is not None and saved is not None and path >= counted.path:
                 if path > counted.path:
-                    self._files_to_delete.append(path)  # made after the checkpoint position
+                    self._files_to_delete.append(path)  # created after the checkpoint position
                     continue
                 file, good = counted, True
                 if file.full and file.slots_lack < file.count:
@@ -250,7 +269,7 @@ class IndexService:
                 self._unchecked_files.append(file)
             self.files.append(file)
             if not good:
-                # All newer files are deleted, too, because positions must ascend from file to file.
+                # Positions must ascend from file to file, so all newer files are deleted, too.
                 notes.append(f"{path}: damaged, deleted and rebuilt from the log")
                 break
         else:
@@ -264,7 +283,7 @@ class IndexService:
         return notes, self.enabled
 
     def _trusted(self, saved: CheckpointPosition | None) -> IndexFile | None:
-        """Return the newest file with the entries that the checkpoint position covers; None without any."""
+        """Return the newest file, with the entries that the checkpoint position covers, or None."""
         if saved is None or saved.index_name <= 0:
             return None
         path = os.path.join(self._directory, f"{saved.index_name:017d}")
@@ -272,10 +291,10 @@ class IndexService:
         return file if file.load_counted(saved.index_count, saved.index_slots, saved.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
-        """Make the newest file writable, after removing the entries of records at or after `cut_at`."""
+        """Remove the entries of records at or after `cut_at`, and make the newest file writable."""
         for path in self._files_to_delete:
             self._files.delete(path)
-            self._new_names = True  # the files must not reappear after a power failure
+            self._new_names = True  # sync the directory, so that the files cannot reappear
         self._files_to_delete.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
@@ -286,19 +305,19 @@ class IndexService:
             self.files[-1].resume(rebuild_slots=not clean)
         for file in self._unchecked_files:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # the entries are valid, but the slots may be invalid
+                file.resume(rebuild_slots=True)  # its slots were not checked
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)
         self._unchecked_files.clear()
         self.full_until_ms = max((file.end_ms for file in self.files if file.full), default=0)
-        # After an unclean stop there may be files whose names have not been synced yet.
+        # After an unclean stop, the names of files may not have been synced yet.
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Drop the oldest file if its records are gone, but never the newest.
+        """Drop the oldest file if the log begins after all its records. The newest file always stays.
 
-        The caller unlinks the returned path.
+        The caller deletes the file at the returned path.
         """
         if len(self.files) > 1 and self.files[0].end_position < log_min:
             path = self.files.pop(0).path
@@ -325,23 +344,23 @@ def hashed_keys(
 
 
 def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
-    """Remove the oldest waiting records; return hashes, positions and times of their keys."""
+    """Remove the oldest waiting records. Return hashes, positions and times of their keys."""
     columns: list[list[Any]] = []
     for each in fields(waiting):
         column = getattr(waiting, each.name)
         columns.append(column[:_MIN_BATCH])
         del column[:_MIN_BATCH]
     given, found_positions, found_prefixes, properties, found_times = columns
-    # struct converts a list of numbers to an array in half of numpy's time.
+    # struct needs half as much time as numpy to convert a list of numbers to an array.
     prefixes = np.frombuffer(struct.pack(f"={len(given)}I", *found_prefixes), np.uint32)
     positions = np.frombuffer(struct.pack(f"={len(given)}q", *found_positions), np.int64)
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
     try:
         hashes = hash_equal(given)
-    except TypeError:  # some of these values are text, not bytes
+    except TypeError:  # some keys are strings, not bytes
         hashes = None
     if hashes is None:
-        # The keys are encoded as properties, so that the rest of the function handles one form only.
+        # The keys are converted to properties, the only form that the code below accepts.
         texts = map(_as_properties, properties, given)
         hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
@@ -351,14 +370,14 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
-    """Return the absolute hashes of keys combined with their topics' prefixes, as entries contain them."""
+    """Return the absolute hashes that entries contain: those of `topic#key`, from the hashes of the keys."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
-    absolute[absolute > 0x7FFFFFFF] = 0  # Apache's value for the smallest number
+    absolute[absolute > 0x7FFFFFFF] = 0  # the smallest i4 has no absolute value; Apache uses 0
     return absolute
 
 
 def _as_properties(properties: bytes, keys: Keys) -> bytes:
-    """Encode the keys of a record as a properties string."""
+    """Return the properties string that contains the keys of a record."""
     if keys is None:
         return properties
     return UNIQUE_KEY + keys if isinstance(keys, bytes) else b"KEYS\x01" + " ".join(keys).encode()

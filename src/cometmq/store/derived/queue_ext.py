@@ -1,9 +1,9 @@
 """Ext units: the data that Apache's broker stores beside a queue unit with `enableConsumeQueueExt`.
 
-The unit's tags code is then an address: a byte position in the files of consumequeue_ext/<topic>/<queue id>,
-plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code, i8 store time, i2 length of the
-bitmap, bitmap (docs/reference/storage.md, Queue extension). CometMQ reads such queues, deletes their files
-together with the units that refer to them, and writes none.
+The tags code of such a queue unit is the address of an ext unit: a byte position in the files of
+consumequeue_ext/<topic>/<queue id>, plus the smallest i8. An ext unit is i2 size (20 + bitmap), i8 tags code,
+i8 store time, i2 length of the bitmap, bitmap (docs/reference/storage.md, Queue extension). CometMQ reads
+such queues, deletes their ext files together with the units that refer to them, and writes no ext files.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import file_name
 
 MIN_HASH_CODE = -0x80000000
-"""The smallest tags code that is a hash; smaller ones are addresses."""
+"""The smallest tags code that is a hash. Smaller codes are addresses of ext units."""
 HEAD = struct.Struct(">hqqh")
 _LOWEST = -(1 << 63)
 
@@ -28,7 +28,7 @@ def ext_directory(root: str) -> str:
 
 
 class ExtFiles:
-    """The ext files of one store, by queue. Any thread; raises OSError."""
+    """The ext files of one store, by queue. Any thread may use it; the methods raise OSError."""
 
     __slots__ = ("_disk", "_root")
 
@@ -37,7 +37,7 @@ class ExtFiles:
         self._root = ext_directory(root)
 
     def queues(self) -> list[tuple[str, int]]:
-        """Return (topic, queue id) of each queue that has a directory here."""
+        """Return (topic, queue id) of each queue that has ext files."""
         return [
             (topic, int(name))
             for topic in self._disk.listdir(self._root)
@@ -47,7 +47,7 @@ class ExtFiles:
         ]
 
     def _is_own(self, path: str) -> bool:
-        """Return whether a directory belongs to the store. Directories behind links do not."""
+        """Return whether a directory belongs to the store. A directory behind a link does not."""
         return self._disk.is_dir(path) and not self._disk.is_link(path)
 
     def paths(self, topic: str, queue_id: int) -> list[str]:
@@ -59,10 +59,10 @@ class ExtFiles:
         return [os.path.join(directory, name) for name in names if is_numbered(name, 20)]
 
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
-        """Return the files of a queue that lie before the ext unit at the address `code`.
+        """Return the files of a queue that end before the ext unit at the address `code`.
 
-        Readers do not see units before that ext unit. The result is empty for a hash, as in Apache's broker,
-        and for an address outside of all files.
+        No visible unit refers to them. As in Apache's broker, the result is empty if `code` is a hash. It is
+        also empty if the address lies outside all files.
         """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST
@@ -73,14 +73,14 @@ class ExtFiles:
         return [path for path, end in zip(paths, ends, strict=False) if end <= place]
 
     def drop_empty(self, topic: str, queue_id: int) -> None:
-        """Remove the directories of a queue without files."""
+        """Remove the directories of a queue if they hold no files."""
         directory = os.path.join(self._root, topic)
         for path in (os.path.join(directory, str(queue_id)), directory):
             if self._is_own(path) and not self._disk.listdir(path):
                 self._disk.rmdir(path)
 
     def remove(self, topics: Collection[str]) -> None:
-        """Delete all ext files of some topics."""
+        """Delete all ext files of these topics."""
         for topic, queue_id in self.queues():
             if topic in topics:
                 for path in self.paths(topic, queue_id):
@@ -89,7 +89,7 @@ class ExtFiles:
 
 
 class ExtUnits:
-    """The ext units of one store, read from outside."""
+    """Read-only access to the ext units of a store, for tools."""
 
     __slots__ = ("_bases", "_files", "_root")
 
@@ -99,7 +99,7 @@ class ExtUnits:
         self._bases: dict[str, list[int]] = {}
 
     def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:
-        """Return the tags code of the ext unit at this address; None if no ext unit is there."""
+        """Return the tags code of the ext unit at this address, or None if there is no ext unit."""
         if address >= MIN_HASH_CODE:
             return None
         directory = os.path.join(self._root, topic, str(queue_id))

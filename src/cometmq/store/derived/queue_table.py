@@ -1,4 +1,4 @@
-"""All consume queues of a store, by topic and queue id, with the batched writing of their units."""
+"""All consume queues of a store, by topic and queue id. Their units are written in batches."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from cometmq.text import is_utf8
 log = logs.logger(__name__)
 
 TRASH = ".deleted"
-"""The directory of deleted topics' files until they are removed, as gone-<n>/<queue id>/....
+"""The directory that holds the files of deleted topics until they are removed: gone-<n>/<queue id>/...
 
-Apache's broker ignores it because the names are not queue ids.
+Apache's broker ignores the directory, because its subdirectories are not named by queue ids.
 """
 _MAX_NAME_BYTES = 255  # maximum length of a directory's name in bytes
-_MAX_UNWRITTEN_UNITS = 256  # a queue that reaches this number of unwritten units is written immediately
+_MAX_UNWRITTEN_UNITS = 256  # a queue with this number of unwritten units is written at once
 
 
 def names_a_directory(topic: str) -> bool:
-    """Return whether a topic (from a record: any text) names a directory below that of all queues."""
+    """Return whether a topic can be the name of a directory below the directory of all queues.
+
+    The topic of a record can be any text.
+    """
     return (
         topic not in ("", ".", "..", TRASH)
         and "/" not in topic
@@ -62,7 +65,7 @@ class QueueTable:
         return self.by_key.get((topic, queue_id))
 
     def get_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue, made (in memory only) if missing.
+        """Return the queue. If it does not exist, create it in memory.
 
         Raises QueueRefused for an invalid topic or queue id.
         """
@@ -76,7 +79,7 @@ class QueueTable:
     def of_record(self, topic: str, queue_id: int) -> ConsumeQueue:
         """Return the queue of a record, which another broker may have written.
 
-        Raises QueueRefused if it names no directory.
+        Raises QueueRefused if the topic or queue id of the record cannot be the name of a directory.
         """
         if not names_a_directory(topic) or queue_id < 0:
             raise QueueRefused(topic, queue_id)
@@ -85,7 +88,7 @@ class QueueTable:
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            topic = sys.intern(topic)  # one object for all queues, which saves memory accesses per message
+            topic = sys.intern(topic)  # all queues share one string, which saves memory accesses per message
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
             self.by_key[topic, queue_id] = queue
@@ -93,7 +96,7 @@ class QueueTable:
         return queue
 
     def topics(self) -> list[str]:
-        """Return the topics that have queues here, also if their messages have expired."""
+        """Return the topics that have queues in this store, even if all their messages have expired."""
         return sorted(
             topic for topic, queues in self._topics.items() if any(q.max_offset for q in queues.values())
         )
@@ -108,7 +111,7 @@ class QueueTable:
 
     @property
     def offset_sum(self) -> int:
-        """The sum of the maximum offsets of all queues, as far as their files show."""
+        """The sum of the maximum offsets of all queues, according to their files."""
         return sum(queue.max_offset or queue.begin for queue in self)
 
     # -- writing ----------------------------------------------------------------------------------
@@ -124,15 +127,15 @@ class QueueTable:
         return len(self._dirty)
 
     def write_eager(self) -> None:
-        """Write the dirty queues whose windows have grown large. Raises OSError."""
+        """Write the queues that have many unwritten units. Raises OSError."""
         for queue in self._dirty:
             if queue.max_offset - queue.written >= _MAX_UNWRITTEN_UNITS:
                 queue.write()
 
     def write_dirty(self, limit: int | None = None) -> bool:
-        """Write up to `limit` dirty queues. Return True if none is left.
+        """Write up to `limit` queues with unwritten units. Return True if no such queue is left.
 
-        Raises OSError; the rest stay dirty.
+        After an OSError, the queues that were not written remain registered.
         """
         dirty = self._dirty
         count = len(dirty) if limit is None else min(limit, len(dirty))
@@ -144,7 +147,10 @@ class QueueTable:
         return not dirty
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return (files written, directories with new names) since the last call, for a later sync."""
+        """Return the files written, and the directories with new names, since the last call.
+
+        The caller syncs them.
+        """
         paths: list[str] = []
         directories: set[str] = set()
         for queue in self:
@@ -159,7 +165,7 @@ class QueueTable:
     # -- loading, deleting ------------------------------------------------------------------------
 
     def clear(self) -> None:
-        """Forget every queue. The files stay."""
+        """Drop every queue from memory. The files stay."""
         self.by_key.clear()
         self._topics.clear()
         self._dirty.clear()
@@ -168,8 +174,8 @@ class QueueTable:
         """Load every queue directory and return notes about damage.
 
         Raises:
-            StoreError: A link is in the place of a directory. Deletions by its path would affect foreign
-                files.
+            StoreError: There is a link in place of a directory. Deleting files below it would delete files
+                outside the store.
         """
         notes: list[str] = []
         disk = self._files.disk
@@ -198,7 +204,7 @@ class QueueTable:
             raise StoreError(NO_FILE, path)
 
     def delete_topic(self, topic: str, keep: Container[int] = ()) -> int:
-        """Delete the queues of a topic in place, except those in `keep`. Return their number.
+        """Delete the queues of a topic, with their files, except those in `keep`. Return their number.
 
         Raises OSError.
         """
@@ -212,13 +218,13 @@ class QueueTable:
         return {queue_id: queue.next_offset for queue_id, queue in self._topics.get(topic, {}).items()}
 
     def move_to_trash(self, topic: str, keep: Container[int] = ()) -> int:
-        """Move the files of a topic into the trash and drop its queues, except the queue ids in `keep`.
+        """Drop the queues of a topic and move their files to the trash, except the queue ids in `keep`.
 
         Returns:
             The number of queues moved.
 
         Raises:
-            OSError: Nothing has changed, unless some queues are kept.
+            OSError: A move failed. If no queue was to be kept, nothing has changed.
         """
         disk = self._files.disk
         queues = self._topics.get(topic, {})
@@ -234,7 +240,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # the list of dirty queues skips a deleted queue
+            queues.pop(queue_id).mark_deleted()  # so that `write_dirty` skips it
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -248,18 +254,18 @@ class QueueTable:
         disk.fsync_dir(topic_dir)
 
     def empty_trash(self) -> None:
-        """Remove the files of deleted topics permanently. Raises OSError. Any thread."""
+        """Remove the files of deleted topics permanently. Raises OSError. Any thread may call it."""
         disk = self._files.disk
         if not disk.is_dir(self._trash) or disk.is_link(self._trash):
             return
-        # The moves must be durable first. Otherwise a topic's directory could reappear with half its files,
-        # as a damaged one.
+        # The moves must be durable before files are removed. Otherwise a power failure could restore the
+        # directory of a topic with half its files, which would look like damage.
         disk.fsync_dir(self.directory)
         disk.fsync_dir(self._trash)
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
             if disk.is_link(topic_dir):
-                disk.unlink(topic_dir)  # unlink the link itself; its target is not part of the store
+                disk.unlink(topic_dir)  # only the link is removed; its target is not part of the store
                 continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))
@@ -276,7 +282,7 @@ class QueueTable:
             _remove_if_empty(disk, queue_dir)
 
     def drop_trash(self) -> None:
-        """Remove the directory of the trash if it is empty."""
+        """Remove the trash directory if it is empty."""
         if self._files.disk.is_dir(self._trash):
             _remove_if_empty(self._files.disk, self._trash)
 
