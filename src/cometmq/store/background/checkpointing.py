@@ -1,4 +1,4 @@
-"""The checkpoint moves forward to the dispatched records once queues and index are on the device."""
+"""Moves the checkpoint forward over dispatched records whose queue units and index keys are durable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_MAX_RECORDS_BEHIND = 300_000  # records after the checkpoint; recovery scans them in one or two seconds
+_MAX_RECORDS_BEHIND = 300_000  # records after the checkpoint, which recovery scans in one or two seconds
 _MAX_BYTES_BEHIND = 384 << 20
 
 
@@ -25,10 +25,10 @@ class Covered(NamedTuple):
     Attributes:
         position: The log position after the last of these records.
         last: The position at which the last of these records begins.
-        stored_ms: The store time of the last record, in epoch ms.
+        stored_ms: The store time of the last of these records, in epoch ms.
         queue_ends: The sum of the queues' maximum offsets, as in a `CheckpointPosition`.
-        behind: The number of these records that the checkpoint does not cover.
-        step_backs: The number of times that the clock had stepped back.
+        behind: The number of these records that the checkpoint does not cover yet.
+        step_backs: How often the clock had been set back until that moment.
     """
 
     position: int
@@ -54,33 +54,33 @@ class Checkpointing:
         known = self.checkpoint.saved
         self._last = recovered.last_position if recovered.records else known.last if known else -1
         self._position = self._tried = recovered.visible
-        self._behind = 0  # records dispatched since the checkpoint was last moved
-        self._changed = recovered.rebuilt  # an unchanged store needs no new checkpoint position
+        self._behind = 0  # number of records dispatched since the checkpoint was last moved
+        self._changed = recovered.rebuilt  # whether the store has changed and needs a new checkpoint position
         self._step_backs = 0
         self.stored_ms = self.flusher.written_ms  # the store time of the last dispatched record
 
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
-        """Register that `count` records became visible, the last one at log positions `last` to `end`."""
+        """Record that `count` records became visible. The last one is at log positions `last` to `end`."""
         self._behind += count
         self._changed = True
         self._last, self._position, self.stored_ms = last, end, stored_ms
 
     @property
     def far_behind(self) -> bool:
-        """Whether a recovery would scan many records, so that a busy store must move its checkpoint now."""
+        """Whether a recovery would have to scan so many records that the checkpoint must be moved now."""
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
         """Return the records that a write cycle covers if it begins now."""
-        # The sum is unknown during a deletion. The deletion is recorded for the earlier end of the log, so
-        # recovery would miss queues without knowing that they have been deleted since.
+        # The sum is left out during a deletion. The deletion is recorded with an earlier end of the log, so
+        # recovery would find fewer queues and could not attribute that to the deletion.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Return the arguments for `move` after queues and index were written, before they are synced.
+        """Return the arguments for `move`. Call it after queues and index were written, before the sync.
 
-        They are the checkpoint position, and the time up to which the index files are full.
+        They are the checkpoint position, and the time (ms) up to which the index files are full.
         """
         self._behind -= covered.behind
         self._tried = covered.position
@@ -90,7 +90,10 @@ class Checkpointing:
         return saved, self.index.full_until_ms
 
     def move(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint to `covered`, which is on the device. The caller flushes the checkpoint."""
+        """Move the checkpoint to `covered`, which is on the device.
+
+        The caller flushes the checkpoint file.
+        """
         checkpoint = self.checkpoint
         if covered.step_backs == self._step_backs:
             checkpoint.physic_ms = max(checkpoint.physic_ms, self.flusher.flushed_ms)
@@ -99,7 +102,7 @@ class Checkpointing:
         checkpoint.saved = saved
 
     def clock_stepped_back(self, now_ms: int) -> None:
-        """Lower the checkpoint.
+        """Lower the checkpoint, because the clock was set back to `now_ms`.
 
         Otherwise recovery would treat later records, whose times are earlier, as durable.
         """

@@ -1,6 +1,6 @@
 """Writes consume queues and index, and makes them durable.
 
-The time on the loop is bounded: a few hundred queues are written at a time, and a thread waits for the
+The work on the loop is limited: a few hundred queues are written per iteration, and a thread waits for the
 device.
 """
 
@@ -32,22 +32,22 @@ from cometmq.store.tables.min_offsets import MinOffsets
 log = logs.logger(__name__)
 
 _MIN_RECORDS_PER_SEARCH = 4096
-_MANY_FILES = 256  # for more files than this, one sync of the whole file system is cheaper
-_SLICES_PER_CYCLE = 2  # ten thousand busy queues are written every 20 s, a few hundred every second
+_MANY_FILES = 256  # above this number of files, one sync of the whole file system is cheaper
+_SLICES_PER_CYCLE = 2  # writes a few hundred busy queues every second, ten thousand every 20 s
 _SLICE = 256  # queues written per iteration of the loop
 _CYCLE = "writing queues and index"
 
 
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
-    """Sync files, and the names in directories; missing ones are skipped. Raises OSError.
+    """Sync files and directories. Files and directories that no longer exist are skipped. Raises OSError.
 
-    Runs in a thread.
+    It runs in a thread.
     """
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
         if disk.is_dir(directory):
-            with suppress(FileNotFoundError):  # its topic has just been deleted
+            with suppress(FileNotFoundError):  # the topic has just been deleted
                 disk.fsync_dir(directory)
     for path in paths:
         with suppress(FileNotFoundError), opened(disk, path) as fd:
@@ -55,16 +55,16 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
-    """Sync the whole file system of these files by means of one of their directories that still exists."""
+    """Sync the whole file system, through a directory of one of these files. Return whether it was synced."""
     for path in paths:
-        with suppress(FileNotFoundError):  # its topic was deleted
+        with suppress(FileNotFoundError):  # the topic was deleted
             return disk.sync_filesystem(os.path.dirname(path))
     return False
 
 
 @dataclass(eq=False, kw_only=True)
 class DerivedWriter:
-    """Writes queues and index of one store. Loop thread only. A change of settings replaces `config`."""
+    """Writes queues and index of one store. For the loop thread only. Changed settings replace `config`."""
 
     disk: Disk
     clock: Clock
@@ -82,17 +82,20 @@ class DerivedWriter:
 
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
-        self._unwritten = 0  # records written since the last search for queues with large windows
+        self._unwritten = 0  # records since the last search for queues with many unwritten units
         self._search_at = _MIN_RECORDS_PER_SEARCH  # the number of such records that starts the next search
         self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
         self._unsynced_names: set[str] = set()  # directories that must still be synced
-        self._durable_until = 0  # queues and index of all records before it are on the device
+        self._durable_until = 0  # of all records before this position, queues and index are on the device
 
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """Register `count` more visible records. Write queues and index if too much of them is unwritten."""
+        """Process the event that `count` more records are visible.
+
+        Write queues or index if much is unwritten.
+        """
         self._unwritten += count
         index = self.index
         if self._unwritten < self._search_at and not index.has_batch_waiting():
@@ -110,11 +113,11 @@ class DerivedWriter:
             self._failed(part, failure)
 
     def begin_cycle(self) -> None:
-        """Start a cycle in the background, every flushIntervalConsumeQueue."""
+        """Start a write cycle in the background. This is called every flushIntervalConsumeQueue."""
         self.tasks.begin(_CYCLE, self.write_cycle)
 
     async def write_cycle(self, *, thorough: bool = False) -> None:
-        """Write queues and index. A thorough cycle also makes them durable."""
+        """Write queues and index. A thorough cycle writes all of them and makes them durable."""
         now = self.clock.monotonic()
         interval_s = self.config.flush_consume_queue_thorough_interval / 1000
         thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
@@ -143,7 +146,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # the next cycle tries the write again
+        if self.flags.reasons.get(part) != reason:  # each cycle tries again; log only once
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 
@@ -156,7 +159,7 @@ class DerivedWriter:
     # -- making durable ---------------------------------------------------------------------------
 
     async def _make_durable(self, covered: Covered) -> None:
-        """Sync log, queues and index in the thread, then move the checkpoint."""
+        """Sync the log, queues and index without blocking the loop, then move the checkpoint to `covered`."""
         saved, full_ms = self.checkpointing.written(covered)
         if self.executor.ending or self._lost is not None or self.flusher.failure is not None:
             return
@@ -166,7 +169,7 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # too slow: the next cycle syncs again; or failed: the checkpoint never moves again
+            return  # after a timeout, the next cycle syncs again; after a failure, none does
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
@@ -176,9 +179,9 @@ class DerivedWriter:
         await self.executor.run(self.checkpoint.flush)
 
     def make_durable(self, *, slots: bool = True) -> bool:
-        """Write and sync all queues and the index on the loop. Return whether it succeeded.
+        """Write and sync all queues and the index on the loop. Return whether that succeeded.
 
-        `slots` includes the index slots.
+        `slots` tells whether the slots of the index are written, too.
         """
         self.flusher.flush_now()
         if self.flusher.failure is not None:
@@ -211,9 +214,9 @@ class DerivedWriter:
         return True
 
     async def make_durable_before(self, position: int) -> bool:
-        """Make queues and index durable for all records before a log position.
+        """Make queues and index durable for all records before the log position `position`.
 
-        Return whether it succeeded.
+        Return whether that succeeded.
         """
         if self._durable_until < position and not self.executor.ending:
             if self.tasks.attached:
@@ -237,23 +240,26 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return the files and directories of queues and index to sync, also those of a failed sync."""
+        """Return the files and directories of queues and index to sync.
+
+        Those of a failed sync are included.
+        """
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)
         return sorted(self._unsynced_files), sorted(self._unsynced_names)
 
     def _synced(self, covered: Covered, saved: CheckpointPosition | None, full_ms: int) -> None:
-        """Move the checkpoint, because the files of the last `_to_sync` are on the device."""
+        """Move the checkpoint to `covered`, because the files that `_to_sync` returned are on the device."""
         self._unsynced_files.clear()
         self._unsynced_names.clear()
         self._durable_until = covered.position
         self.checkpointing.move(covered, saved, full_ms)
 
     def _sync_failed(self, failure: OSError) -> None:
-        """Stop moving the checkpoint, because the state of the device is unknown.
+        """Never move the checkpoint again, because the state of the device is unknown.
 
-        The next start recovers from the present checkpoint.
+        The next start recovers from the current checkpoint.
         """
         if self._lost is None:
             log.error(

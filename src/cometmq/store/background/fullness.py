@@ -1,4 +1,4 @@
-"""The fullness of the disks of a store and its consequences: warnings, early deletion, refused sends."""
+"""The usage of a store's disks and its consequences: warnings, early deletion, refused sends."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class Fullness:
-    """The used shares of the partitions of log, queues and index, as last measured; -1 if unreadable.
+    """The used shares of the partitions that hold log, queues and index, as last measured.
 
-    For the loop thread only. A change of settings replaces `config`.
+    A share is between 0 and 1, or -1 if it could not be read. For the loop thread only. Changed settings
+    replace `config`.
     """
 
     disk: Disk
@@ -31,20 +32,20 @@ class Fullness:
     def __post_init__(self) -> None:
         self._stage = 0
         self.log_ratios: dict[str, float] = {}
-        """The used shares, by directory of the log."""
+        """For each directory of the log, the used share of its partition."""
         self.log_ratio = 0.0
-        """The lowest used share of the log's directories, as in Apache's broker."""
+        """The lowest of these used shares, which counts in Apache's broker, too."""
         self.queue_ratio = 0.0
         self.index_ratio = 0.0
 
     @property
     def deletes_at_any_hour(self) -> bool:
-        """Whether expired segments are deleted at any hour. True if the fullness is unknown."""
+        """Whether expired segments are deleted at any hour. This is so if a used share is high or unknown."""
         return any(ratio < 0 or ratio > self._due_above for ratio in (self.log_ratio, self.queue_ratio))
 
     @property
     def deletes_any_age(self) -> bool:
-        """Whether segments are deleted before they expire."""
+        """Whether segments are deleted even before they expire."""
         return self.config.clean_file_forcibly_enable and self._fullest > self._forced_above
 
     @property
@@ -60,7 +61,7 @@ class Fullness:
         return min(max(self.config.disk_space_clean_forcibly_ratio, 30), 85) / 100
 
     def _used(self, path: str) -> float:
-        """Return the used share of a partition, rounded up to a percent; -1 if it cannot be read.
+        """Return the used share of the partition of `path`, rounded up to 1 %; -1 if it cannot be read.
 
         Any thread may call it.
         """
@@ -72,7 +73,7 @@ class Fullness:
         return math.ceil(100 * usage.used / whole) / 100 if whole else -1.0
 
     async def read_usage(self) -> None:
-        """Read the used shares. Log, queues and index may have separate disks."""
+        """Measure the used shares. Log, queues and index may be on separate disks."""
         run, index = self.executor.run, self.config.location(INDEX)
         used = {path: await run(self._used, path) for path in self.config.commit_log_dirs}
         self.log_ratios = used
@@ -83,7 +84,7 @@ class Fullness:
         self.index_ratio = await run(self._used, index)
 
     async def measure(self) -> None:
-        """Read the used shares, and stop or resume accepting messages accordingly."""
+        """Measure the used shares. Stop accepting messages if a disk is too full, and resume afterwards."""
         await self.read_usage()
         fullest = self._fullest
         self._warn(fullest)
@@ -101,7 +102,7 @@ class Fullness:
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
-        """Warn once about the consequences of the fullness, before sends are refused."""
+        """Log a warning once for each stage of fullness, before sends are refused."""
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(

@@ -1,19 +1,19 @@
-"""Retention: deletion of old files by age, by fullness of the disk, and on request.
+"""Retention: deletion of old files by age, by disk usage, and on request.
 
-The age of a segment is the age of its file's modification time by `SteadyTime`, so a clock that is ahead for
-a while deletes nothing. Deletion is paced and begins with the oldest segment; it never deletes the last one.
-Segments that a slave still needs stay while the disk has space. Files of queues, their extension
-(queue_ext.py) and the index are deleted after all their records, and the minimum offset of each queue moves
-to the first record that still exists.
+The age of a segment is the age of its file's modification time, measured by `SteadyTime`: a clock that is
+ahead for a while deletes nothing. Deletion begins with the oldest segment, pauses after each one, and never
+deletes the last one. While the disk has space, segments that a slave still needs stay. Files of queues, of
+their extension (queue_ext.py) and of the index are deleted after all records that they refer to. The minimum
+offset of each queue moves to its first record that still exists.
 
 A power failure must not leave gaps. So a segment is deleted only once the queue units of its records are on
-the device, because from then on only they show which offsets were assigned. Each deletion is synced before
-the next one in that directory. Files of queues and index are deleted after those of the log, so a record that
-reappears after a failure still has its queue.
+the device, because from then on only these units show which offsets were assigned. Each deletion is synced
+before the next one in that directory. Files of queues and index are deleted after those of the log, so a
+record that reappears after a failure still has its queue.
 
-Messages that are still needed are moved from a segment to the end of the log before it is deleted. Moving
-gains no space in a log that contains almost nothing else. So while the disk is full, the whole log is
-processed once, and again only after a segment's worth of other messages has arrived (`_gains_nothing`).
+Before a segment is deleted, messages in it that are still needed are moved to the end of the log. This gains
+no space if the log contains almost nothing else. So while the disk is full, each segment is processed only
+once. After that, deletion begins again only when new messages have filled a whole segment (`_gains_nothing`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cometmq.store.log.commit_log import CommitLog
 log = logs.logger(__name__)
 
 _MANUAL_PASSES = 20
-_QUEUES_PER_STEP = 16  # queues processed per iteration of the loop
+_QUEUES_PER_STEP = 16  # queues that are processed per loop iteration
 _NOWHERE = 1 << 62
 _LOG_CYCLE, _DERIVED_CYCLE = "retention (log)", "retention (queues)"
 
@@ -51,15 +51,15 @@ _LOG_CYCLE, _DERIVED_CYCLE = "retention (log)", "retention (queues)"
 class Retention:
     """Deletes the expired files of one store. For the loop thread only.
 
-    One cycle of each kind runs at a time.
+    There are two cycles: one for the log, one for queues and index. Each runs at most once at a time.
 
     Attributes:
         config: The settings; a change of settings replaces it.
-        make_durable_before: Makes queues and index durable up to a log position. Returns whether it
-        succeeded.
+        make_durable_before: Makes queues and index durable up to a log position. Returns whether that
+            succeeded.
         on_space_freed: Called after segments were deleted.
         before_delete: Called before the log is deleted up to a position, to move the messages that are still
-        needed. Returns whether it succeeded.
+            needed. Returns whether that succeeded.
         first_needed_position: Returns the first log position that a connected slave still needs.
     """
 
@@ -83,32 +83,35 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # the queues' last correction was for it
+        self._corrected_min = self.commit_log.min_position  # used in the last correction of queues
         self._derived_min = -1
-        self._sweep_end = -1  # the end of the log when forced deletion last started with the first segment
-        self._swept = 0  # bytes that moved messages have added to the log since that start
+        self._sweep_end = -1  # end of the log when deletion on a full disk last began; see _gains_nothing
+        self._swept = 0  # bytes by which moved messages have lengthened the log since then
         self._logged_full = False
-        self._logged_needed = -1  # the segment that a slave needs and that was last reported in the log file
+        self._logged_needed = -1  # end of the last segment that was logged as needed by a slave
         self.synced_min = -1
-        """The beginning of the log after a power failure."""
+        """The position at which the log would begin after a power failure."""
 
     # -- requests ---------------------------------------------------------------------------------
 
     def delete_now(self) -> None:
-        """Let the next cycles delete expired files at any hour, as an operator has requested."""
+        """Let the next cycles delete expired files at any hour. An operator has requested this."""
         self._manual = _MANUAL_PASSES
 
     def recheck_everything(self) -> None:
-        """Let the next cycle examine every queue and index file, as an operator has requested."""
+        """Let the next cycle examine every queue and index file. An operator has requested this."""
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
-        """Start both cycles in the background, every cleanResourceInterval."""
+        """Start both cycles in the background. This is called every cleanResourceInterval."""
         self.tasks.begin(_LOG_CYCLE, self._log_cycle_first)
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Run the cycle of the log, or only correct the queues, and wait for it. Start the other cycle."""
+        """Run the log cycle, or, without `log_too`, only correct the queues. Then start the other cycle.
+
+        It waits for the first part, but not for the other cycle.
+        """
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
         else:
@@ -123,7 +126,7 @@ class Retention:
     # -- the log ----------------------------------------------------------------------------------
 
     async def log_cycle(self) -> list[str]:
-        """Measure the disks, delete segments that are due, raise minimum offsets.
+        """Measure the disks, delete segments that are due, and raise minimum offsets.
 
         Return the deleted paths.
         """
@@ -135,7 +138,10 @@ class Retention:
         return deleted
 
     async def _check_last_segment(self) -> None:
-        """Refuse messages if the segment being written was deleted, because they would be lost."""
+        """Accept no more messages if somebody has deleted the file of the last segment.
+
+        Messages written to it would be lost.
+        """
         path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
         if path and await self.executor.run(self.disk.facts, path) is None:
             if Flag.NOT_WRITEABLE not in self.flags.reasons:
@@ -153,7 +159,10 @@ class Retention:
         return False
 
     async def _delete_segments(self, now_ms: int) -> list[str]:
-        """Delete expired segments, or any but the last one if the disk is almost full. Return their paths."""
+        """Delete expired segments, or, on a full disk, segments of any age. Return their paths.
+
+        The last segment always stays.
+        """
         commit_log, config = self.commit_log, self.config
         forced = self.fullness.deletes_any_age
         if not forced:
@@ -183,7 +192,7 @@ class Retention:
         return deleted
 
     def _is_needed(self, path: str, behind: int, forced: bool) -> bool:
-        """Return whether the first segment (it ends at `behind`) stays because a slave needs it."""
+        """Return whether the first segment must stay because a slave needs it. It ends at `behind`."""
         wanted = self.first_needed_position()
         if wanted >= behind:
             return False
@@ -200,7 +209,7 @@ class Retention:
         return not forced
 
     async def _prepare_delete(self, behind: int) -> bool:
-        """Move the messages that are still needed out of the first segment. Return whether it succeeded."""
+        """Move the messages that are still needed out of the first segment. Return whether that succeeded."""
         if self.before_delete is None:
             return True
         end = self.commit_log.end
@@ -211,8 +220,9 @@ class Retention:
     def _gains_nothing(self) -> bool:
         """Return whether deleting the first segment would gain no space.
 
-        This is the case if all messages of the log have been copied to its end since the disk became full,
-        and less than a segment of new messages has been stored.
+        This is so if the disk is full, all segments from the time when it became full have been processed,
+        and less than a segment of new messages has been stored since then. Moved messages do not count as
+        new.
         """
         commit_log = self.commit_log
         if commit_log.segments[0] < self._sweep_end:
@@ -229,7 +239,7 @@ class Retention:
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
-        """Delete one file durably. Return whether it succeeded; if not, the next cycle tries again."""
+        """Delete a file durably. Return whether that succeeded. If not, the next cycle tries again."""
         try:
             await self.executor.run(unlink_any, self.disk, path)
         except OSError as failure:
@@ -242,7 +252,10 @@ class Retention:
         return await self._sync(os.path.dirname(path), self.commit_log.min_position if log_segment else -1)
 
     async def _sync(self, directory: str, log_min: int = -1) -> bool:
-        """Make deletions in a directory durable. `log_min` is the resulting beginning of the log."""
+        """Make deletions in a directory durable. Return whether that succeeded.
+
+        `log_min` is the position at which the log begins after the deletions.
+        """
         try:
             await self.executor.run(self.disk.fsync_dir, directory)
         except FileNotFoundError:
@@ -255,7 +268,7 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # each waiting request would hold a list of all queues
+        async with self._correcting:  # one request at a time, because each holds a list of all queues
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -268,7 +281,7 @@ class Retention:
     # -- queues and index -------------------------------------------------------------------------
 
     async def derived_cycle(self) -> list[str]:
-        """Delete queue and index files from before the beginning of the log. Return the deleted paths."""
+        """Delete queue and index files that only refer to deleted records. Return the deleted paths."""
         log_min = self.commit_log.min_position
         if log_min <= self._derived_min:
             return []
@@ -283,7 +296,7 @@ class Retention:
         return deleted
 
     async def _delete_derived(self, log_min: int, deleted: list[str]) -> bool:
-        """Delete these files. Return False if a deletion failed or the store stops."""
+        """Do the work of `derived_cycle`. Return False if a deletion failed or the store is stopping."""
         executor = self.executor
         while not executor.ending and (path := self.index.forget_expired(log_min)) is not None:
             if not await self._delete(path):
@@ -302,15 +315,18 @@ class Retention:
             return False
 
     async def _shorten(self, queue: ConsumeQueue, log_min: int, deleted: list[str]) -> bool:
-        """Delete the expired files of one queue. Return False if a deletion failed or the store stops."""
+        """Delete the expired files of one queue.
+
+        Return False if a deletion failed or the store is stopping.
+        """
         for path in await self.executor.query(partial(queue.expired_files, log_min)):
             if self.executor.ending:
                 return False
             if queue.deleted:
                 break
             try:
-                # Deleted here on the loop: the executor could run after a new topic of this name has created
-                # a file of this name.
+                # The loop itself deletes the file. In the executor, the deletion could be late and remove a
+                # file of the same name that belongs to a new topic.
                 queue.delete_file(path)
             except OSError as failure:
                 log.error("%s could not be deleted, trying again: %s", path, failure)
@@ -322,9 +338,9 @@ class Retention:
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
-        """Delete ext files from before the first unit of their queue, and those of deleted queues.
+        """Delete ext files that no visible unit refers to, and those of deleted queues.
 
-        Returns False if a deletion failed or the store stops. Raises OSError.
+        Returns False if a deletion failed or the store is stopping. Raises OSError.
         """
         executor, ext = self.executor, self.ext
         for topic, queue_id in await executor.run(ext.queues):

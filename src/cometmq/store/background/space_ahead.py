@@ -1,9 +1,10 @@
-"""Space of the commit log that is prepared before records need it: the next segment, and zeros.
+"""Prepares space in the commit log before records need it: it reserves segments and writes zeros.
 
-Under SYNC_FLUSH zeros are written ahead of the log to prepare the device for a sync. The file system treats a
-reserved segment as never written. The first write to each part changes that, and its sync carries the change
-through the journal: three more writes and twice the time. So a thread writes zeros well before the records.
-That space reads as zeros already, so nothing changes for readers, recovery and power loss.
+Under SYNC_FLUSH, a thread writes zeros to a segment well before the records. The file system treats a
+reserved segment as never written. The first write to each part changes that, and the next sync carries the
+change through the journal: that takes three more writes and twice the time. Zeros written in advance spare
+the sync of the records this. Reserved space reads as zeros anyway, so nothing changes for readers, recovery
+and power loss.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from cometmq.store.log.commit_log import CommitLog
 log = logs.logger(__name__)
 
 _RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failure, unless retention has freed space
-PART = 512 << 10  # bytes per write; the next sync of the log includes it
-# The minimum distance, in bytes, from the end of the log to the first prepared zeros. The log does not reach
-# them while they are being written.
+PART = 512 << 10  # bytes of zeros per write, which the next sync of the log includes
+# The minimum distance, in bytes, from the end of the log to zeros that are being written. Records rarely
+# reach the zeros before they are written.
 MARGIN = 16 << 20
-AHEAD = 32 << 20  # the distance, in bytes, from the end of the log to the last prepared zeros
+AHEAD = 32 << 20  # maximum distance, in bytes, from the end of the log to the next zeros to write
 _PAGE = 4096
 
 
@@ -41,16 +42,16 @@ class ZeroAhead:
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
-        """Start to write the next part, unless one is being written or there are enough zeros."""
+        """Start to write the next part, unless one is being written or enough zeros lie ahead."""
         commit_log = self._log
         if self._task is not None:
             if not self._task.done():
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # no reason to stop: syncs take longer, and report the problem
+            if failure is not None:  # without zeros, syncs only take longer
                 log.warning("the next part of the log could not be allocated: %s", failure)
-                self._stop = commit_log.limit  # stop allocating in this segment
+                self._stop = commit_log.limit  # write no more zeros in this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -64,14 +65,14 @@ class ZeroAhead:
             write_all(self._disk, fd, self._zeros, offset)
 
     def wait_for_zeros(self, stop: int) -> None:
-        """Wait while zeros may be written before `stop`, the end of the next write of the log."""
+        """Wait until no zeros are being written before `stop`, where the next write of the log will end."""
         if self._task is not None and stop > self._start:
-            self._task.exception()  # mark the exception as retrieved; `write_next` reports it
+            self._task.exception()  # waits for the end of the task; `write_next` logs the error
 
 
 @dataclass(eq=False)
 class SpaceAhead:
-    """The reservation of the next segment in the executor. For the loop only. Inactive before `attach`."""
+    """Prepares space with the threads of an executor. For the loop thread only. Inactive before `attach`."""
 
     commit_log: CommitLog
     clock: Clock
@@ -86,7 +87,7 @@ class SpaceAhead:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """Write the space of reserved segments from now on, before records are written there."""
+        """From now on, have `zeros` write zeros to segments before records are written there."""
         self._zeros = zeros
         self.commit_log.before_write = zeros.wait_for_zeros
 
@@ -94,7 +95,7 @@ class SpaceAhead:
         self._pool = self._zeros = self.commit_log.before_write = None
 
     def reserve(self) -> None:
-        """Reserve the next segment in the executor if the present one is half full."""
+        """Reserve the next segment in the executor once the current one is half full."""
         failure = self.commit_log.reservation_done()
         if failure is not None:
             if self._unreserved_segment != self.commit_log.segment_base:
@@ -108,10 +109,10 @@ class SpaceAhead:
             self.commit_log.reservation_started(base, self._pool.submit(self.commit_log.reserve_file, base))
 
     def retry_reservation(self) -> None:
-        """Allow a failed reservation to be tried again immediately: files were deleted."""
+        """Allow another reservation immediately after a failure, because files were deleted."""
         self._retry_at = 0.0
 
     def write_zeros(self) -> None:
-        """Write the next part of the segment's space under SYNC_FLUSH."""
+        """Start to write the next zeros. This is called under SYNC_FLUSH."""
         if self._zeros is not None:
             self._zeros.write_next()

@@ -1,4 +1,4 @@
-"""Background tasks of one store that are started on demand, at most one of each kind at a time."""
+"""Background tasks of one store, identified by name. At most one task of each name runs at a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 class BackgroundTasks:
-    """Runs tasks by name on a loop, if there is one. For the loop thread only."""
+    """Runs tasks by name on a loop. Without a loop, none is started. For the loop thread only."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -28,7 +28,7 @@ class BackgroundTasks:
         return self._loop is not None
 
     def begin(self, name: str, work: Work) -> None:
-        """Start a task, unless one of this name runs. A failure is logged (`FailureLog`)."""
+        """Start a task, unless a task of this name is running. A failure is logged (`FailureLog`)."""
         if self._loop is not None and name not in self._running:
             task = self._running[name] = self._loop.create_task(work())
             task.add_done_callback(partial(self._done, name))
@@ -44,13 +44,13 @@ class BackgroundTasks:
             self._failures.failed(name, error)
 
     async def run_again(self, name: str, work: Work) -> None:
-        """Wait for the running task of this name, then start one and wait for it."""
+        """Wait for the running task of this name, if any. Then start a new one and wait for it."""
         await self.idle(name)
         self.begin(name, work)
         await self.idle(name)
 
     async def idle(self, *names: str) -> None:
-        """Wait for the running tasks of these names, or for all of them without a name."""
+        """Wait for the running tasks of these names. Without names, wait for all running tasks."""
         tasks = [task for name, task in self._running.items() if not names or name in names]
         if tasks:
             await asyncio.wait(tasks)

@@ -1,11 +1,12 @@
 """Deletion of topics: their queues leave the store immediately, their files in a thread.
 
-There are three steps. A thread records the deletion on the device. One rename on the loop moves the directory
-of the topic away, and the store forgets its queues; from then on a new topic of that name may begin. A thread
-removes the files. After a crash that follows the first step, the next start completes the deletion.
+There are three steps. First, a thread records the deletion on the device. Then, on the loop, one rename moves
+the directory of the topic to the trash, and the store drops the queues; from then on a new topic of that name
+may begin. Last, a thread removes the files. After a crash that follows the first step, the next start
+completes the deletion.
 
-A slave or follower detects a deletion later: by a record that restarts a queue, or because its master does
-not know the topic. Then it removes the queues of the deleted topic in place.
+A slave or follower detects a deletion later: by a record that restarts a queue, or because its master no
+longer has the topic. Then it removes the queues of the deleted topic in place.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ class TopicDeletion:
     min_offsets: MinOffsets
 
     def __post_init__(self) -> None:
-        # Deletions run one after the other: they share the table of deleted topics, which a thread writes,
-        # and the trash.
+        # Only one deletion runs at a time, because all of them use the trash, and the table of deleted
+        # topics, which a thread writes.
         self._lock = asyncio.Lock()
 
     async def delete(self, topics: Sequence[str]) -> int:
-        """Delete the queues of topics, with the messages of this tick. Return the number of queues.
+        """Delete the queues of topics, including the messages of this tick. Return the number of queues.
 
         The records stay in the log until their segments are deleted.
 
         Raises:
-            OSError: The topics that still exist continue as before.
+            OSError: A step failed. Topics that have not been deleted yet continue as before.
         """
         async with self._lock:
             left = list(dict.fromkeys(topics))
@@ -76,25 +77,26 @@ class TopicDeletion:
             return gone
 
     async def delete_unknown(self, is_known: Callable[[str], bool]) -> list[str]:
-        """Delete the queues of all other topics, and return these topics. Raises OSError."""
+        """Delete the queues of all topics that `is_known` rejects. Return these topics. Raises OSError."""
         gone = [topic for topic in self.queues.topics() if not is_known(topic)]
         await self.delete(gone)
         return gone
 
     def on_restart(self, queue: ConsumeQueue, position: int) -> None:
-        """Delete a queue that the record at `position` restarts: the master has deleted its topic."""
+        """Delete a queue because the record at `position` restarts it: the master has deleted its topic."""
         self.delete_before(queue.topic, queue.max_physical, position)
 
     def delete_before(self, topic: str, end: int, dispatched: int) -> None:
-        """Delete the queues of a topic whose records before `end` the master has deleted.
+        """Delete the queues of a topic of which the master has deleted all records before `end`.
 
-        These are the queues that begin before `end`, and those that begin before the end of another deleted
-        queue, because all of them existed together. The loop waits for the device. A failure is logged; then
-        the queues stay.
+        These are the queues that begin before `end`. A queue that begins before the end of another deleted
+        queue is deleted, too, because both existed at the same time. The loop waits for the device. A failure
+        is logged, and the queues then stay.
 
         Args:
-            end: The end of the deleted records in the log.
-            dispatched: The log position of the first record that no queue contains yet.
+            topic: The topic.
+            end: The log position at which the deleted records end.
+            dispatched: The log position of the first record that has not been added to its queue yet.
         """
         kept = self.queues.of_topic(topic)
         count = len(kept)
@@ -102,7 +104,7 @@ class TopicDeletion:
             kept = [queue for queue in kept if queue not in old]
             end = max(end, *(queue.max_physical for queue in old))
         if not kept:
-            end = max(end, dispatched)  # later records may have no queue yet
+            end = max(end, dispatched)  # records from `dispatched` on may not have a queue yet
         before, floors = self.deleted.ends, self.min_offsets.by_topic
         self.min_offsets.drop([topic])
         try:
@@ -118,9 +120,9 @@ class TopicDeletion:
         self.tasks.begin("removal of deleted topics", self._empty_trash)
 
     def record_before(self, topics: Sequence[str], end: int) -> None:
-        """Record the deletion of topics without queues, so that recovery does not restore them.
+        """Record the deletion of topics that have no queues, so that recovery does not restore them.
 
-        All records before `end` must be dispatched.
+        All records before `end` must have been dispatched.
         """
         try:
             self._record(topics, end, self.commit_log.min_position)
@@ -132,10 +134,10 @@ class TopicDeletion:
             await self._remove_files([])
 
     async def _attempt(self, left: list[str], tries: int) -> int:
-        """Delete the topics that receive no message while their deletion is recorded, and those in `left`.
+        """Delete those topics in `left` that get no message while their deletion is being recorded.
 
-        After `tries` attempts the loop waits for the device, so that no topic receives a message. Returns the
-        number of queues. Raises OSError.
+        The deleted topics are removed from `left`. After TRIES attempts, the loop waits for the device, so
+        that no topic can get a message. Returns the number of queues. Raises OSError.
         """
         wait = tries > TRIES
         if wait:
@@ -148,10 +150,10 @@ class TopicDeletion:
             self._record(left, end, begin)
         else:
             await self.executor.run(self._record, list(left), end, begin)
-        self.appender.encode_pending()  # encodes the messages that arrived during the recording
+        self.appender.encode_pending()  # encode the messages that arrived during the recording
         if self.commit_log.end < end and tries <= 2 * TRIES:
-            # A write has failed or may fail. After that, the next messages of the topics would lie before
-            # `end` and count as deleted.
+            # Messages before `end` were not written, possibly because a write failed. The next messages of
+            # the topics could lie before `end`, and would count as deleted.
             return 0
         gone = 0
         for topic in list(left):
@@ -161,9 +163,12 @@ class TopicDeletion:
         return gone
 
     def _record(self, topics: Sequence[str], end: int, begin: int) -> None:
-        """Record on the device that all records before `end` are deleted. Raises OSError. Any thread."""
-        # Segments that retention has deleted must not reappear after a power failure once the table no longer
-        # contains their topics.
+        """Record durably that all records before `end` are deleted. Raises OSError.
+
+        Any thread may call it.
+        """
+        # Sync the directories first: once the table no longer lists a topic, a segment with its records,
+        # which retention has deleted, must not reappear after a power failure.
         for directory in self.commit_log.directories.all:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, end, begin)
@@ -177,7 +182,7 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            self.deleted.lower(self.commit_log.end)  # the log may have been cut during the recording
+            self.deleted.lower(self.commit_log.end)  # the log may have been cut meanwhile
             self.min_offsets.save()
         except OSError as failure:
             log.error("the deletion of %s will be finished at the next start: %s", ", ".join(topics), failure)
@@ -185,7 +190,7 @@ class TopicDeletion:
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
-            await self.executor.run(self.ext.remove, topics)  # a new topic of that name has no ext files yet
+            await self.executor.run(self.ext.remove, topics)  # new topics have no ext files
         except OSError as failure:
             log.error("files of deleted topics remain until the next start: %s", failure)
         self.queues.drop_trash()

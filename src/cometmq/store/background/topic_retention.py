@@ -1,11 +1,11 @@
 """Retention of single topics by age or by bytes, and purges on request.
 
-The minimum offsets of the topic's queues are raised. The space is freed when retention deletes the segment.
-The work per cycle is bounded: it processes a part of the queues and counts units in slices. A thread reads
-uncached units.
+Both raise the minimum offsets of queues. The space is freed when the retention of the store deletes the
+segments. A cycle processes only some of the queues and counts a limited number of units, so its work is
+bounded. A thread reads units that are not in memory.
 
-Hidden messages stay hidden forever, so ages are measured by `SteadyTime`, which a wrong clock does not change
-immediately.
+Hidden messages never become visible again. So ages are measured by `SteadyTime`, which a wrong clock does not
+change immediately.
 """
 
 from __future__ import annotations
@@ -35,19 +35,22 @@ Sizes = npt.NDArray[np.int64]
 
 _QUEUES_PER_CYCLE = 256
 _UNITS_PER_CYCLE = 200_000
-_UNITS_PER_READ = 32_768  # units per read
-_QUEUES_PER_STEP = 16  # queues processed per iteration of the loop
+_UNITS_PER_READ = 32_768  # units that are read at a time
+_QUEUES_PER_STEP = 16  # queues that are processed per loop iteration
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
-    """The limits of a topic: age since the store time, and record bytes per queue. None is no limit."""
+    """The limits of a topic: age since the store time (ms), and record bytes per queue.
+
+    None means no limit.
+    """
 
     age_ms: int | None = None
     bytes_per_queue: int | None = None
 
 
 class _Counted(msgspec.Struct):
-    """The bytes of the records of the units [begin, end) of one queue."""
+    """The counted bytes of one queue: `total` bytes in the records of the units [begin, end)."""
 
     begin: int
     end: int
@@ -56,7 +59,7 @@ class _Counted(msgspec.Struct):
 
 @dataclass(eq=False, kw_only=True)
 class TopicRetention:
-    """Raises the minimum offsets of topics with limits of their own. For the loop thread only."""
+    """Raises the minimum offsets of topics that have limits of their own. For the loop thread only."""
 
     steady: SteadyTime
     executor: StoreExecutor
@@ -72,7 +75,7 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Set the limits of all topics that have any, effective from the next cycle on."""
+        """Set the limits of all topics that have limits. They take effect in the next cycle."""
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -81,13 +84,14 @@ class TopicRetention:
         }
 
     def begin(self) -> None:
-        """Start a cycle in the background, every cleanResourceInterval."""
+        """Start a cycle in the background. This is called every cleanResourceInterval."""
         self.tasks.begin("retention (topics)", self.topic_cycle)
 
     async def topic_cycle(self) -> int:
         """Run a cycle. Return the number of messages that it hides from readers.
 
-        New minimum offsets are written first. If that fails, they apply until the next start.
+        Minimum offsets are written to the device before they take effect. If that fails, they take effect
+        nevertheless, but only until the next start.
         """
         limits = self._limits
         now_ms = self.steady.now_ms()
@@ -125,7 +129,7 @@ class TopicRetention:
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
     async def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> int:
-        """Return the first offset within the limits."""
+        """Return the offset of the first message that is within the limits."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
             young = await self.lookups.first_since(queue, now_ms - limit.age_ms)
@@ -136,11 +140,11 @@ class TopicRetention:
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
-        """Return the first offset after which at most `limit` bytes follow, as far as they are counted."""
+        """Return the first offset from which on the counted records have at most `limit` bytes."""
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # the age limit hides these units
+        while counted.begin < begin:  # the age limit already hides these units
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -159,7 +163,7 @@ class TopicRetention:
 
     @staticmethod
     def _slice(queue: ConsumeQueue, begin: int, end: int, reads: Reads) -> Sizes:
-        """Return the record sizes of at least one unit from `begin` on; 0 for fillers and lost units."""
+        """Return the record sizes of one or more units from `begin` on; 0 for fillers and lost units."""
         want = min(end - begin, _UNITS_PER_READ)
         data = queue.read(begin, want, reads)
         if data is None or len(data) < UNIT_DTYPE.itemsize:
@@ -170,7 +174,7 @@ class TopicRetention:
 
 
 class PurgePlan(NamedTuple):
-    """The effect of a purge on one queue; `target` is its new minimum offset."""
+    """The effect of a purge on one queue. `target` is the new minimum offset."""
 
     queue_id: int
     min_offset: int
@@ -190,7 +194,7 @@ class Purge:
     async def plan(
         self, topic: str, queue_id: int | None = None, before_ms: int | None = None
     ) -> list[PurgePlan]:
-        """Return the effect of a purge of one queue, or all.
+        """Return the effect of a purge on one queue of a topic, or, without a queue id, on all its queues.
 
         `before_ms` is the store time up to which messages are hidden, None for all messages.
         """
@@ -205,7 +209,7 @@ class Purge:
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
-        """Hide the messages below these offsets for good. Raises OSError without a change."""
+        """Hide the messages below these offsets permanently. An OSError changes nothing."""
         found = {self.queues.find_queue(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.min_offsets.by_topic.get(topic, {})
         self.min_offsets.set_offsets(topic, floors)

@@ -1,4 +1,4 @@
-"""The background work of a store: timers, threads, and the process that syncs under SYNC_FLUSH."""
+"""Starts and stops the background work of a store: timers, threads, and the process for SYNC_FLUSH."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 
-_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # as in DLedger
+_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # the same interval as in DLedger
 
 
 @dataclass(eq=False, kw_only=True)
 class Upkeep:
     """The background work of one store. For the loop thread only.
 
-    One thread syncs the log; another one does everything else that waits for the device.
+    One thread syncs the log. Another thread does everything else that waits for the device.
     """
 
     disk: Disk
@@ -43,7 +43,7 @@ class Upkeep:
     retention: Retention
     topic_retention: TopicRetention
     save_raft_log: Work | None = None
-    """Saves the state of the raft log, in raft mode."""
+    """A function that saves the state of the raft log; None unless in raft mode."""
 
     def __post_init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -51,10 +51,10 @@ class Upkeep:
         self._syncer: ThreadSyncer | None = None
         self._timers: list[Periodic] = []
         self.sync_process: ChildSyncer | None = None
-        """The process that syncs the log under SYNC_FLUSH, where each send waits for a sync."""
+        """The process that syncs the log under SYNC_FLUSH, where each send waits for a sync; or None."""
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Use `loop` and its threads for flushes, reservations and deletions from now on."""
+        """From now on, use `loop` and threads for flushes, reservations and deletions."""
         self._loop = loop
         self._pools = [ThreadPoolExecutor(1, "cometmq-flush"), ThreadPoolExecutor(1, "cometmq-store")]
         sync_pool, pool = self._pools
@@ -92,7 +92,7 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """End the background work in order. `make_durable` writes what the tasks have not written."""
+        """Stop the background work in order. `make_durable` then writes what is still unwritten."""
         self._cancel_timers()
         self.executor.end()
         await self.tasks.stop()
@@ -101,7 +101,7 @@ class Upkeep:
         self._shut_pools()
 
     def abandon(self) -> None:
-        """End the background work immediately."""
+        """Stop the background work immediately, without writing anything."""
         self._cancel_timers()
         self.tasks.cancel()
         self.executor.detach()

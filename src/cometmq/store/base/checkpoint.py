@@ -1,13 +1,13 @@
-"""The file `checkpoint`: three time stamps that tell recovery how far the store is known to be durable.
+"""The file `checkpoint`: three times that tell recovery which part of the store is known to be durable.
 
 The file has 4096 bytes: big-endian i8 at 0 (commit log), 8 (consume queues) and 16 (full index files), then
 zeros. 5.x keeps replication fields at 24 and 32, which are preserved. Times are in milliseconds. The store
-raises a value only after the data up to it has been flushed, so recovery may trust everything below the
-smaller of the first two.
+raises a time only after everything stored up to that time has been flushed. So recovery may trust everything
+stored up to the earlier one of the first two times.
 
-A time stamp is coarse (a second may hold a hundred megabytes), so CometMQ also stores the exact position
+A time is coarse (a hundred megabytes may be stored in a second), so CometMQ also stores the exact position
 where the durable part ends: a `CheckpointPosition`, in the zeros from byte 64 on. It repeats the three times
-and has a CRC: if Apache's broker has changed the times since, or if a byte is damaged, the checkpoint
+and has a CRC. If Apache's broker has changed the times since, or if a byte is damaged, the checkpoint
 position is ignored. It lies in the same sector as the times, so a power failure cannot separate the two.
 """
 
@@ -29,20 +29,20 @@ _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
 _POSITION_AT = 64 - _FIELDS.size  # offset of the checkpoint position in `rest`
 POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
-"""The location of the checkpoint position in the file."""
+"""The part of the file that holds the checkpoint position."""
 
 
 class CheckpointPosition(NamedTuple):
-    """The log position that ends the durable part, with the queue units and index entries of that part.
+    """The exact end of the durable part of a store, for log, queues and index.
 
     Attributes:
         position: Every record before this log position is durable.
         last: The position at which one of the last of these records begins; -1 if unknown.
         queue_ends: The sum of the maximum offsets of all queues; 0 if unknown.
-        index_name: The newest index file, as a number; 0 if there is none.
-        index_count: The entries of that file with a smaller number are durable.
-        index_end: The position of the record that the last of these entries belongs to.
-        index_slots: The slots of that file lack no entry with a smaller number.
+        index_name: The name of the newest index file, as a number; 0 if there is none.
+        index_count: Entries of that index file with a smaller number are durable.
+        index_end: The position of the record to which the last of these entries belongs.
+        index_slots: The slots of that index file contain all entries with a smaller number.
     """
 
     position: int
@@ -65,11 +65,11 @@ class Checkpoint:
     def __init__(self, disk: Disk, path: str) -> None:
         """Read the file.
 
-        A missing, short or invalid file counts as all zeros: recovery then starts at the beginning.
+        A missing, short or invalid file counts as zeros: recovery then starts at the beginning of the log.
         """
         self._disk = disk
         self._path = path
-        self._lock = threading.Lock()  # two flushes must not overlap: the later one writes the newest values
+        self._lock = threading.Lock()  # one `flush` at a time, so that the newest values are written last
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
@@ -86,7 +86,7 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """The store time (epoch ms) up to which records are durable in the log and in their queues."""
+        """The store time (epoch ms) up to which records and their queue units are durable."""
         return max(0, min(self.physic_ms, self.logics_ms) - _MARGIN_MS)
 
     def encode(self) -> bytes:
@@ -104,8 +104,8 @@ class Checkpoint:
     def reset(self) -> None:
         """Reset the checkpoint to zeros and sync it. Raises OSError.
 
-        A rebuild that starts before the checkpoint calls this first, so that after an interruption the next
-        recovery starts there, too.
+        A rebuild that starts before the checkpoint calls this first. If it is interrupted, the next recovery
+        then also starts before the old checkpoint.
         """
         if self.physic_ms or self.logics_ms or self.index_ms or self.saved is not None:
             self.physic_ms = self.logics_ms = self.index_ms = 0
@@ -115,8 +115,8 @@ class Checkpoint:
     def reset_index(self) -> None:
         """Reset the index part of the checkpoint and sync it. Raises OSError.
 
-        A recovery that overwrites index entries below the checkpoint calls this first: the new entries may
-        differ, because the keys of topics that have been deleted since are left out.
+        A recovery that overwrites index entries below the checkpoint calls this first. The new entries may
+        differ from the old ones, because the keys of topics that have been deleted since are left out.
         """
         if self.index_ms or self.saved is not None:
             self.index_ms = 0
@@ -124,7 +124,10 @@ class Checkpoint:
             self.flush()
 
     def lower(self, stored_ms: int) -> None:
-        """Lower the checkpoint to `stored_ms` and sync it, before the log is cut. Raises OSError."""
+        """Lower the checkpoint to `stored_ms` and sync it. This must precede a cut of the log.
+
+        Raises OSError.
+        """
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
         )
@@ -143,7 +146,7 @@ class Checkpoint:
 
 
 def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
-    """Return the checkpoint position in a checkpoint file's bytes, or None if there is no valid one."""
+    """Return the checkpoint position in a checkpoint file's bytes, or None if missing or outdated."""
     at = POSITION_LOCATION.start
     if len(data) < POSITION_LOCATION.stop or not is_position_whole(data):
         return None
@@ -154,7 +157,7 @@ def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
 def is_position_whole(data: bytes) -> bool:
     """Return whether the file holds an undamaged checkpoint position.
 
-    The position may be older than the times.
+    It may be outdated, if Apache's broker has changed the times since.
     """
     saved = data[POSITION_LOCATION]
     return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

@@ -1,8 +1,8 @@
-"""The store's only source of time, so that tests can control it.
+"""The store's only source of time. Tests can replace it.
 
-Wall time is stamped on records and files (Unix epoch milliseconds, as RocketMQ writes them). A wall clock may
-step backwards; nothing in the store relies on it for order. The two other clocks measure intervals in
-seconds, one with and one without the time that the machine is suspended.
+The wall clock gives the times in records and files (Unix epoch milliseconds, as RocketMQ writes them). A wall
+clock may step backwards; nothing in the store relies on it for order. Two other clocks measure intervals in
+seconds: one counts the time during which the machine is suspended, the other does not.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Clock(Protocol):
         ...
 
     def monotonic(self) -> float:
-        """Return the seconds since an arbitrary start, without the time that the machine is suspended.
+        """Return the seconds since an arbitrary start, without the time in which the machine is suspended.
 
-        For timeouts of peers and devices. The clock never goes backwards.
+        It is used for timeouts of peers and devices. The clock never goes backwards.
         """
         ...
 
     def boottime(self) -> float:
-        """Return the seconds since an arbitrary start, including the time that the machine is suspended.
+        """Return the seconds since an arbitrary start, with the time in which the machine is suspended.
 
-        For due times and expiry. The clock never goes backwards.
+        It is used for due times and expiry. The clock never goes backwards.
         """
         ...
 
@@ -51,35 +51,38 @@ class SystemClock:
 
 
 _STEP_PROOF_S = 3600.0
-"""How long, in seconds, a clock must have been ahead before messages are deleted by it.
+"""The time, in seconds, for which a clock must be ahead before it can cause the deletion of messages.
 
-Mistaken clock steps are usually corrected within minutes, and an hour more does not matter to a retention
+Wrong clock steps are usually corrected within minutes, and a delay of an hour does not matter to a retention
 time of hours.
 """
 _MAX_TRUSTED_STEP_MS = 2_000
-"""The largest forward step in ms that is adopted immediately: time daemons and leap seconds need it."""
+"""The largest forward step of the wall clock, in ms, that is adopted immediately.
+
+Time daemons and leap seconds cause such steps.
+"""
 
 
 class SteadyTime:
-    """Wall time for deletion and delivery: a clock that jumps forward and back again has no effect.
+    """The wall time for deletion and delivery. It ignores a clock that jumps forward and back again.
 
-    It starts at the store time of the newest record, or at the clock's time if that is earlier, and advances
-    with a clock that cannot be set and that includes suspension. A wall clock that is behind the steady time,
-    or up to 2 s ahead, is adopted immediately. If every call of `now_ms` within `proof_s` has found the wall
-    clock further ahead, the steady time moves forward by the smallest of these differences. The steady time
-    is never ahead of the wall clock.
+    It starts at the store time of the newest record, or at the wall clock's time if that is earlier. It
+    advances with a clock that cannot be set and that includes suspension. A wall clock that is behind the
+    steady time, or up to 2 s ahead, is adopted immediately. If every call of `now_ms` within `proof_s`
+    seconds has found the wall clock further ahead, the steady time moves forward by the smallest of these
+    differences. The steady time is never ahead of the wall clock.
     """
 
     __slots__ = ("_ahead_ms", "_at", "_clock", "_now_ms", "_proof_s", "_since")
 
     def __init__(self, clock: Clock, newest_ms: int, proof_s: float = _STEP_PROOF_S) -> None:
-        """Start at the store time of the newest record; `newest_ms` is 0 if there is none."""
+        """Start at `newest_ms`, the store time of the newest record; 0 if there is none."""
         self._clock = clock
         self._proof_s = proof_s
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # the smallest lead of the wall clock since `_since`
+        self._ahead_ms = wall_ms - self._now_ms  # smallest difference to the wall clock since `_since`
 
     def now_ms(self) -> int:
         """Read the clock and return the steady time in epoch milliseconds."""
@@ -125,6 +128,6 @@ class ManualClock:
         self.now_s += seconds
 
     def sleep(self, seconds: float) -> None:
-        """Simulate that the machine is suspended for `seconds`."""
+        """Simulate a suspension of the machine for `seconds`."""
         self.now_ms += round(seconds * 1000)
         self.slept_s += seconds

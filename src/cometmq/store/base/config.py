@@ -1,8 +1,8 @@
-"""The parameters of the store, by RocketMQ's names.
+"""The settings of the store, with RocketMQ's names.
 
 Field names are the Python spelling of RocketMQ's keys; `WIRE_NAMES` maps one to the other. Defaults are those
 of 4.9.7 (docs/reference/storage.md, Store settings). Intervals are in milliseconds, sizes in bytes and ratios
-in percent, as in RocketMQ's files. A number is annotated with its permitted range.
+in percent, as in RocketMQ's files. The annotation of a number is its permitted range.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ ASYNC_FLUSH = "ASYNC_FLUSH"
 ASYNC_MASTER, SYNC_MASTER, SLAVE = "ASYNC_MASTER", "SYNC_MASTER", "SLAVE"
 
 
-# The largest body, or total size of the messages of a pull: a frame of 16 MiB less 64 KiB for the headers and
-# 64 KiB for the rest of the record.
+# The largest body, and the largest total size of the messages of a pull: a frame of 16 MiB, less 64 KiB for
+# the headers and 64 KiB for the rest of the record.
 _MAX_BODY_BYTES = (16 << 20) - (128 << 10)
 _MS = Range(0, INT_MAX, "milliseconds")
 _PERIOD = Range(1, INT_MAX, "milliseconds")
@@ -45,10 +45,11 @@ _TRANSFER = Range(1, _MAX_BODY_BYTES, "bytes")
 
 @dataclass(frozen=True, kw_only=True)
 class StoreConfig:
-    """The settings of a store. Immutable; use `dataclasses.replace` for a changed copy.
+    """The settings of a store. Immutable; `replace` returns a changed copy.
 
-    Limits that Apache's broker applies while it uses a value (diskMaxUsedSpaceRatio between 10 and 95, for
-    example) are applied where the value is used. Java cannot map an index file of more than 2 GiB.
+    Apache's broker limits some values only where it uses them (diskMaxUsedSpaceRatio to 10 to 95, for
+    example). Such limits are applied where the value is used here, too. Java cannot map an index file of more
+    than 2 GiB.
     """
 
     store_path_root_dir: Annotated[str, FIXED] = "~/store"
@@ -135,7 +136,7 @@ class StoreConfig:
 
     @property
     def paths(self) -> dict[str, tuple[str, ...]]:
-        """The directories and files that each setting names, without the store directory."""
+        """The directories and files that each setting names. The store directory itself is not included."""
         return {
             "storePathCommitLog": _paths(self.store_path_commit_log),
             "storePathDLedgerCommitLog": _paths(self.store_path_d_ledger_commit_log),
@@ -145,7 +146,7 @@ class StoreConfig:
 
     @property
     def directories(self) -> dict[str, tuple[str, ...]]:
-        """The directories of each setting that names some."""
+        """The directories that each setting names. Settings that name none are left out."""
         paths, files = self.paths, (CHECKPOINT, ABORT)
         return {
             **{key: paths[key] for key in paths if key not in files},
@@ -163,24 +164,28 @@ class StoreConfig:
         return tuple(dict.fromkeys(own + self.read_only_commit_log_dirs))
 
     def location(self, key: str) -> str:
-        """Return the path of the directory or file that one of `LOCATIONS` names.
+        """Return the path of a directory or file of the store.
 
         Args:
-            key: A key of `LOCATIONS`. If its setting is empty, the result is the usual name below the root.
+            key: The setting that can move it, a key of `LOCATIONS`. If the setting is empty, the usual name
+                below the root applies.
         """
         own = os.path.expanduser(getattr(self, FIELD_OF_KEY[key]).strip()).rstrip("/")
         return own or os.path.join(self.root, LOCATIONS[key])
 
     def parent_of(self, key: str) -> str:
-        """Return the parent directory of the path that one of `LOCATIONS` names."""
+        """Return the parent directory of `location(key)`."""
         return os.path.dirname(self.location(key)) or "."
 
     def moves(self, key: str) -> bool:
-        """Return whether the setting of one of `LOCATIONS` is not empty."""
+        """Return whether a setting of `LOCATIONS` is set, so that it moves a directory or file."""
         return bool(getattr(self, FIELD_OF_KEY[key]).strip())
 
     def at_root(self, *keys: str) -> StoreConfig:
-        """Return a copy in which the given `LOCATIONS` (default: all) lie below the root, as usual."""
+        """Return a copy in which the directories and files of these settings have their usual paths.
+
+        Without keys, this applies to all of `LOCATIONS`.
+        """
         return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
 
     @property
@@ -190,12 +195,12 @@ class StoreConfig:
 
     @property
     def has_peers(self) -> bool:
-        """Whether the store belongs to one of several members of a raft group."""
+        """Whether the store belongs to a raft group of several members."""
         return self.enable_d_leger_commit_log and ";" in self.d_leger_peers.strip("; ")
 
     @property
     def framing(self) -> Framing:
-        """The framing of the records in the log."""
+        """The framing of records in the log: plain, or as entries of a raft log."""
         return ENTRIES if self.enable_d_leger_commit_log else PLAIN
 
     @property
@@ -204,7 +209,7 @@ class StoreConfig:
 
     @property
     def consume_queue_file_size(self) -> int:
-        """The configured length, rounded up to whole units as in Apache's broker."""
+        """The configured length of a queue file in bytes, rounded up to whole units as in Apache's broker."""
         size = self.mapped_file_size_consume_queue
         return -(-size // CONSUME_QUEUE_UNIT) * CONSUME_QUEUE_UNIT
 
@@ -214,9 +219,9 @@ class StoreConfig:
 
     @property
     def delay_levels_ms(self) -> dict[int, int]:
-        """Return the delay of each level, from level 1.
+        """Return the delay of each level in ms, from level 1.
 
-        Raises ConfigError unless each is a number with s, m, h or d.
+        Raises ConfigError unless each delay is a number with s, m, h or d.
         """
         delays = [_DELAY(text) for text in self.message_delay_level.split()]
         if not 0 < len(delays) <= _MAX_DELAY_LEVELS or not all(delays):
@@ -230,7 +235,10 @@ class StoreConfig:
 
     @classmethod
     def from_properties(cls, properties: Mapping[str, str]) -> StoreConfig:
-        """Read the store's keys of a properties table. Raises ConfigError(key, value, expected)."""
+        """Return the settings in a properties table. Other keys are ignored.
+
+        Raises ConfigError(key, value, expected).
+        """
         values: dict[str, object] = {}
         for field in fields(cls):
             key = WIRE_NAMES[field.name]
@@ -240,12 +248,12 @@ class StoreConfig:
         return cls(**values)  # type: ignore[arg-type]
 
     def to_properties(self) -> dict[str, str]:
-        """Return every parameter by RocketMQ's key, with values as RocketMQ prints them."""
+        """Return every setting by RocketMQ's key, with values as RocketMQ prints them."""
         return {key: show_value(getattr(self, field)) for key, field in FIELD_OF_KEY.items()}
 
 
 def _paths(text: str) -> tuple[str, ...]:
-    """Return the directories of a list separated by `,`, as in Apache's broker."""
+    """Return the directories in a list separated by `,`, as in Apache's broker."""
     return tuple(os.path.expanduser(path.strip()) for path in text.split(",") if path.strip())
 
 
@@ -256,7 +264,7 @@ _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DELAY_LEVELS = 256  # each level has its own queue and offset
 
 RANGES = annotations_of(StoreConfig, Range)
-"""The permitted range of each number, by key."""
+"""The permitted range of each numeric setting, by key."""
 
 WIRE_NAMES: dict[str, str] = {field.name: camel(field.name) for field in fields(StoreConfig)}
 FIELD_OF_KEY: dict[str, str] = {key: field for field, key in WIRE_NAMES.items()}
@@ -265,7 +273,7 @@ CONSUME_QUEUES, INDEX, CHECKPOINT, ABORT = LOCATION_KEYS = (
     "storePathConsumeQueue", "storePathIndex", "storeCheckpoint", "abortFile",
 )  # fmt: skip
 LOCATIONS = dict(zip(LOCATION_KEYS, ("consumequeue", "index", "checkpoint", "abort"), strict=True))
-"""The settings that move a directory or file of the store, with the usual name below the root.
+"""The settings that can move a directory or file of the store, each with its usual name below the root.
 
 Apache's brokers of 4.x and 5.x ignore them (docs/reference/storage.md, Store directory).
 """
@@ -279,7 +287,7 @@ RAFT_FIELDS = (
     "enable_batch_push",
     "store_path_d_ledger_commit_log",
 )
-"""The settings of a raft member. Some are only read by its broker."""
+"""The settings of a raft member. Some of them are used only by the broker, not by the store."""
 
 SMALL_FILES = {
     "mapped_file_size_commit_log": 64 << 20,
@@ -287,4 +295,4 @@ SMALL_FILES = {
     "max_hash_slot_num": 50_000,
     "max_index_num": 200_000,
 }
-"""The segment sizes of `standalone` and of tests, always written to the store's broker.conf, too."""
+"""The small file lengths for `standalone` and tests. They are always written to the store's broker.conf."""

@@ -1,7 +1,7 @@
-"""The open files of the store: a bounded number, of which the least recently used one is closed first.
+"""A cache of the store's open files. Above a limit, the least recently used file is closed.
 
-Only the loop's thread may use the table; other threads open paths themselves. The descriptor of a deleted
-path must be dropped, or a new file of that name would be read through the old descriptor.
+Only the loop's thread may use the cache; other threads open paths themselves. When a path is deleted, its
+descriptor must be dropped: otherwise a new file of that name would be read through the old descriptor.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections import OrderedDict
 from cometmq.store.base.disk import Disk
 
 _MAX_DESCRIPTORS = 16_384
-_RESERVED_DESCRIPTORS = 8_192  # descriptors reserved for connections if the limit is high
+_RESERVED_DESCRIPTORS = 8_192  # left for connections if the limit of the process is high
 
 
 def fair_share() -> int:
-    """Return how many files the store may keep open. The rest of the process's limit is left for others."""
+    """Return the number of files that the store may keep open, a part of the process's limit."""
     allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return (
         _MAX_DESCRIPTORS
@@ -26,7 +26,7 @@ def fair_share() -> int:
 
 
 class DescriptorCache:
-    """File descriptors by path, of which at most `limit` are open."""
+    """A cache of open file descriptors by path. At most `limit` are open at a time."""
 
     __slots__ = ("_disk", "_limit", "_open", "_write")
 

@@ -1,12 +1,13 @@
 """The store's only access to files.
 
 Everything the store does to a disk passes through a `Disk`, so a test can make the n-th write fail, record
-every operation for power-loss images, or verify that no other operation happens. Methods work on plain
-descriptors: one more call per message would be measurable. Errors are `OSError` as the system raises them.
+every operation for power-loss images, or verify that no other operation happens. Methods take plain
+descriptors instead of file objects, because one more call per message would be measurable. Errors are
+`OSError` as the system raises them.
 
-`RWF_NOWAIT` (Linux): a read that would have to wait for the device fails with EAGAIN immediately.
-`pread_cached` turns that, and a short read before the end of the file, into None. File systems that do not
-support the flag get a plain read.
+With `RWF_NOWAIT` (Linux), a read that would have to wait for the device fails with EAGAIN immediately.
+`pread_cached` then returns None, and so it does for a short read before the end of the file. On file systems
+that do not support the flag, it does a plain read.
 
 New files have mode 0600 and new directories 0700; existing ones keep their mode. Only regular files are
 opened, and never through a link: a user who can write into a store must not be able to redirect a broker or a
@@ -32,7 +33,7 @@ from cometmq.private import keep_mode, make_private_directory
 Buffer = bytes | bytearray | memoryview
 
 NO_FILE = "not a file, or a link: below its top level a store follows none (docs/store.md)"
-"""The error text for anything that is not the expected file or directory of a store."""
+"""The error text for a path where a file or directory of a store is expected and something else is."""
 
 NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 """The error numbers with which `Disk.open` fails if something other than a regular file is at the path."""
@@ -41,9 +42,9 @@ _RWF_NOWAIT = getattr(os, "RWF_NOWAIT", 0)
 _FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock: type, whence, start, length, process
 _REFUSED = (errno.EOPNOTSUPP, errno.ENOTSUP, errno.EINVAL, errno.ENOSYS)
 NO_DIRECTORY_LOCKS = (*_REFUSED, errno.EBADF, errno.EISDIR, errno.ENOLCK)
-"""The errors of `Disk.lock_directory` on a file system that has no such locks.
+"""The error numbers of `Disk.lock_directory` on a file system that does not support such locks.
 
-EBADF: NFS locks only files open for writing.
+EBADF: NFS locks only files that are open for writing.
 """
 
 
@@ -57,7 +58,7 @@ class FileFacts(NamedTuple):
 
 
 class DiskUsage(NamedTuple):
-    """The bytes of one partition: all, and those free to an ordinary user (`usable` in RocketMQ's terms)."""
+    """The bytes of one partition: all, and those available to an ordinary user (RocketMQ's `usable`)."""
 
     total: int
     used: int
@@ -101,7 +102,7 @@ class Disk(Protocol):
 
 
 class OsDisk:
-    """The files of the operating system."""
+    """The `Disk` that uses the files of the operating system."""
 
     __slots__ = ("_nowait", "lends_descriptors")
 
@@ -112,7 +113,7 @@ class OsDisk:
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         """Open a regular file and return its descriptor.
 
-        Raises OSError, also if the path is not a regular file.
+        Raises OSError, also if something other than a regular file is at the path.
         """
         flags = (os.O_RDWR if write else os.O_RDONLY) | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
         if create:
@@ -143,7 +144,7 @@ class OsDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """Return `length` bytes if all of them are in the page cache, else None.
 
-        The result is None at the end of the file, too. Then the caller's waiting read shows which case it is.
+        The result is also None at the end of the file. A read that may wait shows which of the two it is.
         """
         if not self._nowait:
             return self.pread(fd, length, offset)
@@ -191,14 +192,14 @@ class OsDisk:
         return True
 
     def reserve(self, fd: int, length: int) -> None:
-        """Allocate `length` bytes of disk space for the file. Bytes that were not written read as zeros."""
+        """Reserve `length` bytes of disk space for the file. Bytes that are never written read as zeros."""
         os.posix_fallocate(fd, 0, length)
 
     def truncate(self, fd: int, length: int) -> None:
         os.ftruncate(fd, length)
 
     def next_data(self, fd: int, offset: int) -> int | None:
-        """Return the first position from `offset` on that may hold data; None if only holes follow."""
+        """Return the first position at or after `offset` that may hold data, or None if only holes follow."""
         try:
             return os.lseek(fd, offset, os.SEEK_DATA)
         except OSError as failure:
@@ -207,7 +208,7 @@ class OsDisk:
             return offset
 
     def rename(self, source: str, target: str) -> None:
-        """Move a file. A file that replaces another one gets the mode of the replaced file."""
+        """Move a file. If it replaces another file, it gets the mode of that file."""
         keep_mode(source, target)
         os.replace(source, target)
 
@@ -228,7 +229,7 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """Return the facts of what is at the path (of a link: the link itself); None if nothing is there."""
+        """Return the facts about the file at the path, or None. A link is not followed."""
         try:
             status = os.lstat(path)
         except FileNotFoundError:
@@ -252,7 +253,10 @@ class OsDisk:
         )
 
     def try_lock(self, fd: int) -> bool:
-        """Try to lock byte 0 exclusively, as Java's `FileChannel.tryLock(0, 1)` (a POSIX record lock)."""
+        """Lock byte 0 exclusively (a POSIX record lock), like Java's `FileChannel.tryLock(0, 1)`.
+
+        Return whether that succeeded. The call does not wait.
+        """
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0, os.SEEK_SET)
         except OSError as failure:
@@ -264,10 +268,10 @@ class OsDisk:
     def lock_directory(self, path: str) -> int | None:
         """Lock a directory exclusively until the returned descriptor is closed.
 
-        Raises OSError, one of `NO_DIRECTORY_LOCKS` if the file system has no such locks.
+        Raises OSError, with a number in `NO_DIRECTORY_LOCKS` if the file system has no such locks.
 
         Returns:
-            A descriptor, or None if another descriptor, of this or another process, holds the lock.
+            A descriptor, or None if the directory is already locked, by this or another process.
         """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -280,7 +284,10 @@ class OsDisk:
         return fd
 
     def locked(self, fd: int) -> bool:
-        """Return whether another process holds the lock of `try_lock`; False if the system cannot tell."""
+        """Return whether another process holds the lock of `try_lock`.
+
+        If the system cannot tell, return False.
+        """
         if sys.platform != "linux":
             return False
         asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -289,17 +296,17 @@ class OsDisk:
 
 
 def is_numbered(name: str, digits: int) -> bool:
-    """Return whether a name is a number of `digits` digits.
+    """Return whether a name consists of `digits` digits.
 
-    `isdigit` alone accepts digits that `int` does not.
+    `str.isdigit` alone would also accept characters that `int` does not.
     """
     return len(name) == digits and name.isascii() and name.isdigit()
 
 
 def write_all(disk: Disk, fd: int, data: Buffer, offset: int) -> None:
-    """Write all of `data`, continuing after short writes.
+    """Write all of `data`, even if the system writes it in several parts.
 
-    Raises OSError after which a part of `data` may have been written.
+    After an OSError, a part of `data` may have been written.
     """
     written = disk.pwrite(fd, data, offset)
     length = len(data)
@@ -316,7 +323,7 @@ _ZEROS = bytes(1 << 16)
 
 
 def is_zero(data: bytes) -> bool:
-    """Return whether every byte is zero, at memory speed."""
+    """Return whether every byte is zero, as fast as memory can be read."""
     length = len(data)
     return data == (_ZEROS[:length] if length <= len(_ZEROS) else bytes(length))
 
@@ -324,14 +331,14 @@ def is_zero(data: bytes) -> bool:
 def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
     """Overwrite [start, stop) of a file with zeros. Raises OSError.
 
-    The length of the file never changes, because a file that a power failure left short would look like a
-    file of another size.
+    The file is not truncated instead: if a power failure left it short, it would look like a file of another
+    size.
 
     Returns:
-        Whether the range held anything other than zeros, or an unreadable part.
+        Whether the range held anything other than zeros, or could not be read in part.
     """
     changed = False
-    length = 1 << 12  # a short first read, because a hole usually follows
+    length = 1 << 12  # the first read is short, because a hole usually follows
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)
@@ -348,7 +355,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
 
 
 def make_directory(disk: Disk, path: str) -> None:
-    """Make a directory and its missing parents, and sync each new name. Raises OSError."""
+    """Create a directory and its missing parents, and sync each new name. Raises OSError."""
     if not disk.is_dir(path):
         above = os.path.dirname(path) or "."
         make_directory(disk, above)
@@ -357,7 +364,7 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def unlink_any(disk: Disk, path: str) -> None:
-    """Unlink a file if it exists. Raises OSError."""
+    """Delete a file if it exists. Raises OSError."""
     with suppress(FileNotFoundError):
         disk.unlink(path)
 
@@ -379,7 +386,7 @@ def read_file(disk: Disk, path: str, limit: int = 64 << 20) -> bytes:
 
 
 def write_new_file(disk: Disk, path: str, data: bytes) -> None:
-    """Make or overwrite a small file with exactly `data`, and sync it."""
+    """Create or overwrite a small file with exactly `data`, and sync it."""
     with opened(disk, path, create=True) as fd:
         disk.truncate(fd, 0)
         write_all(disk, fd, data, 0)
@@ -389,7 +396,7 @@ def write_new_file(disk: Disk, path: str, data: bytes) -> None:
 def replace_file(disk: Disk, path: str, data: bytes) -> None:
     """Replace a small file atomically and sync it. After an OSError the file still has the old content.
 
-    At every moment, a power failure included, the file holds either the old content or the new.
+    Even after a power failure, the file holds either the old content or the new.
     """
     write_new_file(disk, path + ".tmp", data)
     disk.rename(path + ".tmp", path)

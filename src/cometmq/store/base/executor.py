@@ -1,7 +1,7 @@
-"""Work that must not block the event loop: uncached reads, deletions, syncs.
+"""Runs work that must not block the event loop: uncached reads, deletions, syncs.
 
-A store without a loop does all of it in place, so the same code serves both: work that may wait is a
-coroutine that passes its waits to a `StoreExecutor`.
+Work that may wait is a coroutine that passes its waits to a `StoreExecutor`. In a store without a loop, the
+executor does the waiting parts directly on the calling thread, so the same code serves both cases.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _LARGE_ANSWERS = 2
 
 
 class StoreExecutor:
-    """The executor and the loop in which one store does work that may wait. For the loop thread only.
+    """The executor and the loop with which one store does work that may wait. For the loop thread only.
 
     Attributes:
-        large_answers: A lock that is held while an answer of many megabytes is assembled; at most two at the
-            same time.
+        large_answers: A semaphore for responses of many megabytes: at most two are assembled at the same
+            time.
     """
 
     def __init__(self, disk: Disk) -> None:
@@ -35,20 +35,20 @@ class StoreExecutor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
-        self._turns = asyncio.Lock()  # one long task per loop iteration
+        self._turns = asyncio.Lock()  # lets one long task continue per loop iteration
         self.large_answers = asyncio.Semaphore(_LARGE_ANSWERS)
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
-        """Use `pool` for work from now on, and the loop's default executor for uncached reads."""
+        """From now on, run work in `pool`, and uncached reads in the loop's default executor."""
         self._loop, self._pool = loop, pool
         self._ending = asyncio.Event()
 
     def end(self) -> None:
-        """Request that tasks of many steps end, and end their pauses immediately."""
+        """Request that tasks with many steps end. Their pauses end immediately."""
         self._ending.set()
 
     def detach(self) -> None:
-        """Run all work on the calling thread from now on."""
+        """From now on, run all work on the calling thread."""
         self._loop = self._pool = None
 
     @property
@@ -62,14 +62,14 @@ class StoreExecutor:
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
     async def tick_end(self) -> None:
-        """Wait until a tick of the broker has just ended. Returns immediately without a loop."""
+        """Wait until a tick of the broker has just ended. Without a loop, return immediately."""
         if self._loop is not None:
-            # This timer runs after the reads of its loop iteration. Its waiters run after the tick that those
-            # reads requested.
+            # The timer fires after the reads of a loop iteration, and those reads schedule a tick. The waiter
+            # is scheduled after that tick, so it runs when the tick has ended.
             await asyncio.sleep(0.001)
 
     async def pause(self, ms: int) -> None:
-        """Wait for `ms` milliseconds; 0 yields to the loop's other work. Does nothing without a loop."""
+        """Wait for `ms` milliseconds; 0 lets the loop do other work once. Without a loop, do nothing."""
         if self._loop is None:
             return
         if ms <= 0:
@@ -82,10 +82,10 @@ class StoreExecutor:
             pass
 
     async def query(self, question: Callable[[Reads], T], miss: NotInMemory | None = None) -> T:
-        """Return the result of a query, without waiting on the loop for ranges that are not in memory.
+        """Return the result of a query. The loop does not wait for ranges that are not in memory.
 
-        A thread reads a missing range, then the query is repeated from its beginning. So until its last read,
-        a query may only make changes that it can repeat.
+        A thread reads such a range, then the query is repeated from its beginning. So before its last read, a
+        query may only make changes that can be made again.
 
         Args:
             question: The query.

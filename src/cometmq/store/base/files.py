@@ -1,4 +1,4 @@
-"""Reading of store files from the loop without waiting for a device, shared by every reader of the store.
+"""Reads files of the store without letting the loop wait for a device. Every reader of the store uses it.
 
 Every reader has a parameter `reads` and passes it on, down to the file. If a read would have to wait and
 `reads` does not allow it, the read raises `NotInMemory`, and the query is repeated once a thread has read the
@@ -24,7 +24,7 @@ class FileRange(NamedTuple):
     length: int
 
     def read(self, disk: Disk) -> bytes:
-        """Read the range in a thread: less at the end of the file, nothing if the file is gone.
+        """Read the range in a thread: fewer bytes at the end of the file, none if the file does not exist.
 
         Raises OSError.
         """
@@ -36,11 +36,14 @@ class FileRange(NamedTuple):
 
 
 Fetched = Mapping[FileRange, "bytes | OSError"]
-"""The ranges that threads have read for one query, or the error of the device for each."""
+"""For each range that a thread has read for a query: its bytes, or the error of the device."""
 
 
 class NotInMemory(Exception):
-    """A read would wait for the device. A thread must read `missing` before the query is repeated."""
+    """Raised by a read that would wait for the device.
+
+    A thread reads `missing`, then the query is repeated.
+    """
 
     def __init__(self, missing: FileRange) -> None:
         super().__init__(missing)
@@ -48,7 +51,10 @@ class NotInMemory(Exception):
 
 
 class Reads:
-    """How one query reads: with `wait` it waits for the device, else it uses the page cache and `fetched`."""
+    """The way in which a query reads files.
+
+    With `wait` it waits for the device. Otherwise it uses only the page cache and the ranges in `fetched`.
+    """
 
     __slots__ = ("_fetched", "_wait")
 
@@ -74,11 +80,11 @@ class Reads:
 
 WAITING = Reads(wait=True)
 CACHED = Reads()
-"""The mode in which a read only uses data in memory."""
+"""Reads that use only data in memory."""
 
 
 def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | None:
-    """Return the facts about a store file that must have `size` bytes; None if the file is gone.
+    """Return the facts about a store file that must have `size` bytes; None if it does not exist.
 
     Raises:
         StoreError: The path is not a regular file, or the file was written with another size.
@@ -92,7 +98,7 @@ def part_facts(disk: Disk, path: str, size: int, setting: str) -> FileFacts | No
 
 
 class StoreFiles:
-    """The disk and the descriptors of one store."""
+    """The disk of one store, and the cache of its open files."""
 
     __slots__ = ("descriptors", "disk")
 
@@ -101,7 +107,10 @@ class StoreFiles:
         self.descriptors = DescriptorCache(disk)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
-        """Read exactly `length` bytes; None if the file is gone or too short. Raises NotInMemory, OSError."""
+        """Read exactly `length` bytes. Return None if the file does not exist or is too short.
+
+        Raises NotInMemory, OSError.
+        """
         try:
             fd = self.descriptors.get(path)
         except FileNotFoundError:
@@ -110,6 +119,6 @@ class StoreFiles:
         return data if len(data) == length else None
 
     def delete(self, path: str) -> None:
-        """Unlink a file if it exists, and drop its descriptor."""
+        """Delete a file if it exists, and drop its descriptor."""
         self.descriptors.drop(path)
         unlink_any(self.disk, path)

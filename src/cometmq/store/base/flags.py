@@ -1,4 +1,4 @@
-"""The reasons for which a store is not writable.
+"""The reasons why a store is not writable.
 
 The numbers are the bits of RocketMQ's running flags.
 """
@@ -9,7 +9,7 @@ import enum
 
 
 class Flag(enum.Enum):
-    """A reason for which a store is not writable. Each is raised and cleared independently."""
+    """A reason why a store is not writable. Each flag is raised and cleared independently."""
 
     NOT_WRITEABLE = 2
     WRITE_LOGICS_ERROR = 4
@@ -18,13 +18,13 @@ class Flag(enum.Enum):
 
 
 class RunningFlags:
-    """The raised flags, each with its reason as text, which clients receive with a refusal."""
+    """The raised flags of a store. Each has a text, which clients receive when a message is refused."""
 
     def __init__(self) -> None:
         self.reasons: dict[Flag, str] = {}
 
     def raise_flag(self, flag: Flag, reason: str) -> None:
-        """Refuse messages until the flag is cleared."""
+        """Raise the flag with `reason` as its text. Messages are refused until it is cleared."""
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
@@ -36,5 +36,5 @@ class RunningFlags:
         return not self.reasons
 
     def why(self) -> str:
-        """All reasons; "" if the store is writable."""
+        """The texts of all raised flags; "" if the store is writable."""
         return "; ".join(self.reasons.values())

@@ -1,12 +1,14 @@
 """The files `lock`, which excludes a second broker from a store, and `abort`, which records an unclean stop.
 
-`lock`: an exclusive lock over byte 0, as Apache's broker acquires it, then the text `lock`. Apache's broker
-acquires it after recovery has already rewritten files; CometMQ acquires it first. `abort`: exists from the
-end of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
-existence counts. The directories of log, consume queues and index have locks of their own, because settings
-can name directories of another store. Settings can also put `abort` and `checkpoint` outside the store
-directory. The file `<file>.owner` beside each then holds the path of that directory. A lock would not do: a
-store must not remove the `abort` of another store that is not running.
+`lock` has an exclusive lock on byte 0, as in Apache's broker, and contains the text `lock`. Apache's broker
+locks it only after recovery has already rewritten files; CometMQ locks it first. `abort` exists from the end
+of the start to the end of a clean stop. It is empty in 4.9 and holds a process id in 5.x, so only its
+existence counts.
+
+Settings can name directories of another store. So the directories of log, consume queues and index have locks
+of their own. Settings can also put `abort` and `checkpoint` outside the store directory. Then a file
+`<file>.owner` beside each of them holds the path of the store directory. A lock would not be enough: a store
+must not remove the `abort` of another store even if that store is not running.
 """
 
 from __future__ import annotations
@@ -21,11 +23,11 @@ from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file,
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
 _LOCK_TEXT = b"lock"
-_held: set[str] = set()  # POSIX record locks do not exclude a second owner in the same process
+_held: set[str] = set()  # locks held here: POSIX record locks do not exclude a second owner in one process
 
 
 def _lock_path(root: str) -> str:
-    """Return the path of the lock file, the same one for all paths of a store.
+    """Return the path of the lock file. It is the same whichever path leads to the store.
 
     If the lock file itself is a symbolic link, the link is not followed, because the file is written.
     """
@@ -38,11 +40,11 @@ class StoreLock:
     __slots__ = ("_directories", "_disk", "_fd", "_path")
 
     def __init__(self, disk: Disk, config: StoreConfig) -> None:
-        """Lock the store directory, and those of log, consume queues and index that exist.
+        """Lock the store directory, and the directories of log, consume queues and index that exist.
 
         Raises:
-            StoreInUse: Another process, or another store of this process, holds one of them.
-            StoreError: One of them cannot be locked.
+            StoreInUse: Another process, or another store of this process, holds one of the locks.
+            StoreError: One of the directories cannot be locked.
             ConfigError: The file `abort` or `checkpoint` lies outside the store directory and belongs to
                 another store.
             OSError: A file cannot be read or written.
@@ -103,7 +105,7 @@ def lock_held(disk: Disk, root: str) -> bool:
     """Return whether a process holds the store in `root`. Locks nothing and writes nothing."""
     path = _lock_path(root)
     if path in _held:
-        return True  # checked before the file is opened: closing the file would release our own lock
+        return True  # opening and closing the file would release this process's lock
     try:
         with opened(disk, path, write=False) as fd:
             return disk.locked(fd)
@@ -125,7 +127,7 @@ def is_store(disk: Disk, root: str) -> bool:
 
 
 def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
-    """Check that a file belongs to no other store. Record the owner of a file outside the store directory.
+    """Check that a file belongs to no other store. Outside the store directory, record this store as owner.
 
     A store that has moved, or no longer exists, owns nothing. Raises ConfigError, OSError.
     """

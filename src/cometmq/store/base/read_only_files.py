@@ -1,7 +1,8 @@
-"""Read-only access to a store from outside: read-only descriptors, records and queue units by position.
+"""Read-only access to the files of a store from outside.
 
-For the operator's tools, which read directories that a broker may be using. A file that disappears between
-two reads counts as empty, and so does anything that is not a regular file: a link, a pipe, a device.
+It is meant for the operator's tools, which read directories that a broker may be using. A file that
+disappears between two reads counts as empty. So does anything that is not a regular file: a link, a pipe, a
+device.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ _BLOCK = 1 << 16
 
 
 class ReadOnlyFiles:
-    """A context manager for reading files. It keeps a few dozen descriptors open."""
+    """Reads files and keeps a few dozen descriptors open. It is a context manager, which closes them."""
 
     __slots__ = ("_descriptors", "disk")
 
@@ -31,15 +32,15 @@ class ReadOnlyFiles:
         self._descriptors.close()
 
     def read(self, path: str, length: int, offset: int) -> bytes:
-        """Read up to `length` bytes: fewer at the end of the file, none if it is gone.
+        """Read up to `length` bytes: fewer at the end of the file, none if the file does not exist.
 
-        Raises other OSErrors.
+        Raises OSError for other failures.
         """
         fd = self._descriptor(path)
         return b"" if fd is None else self.disk.pread(fd, length, offset)
 
     def next_data(self, path: str, offset: int) -> int | None:
-        """Return the start of the first bytes from `offset` on that are not a hole; None without any."""
+        """Return the start of the first data at or after `offset`, or None if only a hole follows."""
         fd = self._descriptor(path)
         return None if fd is None else self.disk.next_data(fd, offset)
 
@@ -55,9 +56,9 @@ class ReadOnlyFiles:
 
 
 def first_byte(files: ReadOnlyFiles, path: str, start: int, stop: int) -> int | None:
-    """Return the position of the first nonzero byte in [start, stop) of a file; None if there is none.
+    """Return the position of the first nonzero byte in [start, stop) of a file, or None.
 
-    Holes are skipped.
+    Holes are skipped without reading them.
     """
     at: int | None = start
     while at is not None and at < stop:

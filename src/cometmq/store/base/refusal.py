@@ -8,10 +8,13 @@ from cometmq.text import printable
 
 
 class StoreRefused(StoreError, Transient):
-    """The store refuses a message: nothing was stored. `response_code` and `remark` go to the client."""
+    """Raised when the store refuses a message. Nothing was stored.
+
+    The client gets `response_code` and `remark`.
+    """
 
     def __init__(self, response_code: int, remark: str) -> None:
-        # BaseException.args must be the arguments with which pickle calls the class.
+        # pickle calls the class with BaseException.args, so these must be the arguments of the constructor.
         super().__init__(remark)
         self.args = (response_code, remark)
         self.response_code = response_code
@@ -22,7 +25,7 @@ class StoreRefused(StoreError, Transient):
 
 
 class QueueRefused(StoreRefused):
-    """A topic or queue id for which no queue is made, because its directory would lie outside the store."""
+    """Raised for a topic or queue id that gets no queue: its directory would lie outside the store."""
 
     def __init__(self, topic: str, queue_id: int) -> None:
         super().__init__(

@@ -1,10 +1,10 @@
-"""Uncached reads: threads read file ranges that are not in memory, each range once, a few at a time.
+"""Reads ranges of files that are not in memory, in threads: each range once, and a few at a time.
 
-Consumers that drain queues of one topic in parallel need the same range together and share one read. Only a
-few reads run at the same time: each read produces work for the loop, and live sends must not wait for all of
-it.
+Consumers that drain queues of one topic in parallel need the same range at the same time and share one read.
+The number of concurrent reads is small: each read produces work for the loop, and live sends must not wait
+for the work of many reads.
 
-If the page cache does not keep what was read, or the file system never supports reads without waiting, the
+If the page cache does not keep what was read, or the file system does not support reads without waiting, the
 thread passes the bytes to the query directly. The loop never waits for the device.
 """
 
@@ -33,10 +33,10 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._passing = asyncio.Lock()  # the one query that receives bytes directly holds it
+        self._passing = asyncio.Lock()  # held by the only query that gets its bytes directly
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Return the result of a query after `missing` was not in memory. Raises OSError."""
+        """Return the result of a query for which the range `missing` was not in memory. Raises OSError."""
         tried: set[FileRange] = set()
         while missing not in tried:
             tried.add(missing)
@@ -48,12 +48,12 @@ class UncachedReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # a sector of the block is bad, but the requested range itself may be readable
+                break  # a sector near the requested range is bad; the range itself may be readable
         async with self._passing:
             return await self._pass_ranges(question, missing)
 
     async def fetch(self, missing: FileRange) -> None:
-        """Read the blocks of READ_AHEAD bytes around a range into the page cache. Raises OSError."""
+        """Read the blocks of READ_AHEAD bytes that contain a range into the page cache. Raises OSError."""
         start = missing.offset - missing.offset % READ_AHEAD
         stop = missing.offset + missing.length
         whole = FileRange(missing.path, start, stop + -stop % READ_AHEAD - start)
@@ -68,9 +68,9 @@ class UncachedReads:
             await self._read(whole)
 
     async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Collect the ranges that the query needs until it completes, so each try gets further.
+        """Repeat the query with the bytes of each range that it lacked before, until it completes.
 
-        A range that the device cannot read raises inside the query, which may be able to do without it.
+        If the device cannot read a range, the query gets the error. It may be able to do without the range.
         """
         fetched: dict[FileRange, bytes | OSError] = {}
         while True:
