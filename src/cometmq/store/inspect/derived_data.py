@@ -1,4 +1,4 @@
-"""The units and keys of the records of a log, and the queues made from them: the two halves of a rebuild.
+"""The two halves of a rebuild: units and keys from records, then queues from these units.
 
 The rules are those of recovery, corrected by the evidence of the old queues (see Evidence).
 """
@@ -27,7 +27,7 @@ from cometmq.store.writing.queue_order import QueueOrder
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
 UNITS = np.dtype([("queue", "i4"), ("size", "i4"), ("position", "i8"), ("tags", "i8"), ("offset", "i8")])
-"""A unit before its queue exists. `queue` is a number in `DerivedData.queues`."""
+"""The type of a unit that is not in its queue yet. `queue` is an index in `DerivedData.queues`."""
 KEYS = np.dtype([("hash", "i8"), ("position", "i8"), ("ms", "i8")])
 
 Array = NDArray[np.void]
@@ -37,7 +37,7 @@ class DerivedData:
     """The units and keys of records, in the order of the log.
 
     Attributes:
-        queues: Topic and queue id by the number that units contain.
+        queues: Topic and queue id of each queue. A unit contains the index in this list.
         records: The number of records.
         hidden: The number of records of deleted topics.
         indexed: The number of records passed to the index, including those without keys.
@@ -77,11 +77,11 @@ class DerivedData:
 
     @property
     def waiting(self) -> int:
-        """The number of units or keys, whichever is larger, since the last `take`."""
+        """The number of units, or of keys if that is larger, since the last `take`."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
-        """Return the units and the keys since the last call, as UNITS and KEYS."""
+        """Remove and return the units and the keys, as arrays of the types UNITS and KEYS."""
         units = np.concatenate([*self._units, np.empty(0, UNITS)])
         keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
         self._units, self._keys = [], []
@@ -136,7 +136,7 @@ class DerivedData:
 class QueueBuilder:
     """Builds queues from units.
 
-    `former_ends` is the argument of QueueOrder; `findings` receives the records that fit no queue.
+    `former_ends` is passed to QueueOrder. `findings` receives the records that fit into no queue.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ class QueueBuilder:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # tags codes of records that may wait, by log position
+        self._codes: dict[int, int] = {}  # by log position: tags codes of records that may wait
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue of records with this topic and queue id; None if the pair is invalid."""
@@ -160,8 +160,8 @@ class QueueBuilder:
         """Add the next units.
 
         Args:
-            numbered: Topic and queue id by the number in a unit.
-            table: The queue by the number in a unit.
+            numbered: Topic and queue id of each queue. A unit contains the index in this list.
+            table: The queues at the same indexes; None for an invalid topic or queue id.
         """
         waiting = self.order.waiting
         columns = [units[name].tolist() for name in ("queue", "position", "size", "tags", "offset")]
@@ -182,9 +182,9 @@ class QueueBuilder:
         self._queues.write_dirty()
 
     def finish(self, log_min: int) -> int:
-        """Write the units that still wait, after the last record.
+        """Write the units that still wait for a next record.
 
-        Return the number of units that readers find from `log_min` on.
+        Return the number of units that readers can read if the log begins at `log_min`.
         """
         self.order.finish()
         self._queues.write_dirty()

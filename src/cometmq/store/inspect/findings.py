@@ -1,4 +1,4 @@
-"""The findings of `verify`, each with a file, an offset in it, and the repair."""
+"""The findings of `verify`. Each names a file, a position in it, and the repair."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections import Counter
 import msgspec
 
 ERROR = "error"
-"""Something is damaged, missing or inconsistent."""
+"""The severity of something that is damaged, missing or inconsistent."""
 WARNING = "warning"
-"""Something that an unclean stop leaves and that the next start repairs."""
+"""The severity of something that an unclean stop leaves and that the next start repairs."""
 NOTE = "note"
-"""Information that requires no action."""
+"""The severity of information that requires no action."""
 
 NEXT_START = "the next start of the broker"
 REBUILD = "`cometmq store rebuild`, or the next start after an unclean stop"
@@ -22,7 +22,7 @@ _MAX_FINDINGS_PER_KIND = 200
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding. `offset` is the byte in the file at which it begins, -1 for the file as a whole."""
+    """One finding. `offset` is its first byte in the file, -1 if it concerns the file as a whole."""
 
     severity: str
     kind: str
@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """A collection of findings. All are counted; the first few hundred of each kind are kept."""
+    """The findings of one run. All are counted, but only the first few hundred of each kind are kept."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []
@@ -48,5 +48,5 @@ class Findings:
 
     @property
     def omitted(self) -> int:
-        """The number of findings that are only counted."""
+        """The number of findings that were counted but not kept."""
         return self.by_kind.total() - len(self.kept)

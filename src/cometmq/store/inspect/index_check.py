@@ -1,8 +1,8 @@
 """The comparison of the index files with the log: each key of a record must have one entry.
 
-Entries have the order of the records, file after file, and within a record that of its keys. So the expected
-entries of a batch of records are compared with the next entries of the files as whole arrays. Only where they
-differ, the entries are matched one by one.
+Entries are in the order of the records, and within a record in the order of its keys. So the expected entries
+of a batch of records are compared with the next entries of the files as whole arrays. Only where they differ,
+entries are matched one by one.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # entries searched where files and log differ
+_MAX_ENTRIES_AHEAD = 4096  # entries that are searched for a match where files and log differ
 _BATCH = 1024  # records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
 
 
 class Entries(NamedTuple):
-    """Entries by columns: number of the file, number of the entry, hash, position, seconds."""
+    """Entries of index files, one array per field: file number, entry number, hash, position, seconds."""
 
     file: IntArray
     number: IntArray
@@ -55,7 +55,7 @@ _EMPTY = Entries(*(np.zeros(0, np.int64) for _ in range(5)))
 
 @dataclass
 class _Keys:
-    """Keys without an entry: their number, and the positions of the first and the last of their records."""
+    """A number of keys without an entry, and the positions of the first and the last of their records."""
 
     count: int = 0
     first: int = -1
@@ -68,7 +68,7 @@ class _Keys:
 
 
 class IndexCheck:
-    """The index files that a store has at this moment. Call `check_records`, then `finish`."""
+    """The check of the index files that exist at the start. Call `check_records`, then `finish`."""
 
     def __init__(self, layout: StoreLayout, files: ReadOnlyFiles, findings: Findings) -> None:
         self._layout = layout
@@ -85,7 +85,7 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # keys of records after the last entry
+        self._behind = _Keys()  # keys of records that lie after the last entry
         self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of entries, first entry
         self._repeated = 0
         self._first_repeated = "", -1
@@ -94,9 +94,9 @@ class IndexCheck:
     # -- entries and records ----------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup, deleted: DeletedTopics | None) -> None:
-        """Check the entries of the next records.
+        """Compare the next records with their entries.
 
-        Records of deleted topics may, but need not, have entries.
+        Records of deleted topics may have entries or not.
         """
         if not self.enabled:
             return
@@ -124,7 +124,7 @@ class IndexCheck:
             self._ahead = self._ahead.at(kept)
 
     def _wanted(self, group: RecordGroup, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return hash, position and store time of every entry that these records must have."""
+        """Return hash, position and store time for every entry that these records must have."""
         texts = group.properties
         hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
         prefixes = np.array([key_prefix(name) for name in group.names], np.uint32)
@@ -133,7 +133,7 @@ class IndexCheck:
         return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Skip the entries before the first record: retention has deleted their records."""
+        """Skip the entries before the first record, whose records retention has deleted."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -141,7 +141,7 @@ class IndexCheck:
                 return
 
     def _all_entries(self) -> Iterator[Entries]:
-        """Yield all entries of the files, many at a time."""
+        """Yield all entries of the files in chunks."""
         for file_number, (file, header) in enumerate(self._readable):
             following = 1
             for first, raw in self._index.chunks(file, header):
@@ -153,7 +153,10 @@ class IndexCheck:
                 self._expired_to = header.end_position  # retention has deleted the file
 
     def _peek(self, count: int) -> IntArray:
-        """Read at least `count` entries into `_ahead`, or all remaining entries. Return their positions."""
+        """Make `_ahead` hold at least `count` entries, or all remaining ones.
+
+        Return the positions in them.
+        """
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
         return self._ahead.position
@@ -173,7 +176,7 @@ class IndexCheck:
             self._match(hashes, positions, times)
 
     def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
-        """Match entries one by one, and report surplus and missing ones."""
+        """Match entries one by one. Report surplus and missing entries."""
         window = self._ahead.at(slice(len(hashes) + _MAX_ENTRIES_AHEAD))
         wanted: dict[tuple[int, int], list[int]] = {}
         for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
@@ -182,7 +185,8 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # Entries before the last hit belong to these records, and so do entries that point at or before them.
+        # The entries up to the last match are processed here, and so are the following ones that point before
+        # these records.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -205,12 +209,12 @@ class IndexCheck:
                     (self._behind if exhausted and at >= last else self._missing).add(int(positions[at]))
 
     def _location(self, entries: Entries, at: int) -> tuple[str, int]:
-        """Return the file of an entry, and its offset in the file."""
+        """Return the path of an entry's file, and the position of the entry in the file."""
         return self._readable[int(entries.file[at])][0].path, self._index.location(int(entries.number[at]))
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
-            return  # retention has deleted its record
+            return  # retention has deleted the record of the entry
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
@@ -221,7 +225,7 @@ class IndexCheck:
         self._findings.add(ERROR, "index-entry", *self._location(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
-        """Return whether an entry repeats an earlier, correct entry."""
+        """Return whether an entry is an additional, correct entry of a record that already has one."""
         facts = self._log.facts(int(window.position[at]))
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False
@@ -233,8 +237,8 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The first entry of a file counts from the end time of the previous file. The very first entry has 0
-        # seconds.
+        # The seconds of a file's first entry count from the end time of the previous file. Those of the very
+        # first entry are 0.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)
@@ -247,7 +251,7 @@ class IndexCheck:
             self._check_header_time(int(entries.file[at]), int(entries.number[at]), int(times[at]))
 
     def _check_header_time(self, file_number: int, number: int, time_ms: int) -> None:
-        """Check a time in the header: the first record's exactly, the last record's to within a second."""
+        """Compare a header time with a record: the begin time exactly, the end time to within a second."""
         file, header = self._readable[file_number]
         if not self._index.all_written(file_number):
             return
@@ -261,7 +265,7 @@ class IndexCheck:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Report the entries and keys that remain after the last record."""
+        """Report the entries that follow those of the last record, and the keys without an entry."""
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
@@ -286,13 +290,13 @@ class IndexCheck:
             self._at_the_end("index-short", path, -1, problem)
 
     def _at_the_end(self, kind: str, path: str, place: int, problem: str) -> None:
-        """Report an inconsistency at the end of the index: after an unclean stop it is only a warning."""
+        """Report an inconsistency at the end of the index, as a warning if the last stop was unclean."""
         severity, repair = (ERROR, REBUILD) if self._layout.clean else (WARNING, NEXT_START)
         if not self._layout.live:
             self._findings.add(severity, kind, path, place, problem, repair)
 
     def _report_left_over(self) -> None:
-        """Report entries after the last record."""
+        """Report the entries in `_ahead`, which follow those of the last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:
@@ -303,7 +307,7 @@ class IndexCheck:
 
 
 def _hashes(facts: Facts) -> set[int]:
-    """Return the hashes of a record's keys in the index."""
+    """Return the hashes under which the index contains the keys of a record."""
     return {
         index_hash(f"{facts.topic}#{key.decode('utf-8', 'replace')}") for key in index_keys(facts.properties)
     }

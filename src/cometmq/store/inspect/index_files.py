@@ -1,4 +1,4 @@
-"""Checks of single index files: header, hash chains, slots, and the bytes after the last entry."""
+"""Checks of each index file by itself: header, hash chains, slots, and the bytes after the last entry."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SI
 from cometmq.store.inspect.findings import ERROR, NOTE, REBUILD, Findings
 from cometmq.store.recovery.store_layout import StoreFile, StoreLayout
 
-CHUNK = 1 << 16  # entries per read
+CHUNK = 1 << 16  # entries that are read at a time
 
 IntArray = NDArray[np.int64]
 
@@ -31,14 +31,14 @@ class Header(NamedTuple):
 
 
 def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
-    """Return the header of an index file without checks; None if the file is too short or missing."""
+    """Return the header of an index file, unchecked, or None if the file is too short or missing."""
     data = files.read(path, HEADER.size, 0)
     return Header(*HEADER.unpack(data)) if len(data) == HEADER.size else None
 
 
 @dataclass(eq=False)
 class IndexFiles:
-    """The index files that a store has now; `readable` are the files with a plausible header."""
+    """The index files of a store at this moment. `readable` holds the files with a plausible header."""
 
     layout: StoreLayout
     files: ReadOnlyFiles
@@ -53,15 +53,15 @@ class IndexFiles:
                 self.readable.append((file, header))
 
     def location(self, number: int) -> int:
-        """Return the offset of an entry in its file."""
+        """Return the position of an entry in its file."""
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Return whether a readable file is complete. Slots and header of the newest file may be missing."""
+        """Return whether slots and header of a readable file are complete. Those of the newest may not be."""
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Yield the number of the first entry, and entries, many at a time, up to the end of the file."""
+        """Yield the entries of a file in chunks, each with the number of its first entry."""
         first = 1
         while first < header.next_number:
             count = min(CHUNK, header.next_number - first)
@@ -153,7 +153,7 @@ class IndexFiles:
             self._error("index-header", file, 32, problem)
 
     def _check_rest(self, file: StoreFile, number: int) -> None:
-        """Report nonzero bytes in places that no entry uses: entry 0, and everything after the last entry."""
+        """Report nonzero bytes where no entry is: in entry 0, and after the last entry."""
         stop = file.length if number else self.location(1)
         at = first_byte(self.files, file.path, self.location(number), stop)
         if at is not None:

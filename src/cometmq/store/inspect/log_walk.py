@@ -1,11 +1,11 @@
-"""The records of a commit log, oldest first, and the damage between them. The log may be growing.
+"""A scan of a commit log from outside: its records, oldest first, and the damage between them.
 
-Of a raft member's log, only entries known to be committed are returned. Three sources show that: the member's
-checkpoint by the index of an entry, the checkpoint of the store, and each queue by its last unit, because a
-queue never has units of uncommitted entries.
+Of a raft member's log, the scan only returns entries that are known to be committed. Three sources show which
+entries are: the member's checkpoint, by the index of an entry; the checkpoint of the store; and each queue,
+by its last unit, because a queue never has units of uncommitted entries.
 
-While a broker writes the log, its tail may contain incomplete records. So apparent damage is read a second
-time before it is reported, and the end is never reported as torn.
+A broker may be writing the log. Its end may then contain incomplete records. So apparent damage is read a
+second time before it is reported, and the end is never reported as torn.
 """
 
 from __future__ import annotations
@@ -35,24 +35,25 @@ from cometmq.store.raft_log.entry_index import location_on_disk
 from cometmq.store.raft_log.member_files import read_checkpoint
 from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayout, log_files, read_layout
 
-RECHECK_DELAY_S = 0.05  # seconds between two reads of data that a broker may be writing
-_UNITS = 4096  # units read at the end of a queue; if all are fillers, the queue counts as empty
-_MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record that are examined for the reason
+RECHECK_DELAY_S = 0.05  # seconds until data that a broker may be writing is read again
+_UNITS = 4096  # units at the end of a queue; if all are fillers, the queue counts as empty
+_MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record in which the defect is searched for
 
 
 def no_pause(_seconds: float) -> None:
-    """Do not wait. For stores that no broker is writing."""
+    """Return without waiting. It is the `pause` for stores that no broker is writing."""
 
 
 @dataclass(eq=False)
 class LogWalk:
-    """One walk over a log.
+    """One scan of a log.
 
     Attributes:
-        segments: The number of segments, after the walk.
-        log_min: The first position that still existed during the walk.
+        segments: The number of segments, after the scan.
+        log_min: The first position that still existed during the scan.
         end: The position after the last record.
-        last_store_ms: The latest store time of all records, because a clock may step back.
+        last_store_ms: The latest store time of all records. (It need not be that of the last record, because
+            a clock may step back.)
         damage: The skipped parts.
     """
 
@@ -64,7 +65,7 @@ class LogWalk:
     def __post_init__(self) -> None:
         self._size = self.layout.config.mapped_file_size_commit_log
         self._rechecked = -1
-        self._open: tuple[StoreFile, int, bool] | None = None  # the last used segment, the end in it, dirty
+        self._open: tuple[StoreFile, int, bool] | None = None  # segment, end of its last record, dirty
         self.segments = 0
         self.log_min = self.layout.log_min
         self.end = self.layout.log_min
@@ -77,7 +78,7 @@ class LogWalk:
                 self._committed = committed_end(self.layout, files)
 
     def groups(self, start: int = 0) -> Generator[RecordGroup, None, None]:
-        """Yield every valid record, in groups, from the segment of position `start` on. Raises OSError."""
+        """Yield all valid records in groups, from the segment that contains `start` on. Raises OSError."""
         for group in self._whole(start):
             if group.end <= self._committed:
                 yield group
@@ -86,7 +87,7 @@ class LogWalk:
 
     def _whole(self, start: int) -> Generator[RecordGroup, None, None]:
         if self.layout.live and all(file.length != self._size for file in self.layout.segments):
-            return  # the broker was about to create its first segment, whose length is unknown
+            return  # the broker is about to create its first segment, of unknown length
         files = [
             file for file in log_files(self.disk, self.layout.config, []) if file.base + self._size > start
         ]
@@ -103,7 +104,7 @@ class LogWalk:
             try:
                 yield from self._segment(file)
             except FileNotFoundError:
-                # Retention of a running broker has moved the beginning of the log.
+                # The retention of a running broker has deleted the segment.
                 self.log_min = max(self.log_min, file.base + self._size)
         if self._open is not None and self._open[2]:
             self._torn(self._open[0], self._open[1])
@@ -136,7 +137,7 @@ class LogWalk:
                 position, again = scan.end, True
             if not again:
                 break
-        for damage in scan.damage[known:]:  # damage before the blank record
+        for damage in scan.damage[known:]:  # the damage lies before the blank record
             self._damaged(file, damage)
         if scan.blank_end >= 0:
             self._check_after_blank(file, scan.blank_end)
@@ -147,7 +148,7 @@ class LogWalk:
             self._torn(file, file.base)
 
     def _enter(self, file: StoreFile) -> None:
-        """Handle the first record of a segment: the previous segment must be closed or full."""
+        """Report damage, at the first record of a segment, unless the previous one is closed or full."""
         if self._open is None or self._open[0] == file:
             return
         before, end, _ = self._open
@@ -157,7 +158,7 @@ class LogWalk:
             self._damaged(before, Damage(before.path, end, stop))
 
     def _should_recheck(self, position: int) -> bool:
-        """Return whether to read invalid data once more, because a broker may be writing it."""
+        """Return whether to read invalid data a second time, because a broker may have been writing it."""
         if position == self._rechecked or not self.layout.live:
             return False
         self._rechecked = position
@@ -191,7 +192,7 @@ class LogWalk:
     def _wrong_length(self, file: StoreFile) -> None:
         now = self.disk.facts(file.path)
         if self.layout.live and (now is None or now.size == self._size):
-            return  # the broker was creating or deleting the segment
+            return  # a broker is creating or deleting the segment
         problem = f"{file.length} bytes instead of {self._size}"
         repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
@@ -209,7 +210,7 @@ class LogWalk:
 
 
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
-    """Return the defect of the record that should begin at log position `position` in this segment."""
+    """Return why no valid record begins at log position `position`, which is in this segment."""
     at = position - file.base
     with opened(disk, file.path, write=False) as fd:
         try:
@@ -231,14 +232,17 @@ def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
 
 
 class MemberLog(NamedTuple):
-    """The directories of a raft member's segments, and the log position after the committed entries."""
+    """The log of a raft member: the directories of its segments, and the end of the committed entries."""
 
     directories: tuple[str, ...]
     committed: int
 
 
 def member_log(root: str) -> MemberLog | None:
-    """Return the log of the raft member in `root`; None for another store. Raises StoreError, OSError."""
+    """Return the log of the raft member in `root`, or None if the store is not a raft member's.
+
+    Raises StoreError, OSError.
+    """
     layout = read_layout(OsDisk(), root)
     if not layout.config.enable_d_leger_commit_log:
         return None
@@ -263,7 +267,7 @@ def committed_end(layout: StoreLayout, files: ReadOnlyFiles) -> int:
 
 
 def _queue_end(layout: StoreLayout, files: ReadOnlyFiles, queue: QueueFiles) -> int:
-    """Return the end of the record of a queue's last unit; 0 if the record does not exist."""
+    """Return the log position after the record of a queue's last unit; 0 if there is no such record."""
     units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     last = np.frombuffer(units.read(max(units.first, units.end - _UNITS), units.end), UNIT_DTYPE)
     last = last[last["size"] != FILLER_SIZE][-1:]

@@ -1,7 +1,8 @@
 """The comparison of the consume queues with the log: each unit must have its record, and vice versa.
 
-The records have the order of the log, and so do the units of each queue. Groups of equal bytes are compared
-as a whole; only differences are examined one by one.
+The units of each queue are in the order of the records in the log. So the expected units of consecutive
+records are compared with the existing ones as bytes, many at a time. Only differences are examined one by
+one.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
-# The number of failed searches, for the true queue of a record or for a flipped bit in its properties, after
-# which units count as damaged. Damaged records are few, and a search for a bit takes up to 25 ms.
+# The maximum number of failed searches, for the true queue of a record or for a flipped bit in its
+# properties. Few records are damaged, and a search for a bit takes up to 25 ms. So after that number, each
+# further difference counts as damage of the unit.
 _MAX_FAILED_SEARCHES = 100
-_MAX_POSITIONS_BEHIND = 1 << 20  # records after a queue's end whose positions are kept
-_MAX_DELAYED_MESSAGES = 1 << 20  # delayed messages whose tags codes are kept
-_MAX_PROPERTIES_BYTES = 2048  # bytes; longer properties are not searched for a flipped bit
+_MAX_POSITIONS_BEHIND = 1 << 20  # records after a queue's end whose positions are remembered
+_MAX_DELAYED_MESSAGES = 1 << 20  # delayed messages whose tags codes are remembered
+_MAX_PROPERTIES_BYTES = 2048  # no flipped bit is searched for in longer properties
 _MAX_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
@@ -47,17 +49,18 @@ IntArray = NDArray[np.int64]
 
 
 class Evidence:
-    """Facts about single records that units show better than the log, by log position, for `rebuild`.
+    """The facts about single records in which `rebuild` trusts the old queue units more than the log.
 
-    A record's CRC covers its body only. So a flip in its topic, queue id, queue offset, transaction type or
-    tags leaves a valid record that contradicts its unit. Only the unit shows the original value.
+    The CRC of a record covers its body only. So a flipped bit in topic, queue id, queue offset, transaction
+    type or tags leaves a valid record that contradicts its unit. Only the unit shows the original value. Keys
+    are log positions.
 
     Attributes:
-        queue_offsets: Topic, queue id and queue offset of records in which they are damaged.
-        tags: Tags codes of records with damaged tags, and of delayed messages whose delays are not those of
-            the configuration.
-        superseded: Records whose queue offset belongs to a later record, because their topic was deleted and
-            created again.
+        queue_offsets: Topic, queue id and queue offset of records in which one of them is damaged.
+        tags: Tags codes of records with damaged tags, and of delayed messages whose delays are not in the
+            configuration.
+        superseded: Records whose queue offset now belongs to a later record, because their topic was deleted
+            and created again.
     """
 
     __slots__ = ("_superseded", "queue_offsets", "tags")
@@ -72,19 +75,19 @@ class Evidence:
 
     @property
     def superseded(self) -> NDArray[np.int64]:
-        """The log positions, in ascending order."""
+        """The log positions of superseded records, in ascending order."""
         return np.unique(np.array(self._superseded, np.int64))
 
 
 @dataclass(slots=True, eq=False)
 class QueueProgress:
-    """The progress of the check of one queue: its units before offset `next` have been checked."""
+    """The progress of the check of one queue: the units before offset `next` have been checked."""
 
     topic: str
     queue_id: int
     units: UnitFiles
     next: int
-    behind: int = 0  # records whose units would lie after the queue's end
+    behind: int = 0  # number of records whose units would lie after the queue's end
     behind_at: array[int] = field(default_factory=lambda: array("q"))  # the positions of the first ones
 
     @property
@@ -94,11 +97,11 @@ class QueueProgress:
 
 @dataclass(eq=False)
 class QueueCheck:
-    """All queues of a store. Call `check_records` with the records of the log, then `finish`.
+    """The check of all queues of a store. Call `check_records` with the records of the log, then `finish`.
 
     Attributes:
         known_topics: The names in topics.json; None if it cannot be read.
-        deleted: The deletions, whose records do not count; None if the table cannot be read.
+        deleted: The deleted topics, whose records do not count; None if the table cannot be read.
     """
 
     layout: StoreLayout
@@ -122,12 +125,12 @@ class QueueCheck:
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
         self.orphans = 0  # records of a topic that was deleted and created again
-        self._other_delays = 0  # delayed messages whose delays are not those of the configuration
+        self._other_delays = 0  # delayed messages with delays that are not in the configuration
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
-        self._to_correct: list[int] = []  # positions of this group's records with damaged offsets
-        self._gone: dict[str, int] = {}  # the number of records of topics without queues and table entry
+        self._to_correct: list[int] = []  # records of this group whose queue offsets are damaged
+        self._gone: dict[str, int] = {}  # by topic without queues and table entry: number of records
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
@@ -152,7 +155,7 @@ class QueueCheck:
     # -- records ----------------------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup) -> None:
-        """Check the units of the next records. Damaged queue offsets of records are corrected in `group`."""
+        """Compare the next records with their units. Damaged queue offsets are corrected in `group`."""
         queued = group.queued
         if self.deleted:
             queued &= ~self.deleted.hidden(group)
@@ -164,7 +167,7 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # equal differences mean no gaps
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # counts consecutive offsets
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
         unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
@@ -210,7 +213,7 @@ class QueueCheck:
         return QueueProgress(queue.topic, queue.queue_id, units, units.first)
 
     def _account_for(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Register that the units [start, stop) have their records."""
+        """Record that the units [start, stop) have their records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
         if state.behind:  # later records have these queue offsets
@@ -257,7 +260,7 @@ class QueueCheck:
         return unit[:12] == expected[:12] and self._ext.tags_code(state.topic, state.queue_id, code) == wanted
 
     def _unit(self, state: QueueProgress, offset: int) -> bytes:
-        """Return the unit at an offset; zeros if the queue has none."""
+        """Return the unit at an offset. If the queue has none, return zeros."""
         there = state.units.first <= offset < state.units.end
         return state.units.read(offset, offset + 1) if there else bytes(UNIT)
 
@@ -278,7 +281,7 @@ class QueueCheck:
             and state.topic == TIMER_TOPIC
             and is_[2] == stored_tags_code(facts.properties)
         ):
-            return  # Apache's broker stores this code
+            return  # Apache's broker stores this code for timer messages
         if is_[:2] == wanted[:2] and self._is_flip(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._report_damaged_record(
@@ -295,7 +298,7 @@ class QueueCheck:
         self._add(ERROR, "queue-unit", state, facts.queue_offset, f"{where}: {problem}")
 
     def _is_flip(self, properties: bytes, code: int, expected: int) -> bool:
-        """Return whether a flipped bit in a record's properties explains the tags code of its unit."""
+        """Return whether a flipped bit in the properties explains why a unit has another tags code."""
         if (
             (code ^ expected).bit_count() == 1
             or len(properties) > _MAX_PROPERTIES_BYTES
@@ -307,9 +310,9 @@ class QueueCheck:
         return found
 
     def _find_true_queue(self, facts: Facts) -> bool:
-        """Report a record as damaged if its unit is in another queue or at another offset.
+        """Search for the unit of a record in other queues and at other offsets.
 
-        Return whether it is.
+        If it is there, report the record as damaged. Return whether it was found.
         """
         if self._searches <= 0:
             return False
@@ -324,7 +327,7 @@ class QueueCheck:
         return False
 
     def _report_misplaced(self, facts: Facts, place: tuple[str, int, int]) -> None:
-        """Report a record whose unit is at `place` although the record names another queue or offset."""
+        """Report a record that names another topic, queue id or offset than the `place` of its unit."""
         self.evidence.queue_offsets[facts.position] = place
         self._to_correct.append(facts.position)
         names = ("topic", "queue id", "queue offset")
@@ -346,15 +349,18 @@ class QueueCheck:
     def _belongs_to_another(
         self, state: QueueProgress, offset: int, position: int, unit_position: int
     ) -> bool:
-        """Return whether the unit belongs to another record: of a topic created again, or a duplicate."""
+        """Return whether the unit points at another record that belongs at this offset.
+
+        There can be two such records: the topic was created again, or one is a duplicate.
+        """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset
         return other is not None and (other.topic, other.queue_id, other.queue_offset) == place
 
-    # -- units without a record -------------------------------------------------------------------
+    # -- units without records ---------------------------------------------------------------------
 
     def _check_unmatched(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Check the units [start, stop), for which the log had no record."""
+        """Check the units [start, stop), for which the log has no record at their place."""
         if start < stop and self.layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
@@ -380,7 +386,7 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            return  # the record is out of order, or its topic was deleted
+            return  # the record exists: it is out of order, or its topic was deleted
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:
@@ -419,7 +425,7 @@ class QueueCheck:
             self._note("superseded", f"{self.orphans} records whose queue offsets {what}")
 
     def _finish_units(self, state: QueueProgress, log_end: int) -> None:
-        """Check the remaining units of a queue. After an unclean stop they may point past the log's end."""
+        """Check the remaining units of a queue. After an unclean stop, some may point past the log's end."""
         stop = state.units.end
         if not self.layout.clean and not self.layout.live:
             for offset, units in state.units.chunks(state.next, state.units.end):
@@ -453,7 +459,7 @@ class QueueCheck:
 
 
 def _tags_flipped(properties: bytes, code: int) -> bool:
-    """Return whether the properties have this tags code after a flip of one of their bits."""
+    """Return whether flipping one bit of the properties gives them this tags code."""
     flipped = bytearray(properties)
     for at in range(len(properties)):
         for bit in range(8):
@@ -466,9 +472,9 @@ def _tags_flipped(properties: bytes, code: int) -> bool:
 
 
 def _is_delay(ms: int) -> bool:
-    """Return whether a delay level may have this length.
+    """Return whether a delay level may have a length of `ms`.
 
-    Levels are whole seconds, which no flipped bit adds.
+    Levels are whole seconds. A flipped bit in a delivery time hardly ever leads to whole seconds.
     """
     return 0 <= ms <= _MAX_DELAY_MS and ms % 1000 == 0
 
@@ -478,6 +484,6 @@ def _pieces(units: bytes) -> list[bytes]:
 
 
 def _consecutive_groups(chosen: NDArray[np.bool_]) -> list[IntArray]:
-    """Return the indexes of the true elements, divided into groups of consecutive ones."""
+    """Return the indexes of the true elements, divided into groups of consecutive indexes."""
     numbers = np.flatnonzero(chosen)
     return np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []

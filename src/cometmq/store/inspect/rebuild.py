@@ -1,11 +1,12 @@
 """`rebuild` computes consume queues and index from the log again, for a store that no broker uses.
 
-The log is walked twice: first together with the old queues, to find the records whose queue units are more
-reliable than the records themselves (see Evidence), then to create the new ones.
+The log is scanned twice. The first scan compares it with the old queues, to find the records whose queue
+units are more reliable than the records themselves (see Evidence). The second scan creates the new queues and
+the index.
 
 The new directories are created beside the old ones and replace them once they are complete and on the device.
-The old ones are removed last. After an interruption, the next start finds the old ones or the new ones, or
-computes them again. The log is not changed.
+The old directories are removed last. After an interruption, the next start finds the old or the new
+directories, or computes their content again. The log is not changed.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
-_WRITE_EVERY = 4096  # units or keys per write
+_WRITE_EVERY = 4096  # units or keys that are written at a time
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
-"""The setting that holds the path of each directory, by the directory's name."""
+"""For each directory that is rebuilt: its usual name, and the setting that can move it."""
 _MAX_MISPLACED = 64
 
 
 class RebuildReport(msgspec.Struct):
     """The result of a rebuild.
 
-    `not_served` counts records that fit no queue, `hidden` records of deleted topics.
+    `not_served` is the number of records that fit into no queue, `hidden` that of records of deleted topics.
     """
 
     root: str
@@ -87,8 +88,8 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     """Create the new directories and replace the old ones."""
     check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
-    # A rename must stay within a file system, so each scratch directory is beside the directory that it
-    # replaces. Outside of the root, its name must differ from the names of another store's directories.
+    # A rename must stay within a file system, so each scratch directory is beside the directory that it will
+    # replace. Outside the root, its name must differ from the names that other stores use there.
     scratch = {
         part: f"{places[part]}.{SCRATCH}" if layout.config.moves(key) else os.path.join(layout.root, SCRATCH)
         for part, key in PARTS.items()
@@ -97,7 +98,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
         if disk.is_link(path):
             raise StoreError("a symbolic link; a rebuild replaces only real directories", path)
     for path in {*scratch.values()}:
-        remove_tree(disk, path)  # left by an interrupted run
+        remove_tree(disk, path)  # an interrupted run may have left it
         disk.makedirs(path)
     files = StoreFiles(disk)
     try:
@@ -120,7 +121,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
 
 
 def check_queues(layout: StoreLayout) -> None:
-    """Raise StoreError for a store with queues that the log does not determine."""
+    """Raise StoreError for a store with light queues, which cannot be computed from the log."""
     if any(queue.topic.startswith(LIGHT) for queue in layout.queues):
         raise StoreError(f"{LIGHT} queues cannot be rebuilt from the log and would be lost", layout.root)
 
@@ -128,7 +129,7 @@ def check_queues(layout: StoreLayout) -> None:
 def _make(
     layout: StoreLayout, files: StoreFiles, scratch: dict[str, str], clock: Clock, progress: Progress
 ) -> RebuildReport:
-    """Walk the log twice, create queues and index in their `scratch` directories, and sync them."""
+    """Scan the log twice, create queues and index in their `scratch` directories, and sync them."""
     disk, root = files.disk, layout.root
     made = {part: os.path.join(scratch[part], part) for part in PARTS}
     for path in made.values():
@@ -176,13 +177,13 @@ def _make(
 def collect_evidence(
     disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
 ) -> Evidence:
-    """Return the evidence of the old queues, by a walk over queues and log.
+    """Return the evidence of the old queues, by a comparison of queues and log.
 
     `progress` receives the bytes of the log processed so far.
     """
     if not layout.queues:
         return Evidence()
-    findings = Findings()  # findings as of `verify`, which a rebuild does not report
+    findings = Findings()  # a rebuild does not report these findings; `verify` does
     with ReadOnlyFiles(disk) as files:
         check = QueueCheck(layout, files, findings, no_pause, None, deleted)
         walk = LogWalk(disk, layout, findings)
@@ -190,7 +191,7 @@ def collect_evidence(
             check.check_records(group)
             progress(walk.end - walk.log_min)
         check.finish(walk)
-    # If a queue contradicts many records, the queue itself is damaged.
+    # If a queue contradicts many records, the queue itself is damaged, so its evidence is dropped.
     queue_offsets = check.evidence.queue_offsets
     in_queue = Counter(place[:2] for place in queue_offsets.values())
     check.evidence.queue_offsets = {

@@ -5,7 +5,7 @@
     make_queues       some of the queues, from the units of all segments
     make_index        the index, from the keys of all segments
 
-Each part reads the results of those before it from a scratch directory. A repeated part gives the same
+Each part reads the results of earlier parts from a scratch directory. A part that is repeated gives the same
 result. The queues and the index equal those of `rebuild`, byte for byte.
 """
 
@@ -51,12 +51,12 @@ _CHUNK = 1 << 20  # units or keys per file in the scratch directory
 
 
 class SegmentData(msgspec.Struct):
-    """The result of one processed segment of the log.
+    """The result of `read_segment` for one segment of the log.
 
     Attributes:
-        queues: Topic and queue id by the number in the units.
-        chunks: For each file of units, the index of the first unit of each part, and the end of the last
-            part.
+        queues: Topic and queue id of each queue. A unit contains the index in this list.
+        chunks: For each file of units, the index of the first unit of each group of queues, and the number of
+            units.
     """
 
     base: int
@@ -70,7 +70,7 @@ class SegmentData(msgspec.Struct):
 
 
 class QueuesMade(msgspec.Struct):
-    """The result of a part that has made some of the queues.
+    """The result of `make_queues` for one group of queues.
 
     `spare` is the number of units without space in the log that QueueOrder has used.
     """
@@ -83,14 +83,14 @@ class QueuesMade(msgspec.Struct):
 
 
 class IndexMade(msgspec.Struct):
-    """The result of the part that has made the index."""
+    """The result of `make_index`."""
 
     files: int
     entries: int
 
 
 _EvidenceFile = tuple[dict[int, tuple[str, int, int]], dict[int, int], list[int]]
-"""Evidence (queue offsets, tags, superseded) in the scratch directory."""
+"""The fields of Evidence (queue offsets, tags, superseded) as stored in the scratch directory."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class RebuildParts:
         commit_log_dir: The directory of the log, or several separated by commas.
         clean: Whether the last stop of the store was clean.
         segments: The log positions at which the segments begin.
-        parts: The number of parts into which the queues are divided.
+        parts: The number of groups into which the queues are divided, one for each `make_queues`.
     """
 
     root: str
@@ -115,9 +115,9 @@ class RebuildParts:
     parts: int
 
     def collect_evidence(self) -> None:
-        """Write the evidence of the old queues, after removing the files of an interrupted rebuild.
+        """Remove the files of an interrupted rebuild, and write the evidence of the old queues.
 
-        The whole log is walked if there are queues. Raises OSError.
+        If there are queues, the whole log is scanned. Raises OSError.
         """
         disk, layout = OsDisk(), self._layout()
         remove_tree(disk, self._at(""))
@@ -127,9 +127,9 @@ class RebuildParts:
         replace_file(disk, self._at("evidence.json"), msgspec.json.encode(known))
 
     def read_segment(self, base: int) -> SegmentData:
-        """Write the units and keys of the segment at `base`, after `collect_evidence`. Return its numbers.
+        """Write the units and keys of the segment at `base`. Return a summary. Raises OSError.
 
-        Raises OSError.
+        `collect_evidence` must have finished.
         """
         disk, layout = OsDisk(), self._layout()
         data = DerivedData(self.config, self._evidence(disk), DeletedTopics(disk, self.root))
@@ -137,8 +137,7 @@ class RebuildParts:
 
         def write() -> None:
             units, keys = data.take()
-            # The units are sorted by the part that will make their queue; within a part they keep the order
-            # of the log.
+            # The units are sorted by the group of their queue; within a group they keep the order of the log.
             own = np.array([self.part_of(*each) for each in data.queues], np.int64)
             part = own[units["queue"]] if len(own) else np.empty(0, np.int64)
             order = np.argsort(part, kind="stable")
@@ -150,7 +149,8 @@ class RebuildParts:
 
         findings = Findings()
         walk = LogWalk(disk, layout, findings)
-        # The first records of the next segment show whether this one was closed.
+        # The scan continues into the next segment, because its first records show whether this one was
+        # closed.
         with closing(walk.groups(base)) as groups:
             for group in groups:
                 if group.position[0] >= base + layout.config.mapped_file_size_commit_log:
@@ -173,7 +173,10 @@ class RebuildParts:
         return msgspec.structs.replace(segment, queues=[], chunks=[])
 
     def make_queues(self, part: int) -> QueuesMade:
-        """Create the queues of a part, after all segments. Raises OSError."""
+        """Create the queues of the group `part`. Raises OSError.
+
+        `read_segment` must have finished for all segments.
+        """
         disk = OsDisk()
         files = StoreFiles(disk)
         queues, findings = QueueTable(files, self._new_config()), Findings()
@@ -187,7 +190,7 @@ class RebuildParts:
                     if each not in own and self.part_of(*each) == part:
                         queue = own[each] = builder.queue(*each)
                         if queue is not None:
-                            remove_tree(disk, queue.path)  # an interrupted process may have left it
+                            remove_tree(disk, queue.path)  # left by an interrupted process
                 table = [own.get(each) for each in segment.queues]
                 for number, begins in enumerate(segment.chunks):
                     begin, end = begins[part : part + 2]
@@ -203,11 +206,14 @@ class RebuildParts:
         return QueuesMade(len(queues), units, builder.not_served, builder.order.spare_used, findings.kept)
 
     def make_index(self, clock: Clock | None = None) -> IndexMade:
-        """Create the index, after all segments. Raises OSError."""
+        """Create the index. Raises OSError.
+
+        `read_segment` must have finished for all segments.
+        """
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
-        remove_tree(disk, directory)  # an interrupted process may have left it
+        remove_tree(disk, directory)  # left by an interrupted process
         disk.makedirs(directory)
         index = IndexService(files, clock or SystemClock(), self._new_config())
         try:
@@ -222,11 +228,11 @@ class RebuildParts:
         return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
 
     def part_of(self, topic: str, queue_id: int) -> int:
-        """Return the number of the part that creates this queue."""
+        """Return the number of the group to which this queue belongs."""
         return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
 
     def _chunk(self, kind: str, base: int, number: int) -> str:
-        """Return the path of a file with units or keys of a segment."""
+        """Return the path of a file in the scratch directory with units or keys (`kind`) of a segment."""
         return self._at(f"{kind}-{base:020d}-{number:06d}")
 
     def _evidence(self, disk: Disk) -> Evidence:
@@ -252,10 +258,10 @@ class RebuildParts:
         return os.path.join(self.output, SCRATCH, name)
 
     def put_in_place(self, made: Sequence[QueuesMade]) -> None:
-        """Move the result of all parts to the output, with copies of the store's tables.
+        """Move the results of all parts to the output directory, with copies of the store's tables.
 
-        It replaces the result of an earlier rebuild. Raises StoreError if a broker uses the store now,
-        OSError.
+        They replace the result of an earlier rebuild. Raises OSError, and StoreError if a broker is using the
+        store.
         """
         disk = OsDisk()
         if lock_held(disk, self.root):
@@ -268,7 +274,7 @@ class RebuildParts:
             remove_tree(disk, place)
             disk.makedirs(self._at(part))
             disk.rename(self._at(part), place)
-        # The tables, and the files that `verify` and a broker read.
+        # The tables are copied, and the other files that `verify` and a broker read.
         names = ["broker.conf", *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))]
         copied = {name: os.path.join(self.root, name) for name in names}
         copied |= {LOCATIONS[key]: self.config.location(key) for key in (CHECKPOINT, ABORT)}
@@ -287,11 +293,11 @@ class RebuildParts:
 def plan_rebuild(
     root: str, output: str, parts: int, *, config: StoreConfig | None = None, commit_log_dir: str = ""
 ) -> RebuildParts:
-    """Return the parts of a rebuild of the store in `root` into the directory `output`, without writing.
+    """Return the parts of a rebuild of the store in `root` into the directory `output`. Write nothing.
 
     Args:
         output: The directory of the result.
-        parts: The number of parts into which the queues are divided.
+        parts: The number of groups into which the queues are divided.
         config, commit_log_dir: See `read_layout`.
 
     Raises:

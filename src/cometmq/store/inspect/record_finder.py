@@ -1,7 +1,7 @@
-"""Searches for records of a store without a broker: by position, id, key, or a range of a queue or the log.
+"""Searches a store for records, without a broker: by position, id, key, or a range of a queue or the log.
 
 A broker may be using the directory. Keys are searched for in the entries of the index files, because the
-slots are written late. Records that are not indexed yet are searched for in the log.
+slots of the newest file are written late. Records that are not indexed yet are searched for in the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ from cometmq.store.tables.table_checks import TOPICS
 
 
 class RecordFinder:
-    """The records of one directory. A context manager; raises StoreError if there is no store."""
+    """Finds the records of a store directory.
+
+    It is a context manager; StoreError means that there is no store.
+    """
 
     def __init__(
         self,
@@ -62,12 +65,12 @@ class RecordFinder:
         self._files.__exit__()
 
     def at(self, position: int) -> MessageExt | None:
-        """Return the message whose record begins at a log position; None if there is none."""
+        """Return the message whose record begins at a log position, or None."""
         record = self._log.record(position) if position < self._committed else b""
         return decode_record(record) if record else None
 
     def why_not_at(self, position: int) -> str:
-        """Return the reason why no message begins at a log position."""
+        """Return why no message begins at a log position."""
         size = self.layout.config.mapped_file_size_commit_log
         segments = self.layout.segments
         if not segments:
@@ -91,7 +94,7 @@ class RecordFinder:
         return "the segment that held it is missing"
 
     def why_not_id(self, message_id: str) -> str:
-        """Return the reason why no message has this id."""
+        """Return why no message has this id."""
         try:
             position = decode_offset_id(message_id).physical_offset
         except IdError:
@@ -105,7 +108,10 @@ class RecordFinder:
         )
 
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
-        """Return the messages with this id: an offset id that its record confirms, else a unique key."""
+        """Return the messages with this id.
+
+        It is read as an offset id if a record confirms that, otherwise as a unique key.
+        """
         try:
             named = decode_offset_id(message_id)
         except IdError:
@@ -152,7 +158,7 @@ class RecordFinder:
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
-        """Return the positions of entries with these hashes, and the position at which the index ends."""
+        """Return the positions in entries with these hashes, and the position at which the index ends."""
         positions: set[int] = set()
         known = self.layout.log_min
         wanted = np.array(sorted(hashes), np.int64)
@@ -169,7 +175,7 @@ class RecordFinder:
         return sorted(positions), known if complete else self.layout.log_min
 
     def _unindexed_before(self, position: int) -> bool:
-        """Return whether a record with keys lies before the first indexed one."""
+        """Return whether a record with keys lies before the first indexed record, which is at `position`."""
         for facts in self._walk(self.layout.log_min):
             if facts.position >= position:
                 return False
@@ -178,7 +184,7 @@ class RecordFinder:
         return False
 
     def _walk(self, start: int) -> Iterator[Facts]:
-        """Yield the records from `start` (any position) on."""
+        """Yield the records from log position `start` on. No record need begin there."""
         walk = LogWalk(self._disk, self.layout, Findings())
         size = self.layout.config.mapped_file_size_commit_log
         total = len(self.layout.segments) * size
@@ -195,7 +201,7 @@ class RecordFinder:
         return self._messages(facts.position for facts in self._walk(start))
 
     def of_queue(self, topic: str, queue_id: int, start: int = 0) -> Iterator[MessageExt]:
-        """Yield the messages of a queue from a queue offset on.
+        """Yield the messages of a queue from the queue offset `start` on.
 
         Raises StoreError if there is no such queue.
         """

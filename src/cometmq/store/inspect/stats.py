@@ -1,7 +1,7 @@
-"""`stats`: the contents of a store by amount, and how long they will be kept.
+"""`stats`: how much a store contains, and how long retention will keep it.
 
-Reads queues and a few records, not the log. The numbers count messages that consumers can still read. If a
-broker is running, the newest second may be missing, because queue units are written in batches.
+It reads queues and a few records, not the log. The numbers count messages that consumers can still read. If a
+broker is running, messages of the last second may be missing, because queue units are written in batches.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _DAY_MS = 86_400_000
 class QueueStats(msgspec.Struct):
     """The statistics of one queue.
 
-    Times are epoch ms; -1 if the queue has no messages. `bytes` is the size of the records.
+    Times are epoch ms, or -1 if the queue has no messages. `bytes` is the size of the records.
     """
 
     topic: str
@@ -60,7 +60,8 @@ class Outlook(msgspec.Struct):
     Times are epoch ms, -1 for never or unknown; ratios are shares of the partition.
 
     Attributes:
-        next_expiry_ms: When the oldest segment (never the last one) exceeds fileReservedTime.
+        next_expiry_ms: The time at which the oldest segment exceeds fileReservedTime. The last segment never
+            counts.
         bytes_per_day: The growth of the log between its oldest and newest message.
         full_in_days: The time until the disk reaches diskMaxUsedSpaceRatio at that rate, if nothing is
             deleted before; -1 if the log does not grow.
@@ -80,7 +81,7 @@ class Outlook(msgspec.Struct):
 class StoreStats(msgspec.Struct):
     """The statistics of a whole store.
 
-    `allocated` is in bytes on the device; `queue_files` includes those of consumequeue_ext.
+    `allocated` is in bytes on the device. `queue_files` includes the files of consumequeue_ext.
     """
 
     root: str
@@ -161,7 +162,7 @@ def store_stats(
 def _queue(
     layout: StoreLayout, files: ReadOnlyFiles, log: LogReader, queue: QueueFiles, floor: int
 ) -> QueueStats:
-    """Return the statistics of a queue. `floor` is its minimum offset in the table of purges."""
+    """Return the statistics of a queue. `floor` is its stored minimum offset (see MinOffsets)."""
     units = UnitFiles(files, queue, layout.config.consume_queue_file_size)
     messages = size = 0
     first = last = -1

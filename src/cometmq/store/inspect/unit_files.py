@@ -1,4 +1,4 @@
-"""Reads units of consume queues from outside, also while a broker uses them."""
+"""Reads the units of consume queues from outside, even while a broker uses the queues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-_CHUNK_UNITS = 4096  # units per read
+_CHUNK_UNITS = 4096  # units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # the same limit as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # equal to the limit in recovery
 
 
 class UnitFiles:
-    """The units of one queue, from offset `first` to before `end`, as of the creation of this object."""
+    """The units of one queue from offset `first` to before `end`, as of this object's creation."""
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -39,7 +39,7 @@ class UnitFiles:
                 break
 
     def _used(self, base: int) -> int:
-        """Return the number of bytes up to the last nonzero one in a file."""
+        """Return the length of a file up to its last nonzero byte."""
         path, used = f"{self.path}/{file_name(base)}", 0
         at = self._files.next_data(path, 0)
         while at is not None and at < self._size:
@@ -52,18 +52,18 @@ class UnitFiles:
         return used
 
     def first_now(self) -> int:
-        """Return the offset at which the files begin now. Retention may have deleted some of them."""
+        """Return the offset at which the files begin now. Retention may have deleted files since `first`."""
         names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
         return int(names[0]) // UNIT if names else self.end
 
     def location(self, offset: int) -> tuple[str, int]:
-        """Return the file of a unit, and its offset in the file."""
+        """Return the path of the file that holds a unit, and the position of the unit in the file."""
         position = offset * UNIT
         base = position - position % self._size
         return f"{self.path}/{file_name(base)}", position - base
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return the units [start, stop), with zeros for missing ones."""
+        """Return the units [start, stop). Missing units are zeros."""
         parts = []
         while start < stop:
             path, at = self.location(start)
@@ -73,7 +73,7 @@ class UnitFiles:
         return b"".join(parts)
 
     def chunks(self, start: int, stop: int) -> Iterator[tuple[int, NDArray[np.void]]]:
-        """Yield the units of [start, stop) in chunks of a few thousand, each with its first offset."""
+        """Yield the units of [start, stop) in chunks, each with the offset of its first unit."""
         while start < stop:
             start = self._after_hole(start)
             count = min(_CHUNK_UNITS, stop - start)
@@ -83,7 +83,10 @@ class UnitFiles:
             start += count
 
     def _after_hole(self, offset: int) -> int:
-        """Return the start of the next file if the hole before it is too wide: then its name is damaged."""
+        """Return `offset`, or the start of the next file if the hole before that file is too wide.
+
+        Such a hole means that the name of the next file is damaged.
+        """
         base = offset * UNIT - offset * UNIT % self._size
         following = bisect_left(self._bases, base)
         behind = self._bases[following] // UNIT if following < len(self._bases) else offset
@@ -91,7 +94,7 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Return the number of bytes up to the last nonzero one. Most of a queue's last file is zeros."""
+    """Return the length up to the last nonzero byte. It is fast, because most of a last file is zeros."""
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
         stop = max(0, stop - _PAGE)

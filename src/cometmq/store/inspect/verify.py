@@ -1,8 +1,8 @@
 """`verify` compares all parts of a store directory with each other, without changing them.
 
-The log determines queues and index, record by record. If a broker uses the store, queue ends and index counts
-are read before the log, so that the log contains the records of all of them. Later additions of the broker
-are not checked.
+Queues and index are compared with the log, record by record. If a broker uses the store, the ends of queues
+and index are read before the log, so that the log contains the records of all units and entries. What the
+broker adds later is not checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _FUTURE_MS = 1 << 53
 _CHECKPOINT_USED = 24
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes of the log processed so far, and their total."""
+"""A function that receives the bytes of the log processed so far, and their total."""
 
 
 class VerifyReport(msgspec.Struct):
@@ -67,7 +67,7 @@ class VerifyReport(msgspec.Struct):
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is damaged. Warnings and notes do not count."""
+        """Whether there are no errors. Warnings and notes do not count."""
         return not self.errors
 
 
@@ -85,7 +85,7 @@ def verify(
     Args:
         config, commit_log_dir: See `read_layout`.
         progress: Receives the bytes processed, and their total.
-        pause: Called to wait for a number of seconds while a broker may be writing.
+        pause: Called with the number of seconds for which to wait while a broker may be writing.
 
     Raises:
         StoreError: There is no store, or it belongs to a running raft member, whose committed end is unknown.
@@ -131,7 +131,7 @@ def _stray(disk: Disk, findings: Findings, path: str) -> None:
 def _walk(
     walk: LogWalk, queues: QueueCheck, index: IndexCheck, layout: StoreLayout, progress: Progress | None
 ) -> int:
-    """Check all records. Return their number."""
+    """Compare all records with queues and index. Return the number of records."""
     records = 0
     progress = progress or (lambda _done, _total: None)
     total = len(layout.segments) * layout.config.mapped_file_size_commit_log
@@ -235,9 +235,9 @@ class TableCheck:
             pass  # already reported as a finding
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
-        """Return the table or None, and the problem; "" if the file does not exist."""
+        """Return the table (or None) and the problem with it (or ""). A missing file is no problem."""
         table, problem = self._parse(path, name)
-        if table is None and self.layout.live:  # the broker may be replacing the file
+        if table is None and self.layout.live:  # read again, because the broker may be replacing the file
             self.pause(RECHECK_DELAY_S)
             table, problem = self._parse(path, name)
         return table, problem
