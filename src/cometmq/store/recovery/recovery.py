@@ -1,16 +1,18 @@
 """Recovery: makes log, queues and index agree when a store is opened.
 
-After a clean stop, recovery trusts every queue entry and scans the log only from the last one on. After an
-unclean stop, the scan begins as late as the checkpoint allows, so that its cost depends only on what was
-written since. It begins at the checkpoint position. Without one (Apache's broker wrote last, or the
+After a clean stop, recovery trusts every queue unit and scans the log only from the record of the last unit
+on.
+
+After an unclean stop, the scan begins as late as the checkpoint allows, so that its cost depends only on what
+was written since. It begins at the checkpoint position. Without one (Apache's broker wrote last, or the
 checkpoint is damaged), it begins at the newest segment whose first record is covered by the checkpoint's
-times. From there on only the log counts: recovery computes queue and index entries again and overwrites the
-existing ones. If a queue lacks entries from before that position, or the index is damaged or missing, the
+times. From there on only the log counts: recovery computes queue units and index entries again and overwrites
+the existing ones. If a queue lacks units from before that position, or the index is damaged or missing, the
 scan begins earlier.
 
-A torn tail (no valid record follows) is cut and its space zeroed, so that no old record can reappear. Damage
-before valid records is skipped and reported, and all later records are kept and served. Only a slave cuts its
-log at such damage, if a power failure may be the cause: its master has the missing records.
+A torn tail (invalid data that no valid record follows) is cut and its space zeroed, so that no old record can
+reappear. Damage before valid records is skipped and reported, and all later records are kept and served. Only
+a slave cuts its log at such damage, if a power failure may be the cause: its master has the missing records.
 """
 
 from __future__ import annotations
@@ -40,16 +42,16 @@ from cometmq.store.writing.record_dispatch import MAX_REPORTED_REJECTIONS, Start
 
 log = logs.logger(__name__)
 
-_MIN_SEGMENT_BYTES = 16 << 20  # bytes; smaller segments are scanned as a whole
+_MIN_SEGMENT_BYTES = 16 << 20  # bytes; smaller segments are scanned completely
 _NOWHERE = 1 << 62  # a log position that no log reaches
 
 
 class EntriesLost(StoreCorrupt):
-    """Entries of a raft log are missing that other members of the group may rely on."""
+    """Raised if a raft log lacks entries that other members of the group may rely on."""
 
 
 class RaftLogEnds(Protocol):
-    """The ends of a raft log: of the part that readers see, and of all entries."""
+    """Two ends of a raft log: that of the part that readers see, and that of all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -59,7 +61,7 @@ class RaftLogEnds(Protocol):
 
 @dataclass(eq=False, kw_only=True)
 class Recovery:
-    """One recovery of the parts of a store."""
+    """The recovery of one store."""
 
     disk: Disk
     config: StoreConfig
@@ -76,11 +78,11 @@ class Recovery:
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # the position of the last record that is indexed
-        self._whole_from = _NOWHERE  # see `whole_from` of RecoveryScan
+        self._whole_from = _NOWHERE  # the `whole_from` of RecoveryScan
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:
-        """Recover log, queues and index, which then accept appends. Raises StoreError, OSError."""
+        """Recover log, queues and index, and make them accept appends. Raises StoreError, OSError."""
         with self._files:
             return self._run(clean=clean)
 
@@ -124,7 +126,8 @@ class Recovery:
                 self.checkpoint.reset()
                 start = self._first
                 self._reload(start, result)
-        # The last records may have no queue unit. After a clean stop, the index contains their keys.
+        # The last records may have no queue units, so the scan includes them. After a clean stop, the index
+        # contains their keys already.
         index_from = max(start, self.index.end_position + 1) if clean else start
         if index_lost and self.index.enabled:
             index_from = min(start, max(0, self.index.end_position - self.commit_log.framing.gap))
@@ -142,7 +145,7 @@ class Recovery:
     # -- the start of the scan --------------------------------------------------------------------
 
     def _clean_end_holds(self) -> bool:
-        """Return whether the record that the queues name as the last one exists."""
+        """Return whether the record of the last queue unit exists, as it must after a clean stop."""
         last = max(self.queues, key=lambda queue: queue.max_physical, default=None)
         if last is None or last.max_physical == 0:
             return True
@@ -151,7 +154,7 @@ class Recovery:
             return False
         position, size, _ = found
         if position < self._first:
-            return True  # retention has deleted the segment since
+            return True  # retention has deleted the segment of the record
         facts = self._log_reader.facts(position)
         wanted = size, last.topic, last.queue_id, last.max_offset - 1
         return facts is not None and wanted == (
@@ -159,7 +162,7 @@ class Recovery:
         )  # fmt: skip
 
     def _saved_position(self) -> CheckpointPosition | None:
-        """Return the checkpoint position if the log confirms it, or if there is none; else None."""
+        """Return the checkpoint position, or None if there is none or the log contradicts it."""
         saved = self.checkpoint.saved
         if saved is None or is_position_valid(
             self._log_reader, self._segments, self.commit_log.segment_size, saved
@@ -168,7 +171,7 @@ class Recovery:
         return None
 
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
-        """Return the start of the scan: the checkpoint position, or a segment that the times cover."""
+        """Return the start of the scan: the checkpoint position, or a segment that its times cover."""
         if saved is not None:
             return max(scan_start(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp
@@ -180,13 +183,16 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return the position after which a gap ends a slave's log: its master sends the rest again."""
+        """Return the log position from which on a slave's log ends at its first gap.
+
+        The master sends the records after the gap again.
+        """
         if self.config.broker_role != SLAVE:
             return _NOWHERE
         return self._checked_start(None) if saved is None else saved.position
 
     def _queue_loss(self, start: int, saved: CheckpointPosition | None) -> str:
-        """Return the reason why queues have lost units from before the checkpoint position, or ""."""
+        """Describe how queues have lost units of records before the checkpoint position; "" if not."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
@@ -220,7 +226,7 @@ class Recovery:
         return replay
 
     def _scan_log(self, start: int, index_from: int, result: Recovered) -> RecoveryScan:
-        """Scan the log. If a queue turns out to be too short, scan it again from its beginning."""
+        """Scan the log. If a queue is still too short afterwards, scan the log again from its beginning."""
         try:
             replay = self._scan_once(start, index_from, result)
             shorter = self._shorter(result)
@@ -237,10 +243,10 @@ class Recovery:
             self.index.resume(clean=False, cut_at=start)
             replay = self._scan_once(start, start, result)
         if self.config.broker_role == SLAVE or self.raft_log is not None:
-            return replay  # the records of its master, or of its group, determine where its queues continue
+            return replay  # the master's, or the group's, records determine where queues continue
         for topic, queue_id, end in self._shorter(result):
-            # The queue's last messages are lost, or have expired with its files. No offset may be assigned
-            # twice.
+            # The last messages of the queue are lost, or have expired with its files. The queue continues at
+            # its former end, because no offset may be assigned twice.
             try:
                 queue = self.queues.of_record(topic, queue_id)
             except QueueRefused:
@@ -253,9 +259,9 @@ class Recovery:
         return replay
 
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
-        """Return the queues that are shorter than at their last clean stop.
+        """Return (topic, queue id, former end) of queues that are shorter than at the last clean stop.
 
-        The result is empty if another broker has stopped cleanly since.
+        The result is empty if another broker has used the store and stopped cleanly since.
         """
         if result.clean and result.end != self.ends.log_end:
             return []
@@ -309,9 +315,9 @@ class Recovery:
 
 
 def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) -> tuple[list[int], list[str]]:
-    """Return the first positions of the segments, and notes. Segments that are too short are filled up.
+    """Return the first positions of the segments, and notes. A segment that is too short is filled up.
 
-    Raises StoreError for files of another segment size, because opening them would damage the log.
+    Files of another segment size raise StoreError, because opening them would damage the log.
     """
     bases: list[int] = []
     notes: list[str] = []
@@ -339,9 +345,9 @@ def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) ->
 def is_position_valid(
     log: LogReader, segments: list[int], segment_size: int, saved: CheckpointPosition
 ) -> bool:
-    """Return whether the log still contains the last record of the checkpoint position.
+    """Return whether the log still contains the record `last` of the checkpoint position.
 
-    If the checkpoint names no last record, a record or zeros must begin at its position.
+    If `last` is unknown, a record or zeros must begin at the checkpoint position.
     """
     position = saved.position
     if saved.last >= 0:
@@ -359,9 +365,9 @@ def is_position_valid(
 
 
 def scan_start(saved: CheckpointPosition, segment_size: int) -> int:
-    """Return where a scan from the checkpoint position begins.
+    """Return where the scan must begin so that it covers everything after the checkpoint position.
 
-    Small segments are scanned as a whole, which costs little and repairs more.
+    A small segment is scanned completely, which costs little and repairs more.
     """
     if segment_size >= _MIN_SEGMENT_BYTES:
         return saved.position

@@ -1,4 +1,4 @@
-"""One scan of the log that computes queue units and index keys again."""
+"""A scan of the log, in which recovery computes queue units and index keys again."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _WRITE_UNITS = 4096
 
 @dataclass
 class Recovered:
-    """The result of recovery. Positions are bytes in the log, times are epoch ms."""
+    """The result of recovery. Positions are log positions in bytes, times are in epoch ms."""
 
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # end of the dispatched records; a raft log may have later ones
+    visible: int = 0  # end of the dispatched records; in a raft log, others may follow
     last_store_ms: int = 0
-    newest_ms: int = 0  # the latest store time of all records: a clock may step back
+    newest_ms: int = 0  # latest store time of all records, not always that of the last
     last_position: int = -1  # position of the last scanned record
     records: int = 0
-    rebuilt: bool = False  # whether queues or index were rebuilt and are not on the device yet
-    not_served: int = 0  # records that fit no queue; the notes name the first of them
+    rebuilt: bool = False  # whether queues or index have changed and must be synced
+    not_served: int = 0  # number of records that fit into no queue; `notes` names the first
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
     def record_not_served(self, note: str) -> None:
-        """Count a scanned record that fits no queue."""
+        """Count a scanned record that fits into no queue. `note` describes it."""
         self.not_served += 1
         if self.not_served <= MAX_REPORTED_REJECTIONS:
             self.notes.append(f"{note}, not served")
@@ -48,11 +48,11 @@ class Recovered:
 
 @dataclass(eq=False, kw_only=True)
 class RecoveryScan:
-    """A scan of the log from position `start` on, which adds to `result`.
+    """A scan of the log from position `start` on. Its results are added to `result`.
 
     Attributes:
-        former_ends: The end that each queue had earlier, by topic and queue id.
-        whole_from: From this position on, the first gap ends the log. The scan skips earlier damage.
+        former_ends: The end that each queue had at the last clean stop, by topic and queue id.
+        whole_from: The log ends at the first gap from this position on. Earlier damage is skipped.
         index_until: The position of the last record that is indexed.
         until: Records from this position on are not dispatched.
         last_used: The segment in which the log ends; -1 for none.
@@ -82,7 +82,10 @@ class RecoveryScan:
         self.torn = False
 
     def run(self, index_from: int) -> None:
-        """Scan to the end of the log, indexing from `index_from` on. Raises StartEarlier, OSError."""
+        """Scan to the end of the log. Index the records from `index_from` on.
+
+        Raises StartEarlier, OSError.
+        """
         result, start = self.result, self.start
         result.start = start
         result.records = result.not_served = 0
@@ -111,7 +114,7 @@ class RecoveryScan:
             self._touched |= touched
         self._touched |= self._dispatch.finish()
         for queue in self._touched:
-            queue.new_names = True  # the name of a file created just before a crash may not be durable
+            queue.new_names = True  # sync the directory: a crash may have left a file with an unsynced name
             queue.write()
         result.end = min(max(end, result.end), self.until)
 
@@ -137,7 +140,7 @@ class RecoveryScan:
                     reached = group.end
                     yield group
             if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # the earlier segments have no valid record, but this one has
+                result.damage += empty  # these segments hold no valid record, but a later one does
                 empty.clear()
                 result.damage += scan.damage
                 if self.torn:
@@ -151,7 +154,7 @@ class RecoveryScan:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _end_at(self, end: int) -> None:
-        """End the log at `end`, regardless of the bytes that follow."""
+        """End the log at `end`, whatever follows."""
         self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
         self.result.end = end
         base = end - end % self.commit_log.segment_size

@@ -1,14 +1,14 @@
 """The layout of a store directory that another program may have written: its files, their lengths, its state.
 
-The brokers, Apache's and CometMQ's, know the lengths of their files from a configuration. A tool must
+The brokers, Apache's and CometMQ's, get the lengths of their files from their configuration. A tool must
 determine them from the broker.conf in the directory, or else from the files themselves. It also determines
 whether the store belongs to a raft member. Reading a layout writes nothing and locks nothing.
 
-A broker checks the lengths before it changes a file, because a start fills up files that damage has
-shortened. With a wrong configuration it would lengthen whole files, and afterwards neither the wrong nor the
-right configuration could open the store. So a shorter length counts as damage only if the lengths at the last
-clean stop, or another file, confirm the configured one. Empty files confirm nothing: they were just being
-created.
+A start lengthens files that damage has shortened. With a wrong configuration it would lengthen all files, and
+afterwards neither the wrong nor the right configuration could open the store. So a broker checks the lengths
+before it changes a file. A file that is too short counts as damaged only if the configured length is
+confirmed, by the lengths at the last clean stop or by another file. Empty files confirm nothing: they were
+just being created.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ IN_USE = "a broker is using this store; stop it first"
 MAX_CONF_BYTES = 1 << 20
 """Maximum size of a broker.conf in bytes. Parsing takes about 0.2 us per byte."""
 _PROBE_ENTRIES = 64
-_MAX_INDEX_READ_BYTES = 64 << 20  # bytes; the number of slots of a larger index file is not determined
+_MAX_INDEX_READ_BYTES = 64 << 20  # bytes; a larger index file is not read to determine its number of slots
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
-# The maximum number of queues whose files are read first. Reading the files of ten thousand queues took half
-# a second of a start.
+# The number of queue files that are checked first. If one of them has the configured length, the others need
+# no check: reading the directories of ten thousand queues takes half a second.
 _MAX_SAMPLED_QUEUES = 100
 _ANEW = "remove this directory: the next start makes it anew from the log"
 MAX_FILE_BYTES = (1 << 31) - 1
-"""Bytes. Apache's broker maps its files, and Java cannot map more."""
+"""The maximum length of a file in bytes: Apache's broker maps its files, and Java cannot map more."""
 
 
 class StoreFile(NamedTuple):
-    """One of several files of equal length: the position of its first byte, its path, its present length."""
+    """One of several files of equal length: the position of its first byte, its path, its actual length."""
 
     base: int
     path: str
@@ -78,7 +78,7 @@ class StoreLayout(NamedTuple):
     """The layout of a store at one moment.
 
     Attributes:
-        config: The settings, with the lengths of the existing files.
+        config: The settings, with the lengths that the existing files have.
         live: Whether a broker holds the lock of the store.
         clean: Whether the last stop was clean. False while a broker runs.
         strays: Paths of files that are not part of a store.
@@ -104,9 +104,9 @@ def read_layout(
     """Return the layout of the store in `root`.
 
     Args:
-        config: The settings of its broker; by default those of the broker.conf in `root`, or the defaults.
-            Lengths that the files contradict are taken from the files. Paths of another store, of which
-            this one is a copy, are ignored.
+        config: The settings of the store's broker; by default those of the broker.conf in `root`, or the
+            defaults. If the files contradict a length, the length is taken from the files. If this store is a
+            copy, paths in the original store are ignored.
         commit_log_dir: The directory of the log, or several separated by commas; by default as configured.
 
     Raises:
@@ -128,13 +128,13 @@ def read_layout(
     elif missing := [path for path in config.commit_log_dirs if not disk.is_dir(path)]:
         if config.store_path_commit_log and not disk.is_dir(os.path.join(root, "commitlog")):
             raise StoreError(f"there is no {', '.join(missing)}, where its configuration has the log", root)
-        # A store that was moved to this directory keeps its old paths in its configuration.
+        # The configured path does not exist: the store was moved here with its configuration.
         config = config.replace(store_path_commit_log="", read_only_commit_log_store_paths="")
     if moved := misplaced(disk, config):
         config = config.at_root(*moved)
     check_paths(config)
     strays: list[str] = []
-    # The lock is read first: a broker that starts later only adds to the files listed here.
+    # The lock is read before the files are listed: a broker that starts afterwards only adds files.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
@@ -159,7 +159,7 @@ def read_layout(
 
 
 def same_directory(one: str, other: str) -> bool:
-    """Return whether two paths lead to one directory, by whatever links."""
+    """Return whether two paths lead to the same directory, possibly through links."""
     return os.path.realpath(one) == os.path.realpath(other)
 
 
@@ -167,7 +167,7 @@ def same_directory(one: str, other: str) -> bool:
 def locked_layout(
     disk: Disk, root: str, *, config: StoreConfig | None = None, commit_log_dir: str = ""
 ) -> Iterator[StoreLayout]:
-    """Lock the store in `root` while the context lasts, and return its layout.
+    """Lock the store in `root` during a `with` block, and return its layout.
 
     The arguments are those of `read_layout`.
 
@@ -183,7 +183,7 @@ def locked_layout(
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
         layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
-        # The layout counts as in use because of this very lock.
+        # Because of this lock, the layout reports a running broker, and `clean` as False. Both are corrected.
         clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
         yield layout._replace(live=False, clean=clean)
     finally:
@@ -193,7 +193,7 @@ def locked_layout(
 def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
     """Return the settings of the broker.conf in `root`.
 
-    `commit_log_dir` replaces its directory of the log.
+    `commit_log_dir`, if given, replaces the directory of the log.
     """
     path = os.path.join(root, CONF)
     try:
@@ -210,7 +210,7 @@ def _found_config(disk: Disk, root: str, commit_log_dir: str) -> StoreConfig:
 
 
 def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
-    """Return the settings: those of a raft member if `root` contains only the log of one member.
+    """Return the settings, changed to those of a raft member if the only log in `root` is a member's.
 
     Raises StoreError if `root` contains several logs.
     """
@@ -231,10 +231,10 @@ def _as_member(disk: Disk, config: StoreConfig) -> StoreConfig:
 
 
 def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreFile]:
-    """Return the segments of the log from all its directories, in ascending order."""
+    """Return the segments of the log in all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    if len(directories) > 1:  # The lists may contain a segment and lack an older one.
+    if len(directories) > 1:  # while segments are created, the lists may lack one and contain a newer one
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
         found = [file for file in found if made is None or file.base < made]
@@ -242,10 +242,11 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
 
 
 def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files whose names are numbers of `digits` digits, in ascending order. Others are strays.
+    """Return the files whose names have `digits` digits, in ascending order. Others are added to `strays`.
 
     While files are being created, the list of a directory may contain a new file and lack an older one. So
-    the directory is listed twice. Files after the first one that only the second list contains are omitted.
+    the directory is listed twice, and the result ends before the first file that only the second list
+    contains.
     """
     found = []
     names = disk.listdir(directory)
@@ -266,14 +267,14 @@ def numbered_files(disk: Disk, directory: str, digits: int, strays: list[str]) -
 
 
 def _possible(files: list[StoreFile], configured: int, strays: list[str]) -> list[StoreFile]:
-    """Return the files that a broker may have created. Files longer than any possible length are strays."""
+    """Return the files that a broker may have created. Files that are too long are added to `strays`."""
     longest = max(MAX_FILE_BYTES, configured)
     strays += [file.path for file in files if file.length > longest]
     return [file for file in files if file.length <= longest]
 
 
 def misplaced(disk: Disk, config: StoreConfig) -> list[str]:
-    """Return the keys of `LOCATIONS` whose own paths are empty although the default paths hold files."""
+    """Return the settings of `LOCATIONS` whose path is empty although files exist at the usual path."""
     found = []
     for key, name in LOCATIONS.items():
         path, usual = config.location(key), os.path.join(config.root, name)
@@ -286,9 +287,10 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
     """Check the settings that move directories or files of a store.
 
     Raises:
-        ConfigError: A path is not this store's own (see `check_paths`), or lies in the directory of a store
-            that is in use; a file may not lie in that of any other store. Or a directory or file still lies
-            below the root: the broker would begin with an empty one, and queues could lose their offsets.
+        ConfigError: A path is not this store's own (see `check_paths`). Or it lies in the directory of a
+            store that is in use, or a file lies in the directory of another store. Or the moved directory or
+            file still exists at its usual path: the broker would begin with an empty one, and queues could
+            lose their offsets.
         OSError: A directory cannot be read.
     """
     check_paths(config)
@@ -310,7 +312,7 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
 
 def check_paths(config: StoreConfig) -> None:
-    """Check that no path of the store is another one of its paths, or lies inside one of its directories.
+    """Check that the store uses no path in its settings twice, or inside another of its directories.
 
     Raises:
         ConfigError: A setting names such a path, or one that contains the store directory.
@@ -322,12 +324,12 @@ def check_paths(config: StoreConfig) -> None:
     if member:
         raft_log = os.path.basename(config.raft_log_dir)
         usual |= {raft_log: _LOG_KEYS[0], f"{raft_log}/index": ""}
-    # Each path, with the name of the setting that may refer to the path or to a path inside it.
+    # Each path that the store uses, with the setting that may name this path or a path inside it.
     taken = [(os.path.realpath(os.path.join(root, name)), key) for name, key in usual.items()]
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
         resolved, owner = os.path.realpath(path), _LOG_KEYS[0] if key in _LOG_KEYS else key
-        if key in unused or (owner, path) in seen:  # a log directory may also be a read-only one
+        if key in unused or (owner, path) in seen:  # a directory of the log may be named by two settings
             continue
         seen.add((owner, path))
         if _is_within(root, resolved):
@@ -342,7 +344,7 @@ _LOG_KEYS = ("storePathCommitLog", "readOnlyCommitLogStorePaths", "storePathDLed
 
 
 def _is_within(path: str, directory: str) -> bool:
-    """Return whether a resolved path is a directory's own path or lies inside it."""
+    """Return whether a resolved path is the directory itself or lies inside it."""
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
@@ -350,7 +352,7 @@ def _is_in_use(disk: Disk, root: str) -> bool:
     try:
         return lock_held(disk, root)
     except OSError:
-        return False  # its file `lock` does not belong to a store
+        return False  # there is a `lock`, but not that of a store
 
 
 def _holds_something(disk: Disk, path: str) -> bool:
@@ -361,11 +363,11 @@ def _holds_something(disk: Disk, path: str) -> bool:
 
 
 def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[QueueFiles]:
-    """Return the files of every queue of a store, one queue after the other."""
+    """Yield the files of each queue of a store."""
     directory = config.location(CONSUME_QUEUES)
     for topic in disk.listdir(directory):
         if topic == TRASH:
-            continue  # a deletion is in progress, or the next start will complete it
+            continue  # these are files of deleted topics
         topic_dir = os.path.join(directory, topic)
         if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
             strays.append(topic_dir)
@@ -380,10 +382,10 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
 
 
 def _common_length(files: list[StoreFile], configured: int) -> int:
-    """Return the intended length of the files.
+    """Return the length that the files were meant to have.
 
-    It is the configured length if a file has it, or if it fits all files; else the most frequent length that
-    fits: every file begins at a multiple of it, and none is longer.
+    It is the configured length if a file has it, or if it fits all files. Otherwise it is the most frequent
+    length that fits all files: each begins at a multiple of it, and none is longer.
     """
     lengths = Counter(file.length for file in files)
     longest: int = max(lengths)
@@ -393,7 +395,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
-        return configured  # one file confirms this length; longer files are damaged
+        return configured  # a file confirms this length, so longer files are damaged
     seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
     if seen or fits(configured):
         return seen or configured
@@ -401,7 +403,10 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
-    """Return slots and capacity of the index files: as configured, a common pair, or read from a file."""
+    """Return slots and capacity of the index files.
+
+    If the configured values do not fit the length of the files, usual values are tried, then those in a file.
+    """
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (
         configured,
@@ -426,8 +431,8 @@ def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tup
 def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     """Return the number of slots of an index file, determined from its entries; 0 if that is impossible.
 
-    Entry 0 is unused and all zeros. The last entry has the end position of the header. All entries between
-    them are ordered by position and point backwards.
+    The entries can be recognized: entry 0 is all zeros, and the last entry has the end position of the
+    header. The positions of the others ascend, and each refers to an earlier entry of its chain.
     """
     data = read_file(disk, file.path) if file.length <= _MAX_INDEX_READ_BYTES else b""
     if len(data) < HEADER.size:
@@ -438,7 +443,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # the position of entry 0 if this is the last entry
+        first = at - 4 - (count - 1) * ENTRY.size  # position of entry 0 if the last entry is here
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -461,7 +466,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     """Check that the files of a store have the configured lengths.
 
     Raises:
-        StoreError: The files were written with other lengths. It names both lengths.
+        StoreError: The files were written with another length. The error names both lengths.
         OSError: A file cannot be read.
     """
     of_segments, of_queues, of_index = sizes_of(config)
@@ -478,11 +483,11 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # this saves reading thousands of directories
+        return  # the last clean stop confirms it, so thousands of directories need not be read
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):
-        files += found  # the sample does not confirm the configured length: read all
+        files += found  # none has the configured length, so check all
     where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
 
@@ -490,7 +495,7 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
 def _check(
     disk: Disk, files: list[StoreFile], size: int, last: int, where: str, key: str, remedy: str
 ) -> None:
-    """Check the files of one kind.
+    """Check the lengths of one kind of files (see `check_lengths`).
 
     Args:
         size: The configured length.

@@ -1,9 +1,9 @@
-"""The encoding of messages into the tick buffer, with all checks that precede it.
+"""The encoding of messages into the tick's buffer, with all checks that precede it.
 
-Many messages are encoded together, usually all of a tick: with one reading of the clock, which is their store
-time, and without a call for each.
+Usually all messages of a tick are encoded together. The clock is then read once, for the store time of all,
+and no function is called per message.
 
-Budget: 1.5 µs for a 1 KiB message, of which its head takes 0.3.
+Budget: 1.5 µs for a 1 KiB message, of which the head of the record takes 0.3 µs.
 """
 
 from __future__ import annotations
@@ -34,15 +34,16 @@ from cometmq.store.writing.batch_items import Common, Items, batch_items
 
 log = logs.logger(__name__)
 
-REFUSED = -1  # stands in place of a size
-_PIECES = 5  # pieces that form a record
+REFUSED = -1  # the `size` of a message that was refused
+_PIECES = 5  # number of byte strings that form a record
 _MAX_TOPIC_BYTES = 255
 _MAX_PROPERTIES_BYTES = 32_767
-# Bodies up to this size wait for their encoding, with at most this many other messages. A longer body is
-# encoded immediately from the receive buffer.
+# Maximum size, in bytes, of a body that is copied, so that its message can be encoded together with others. A
+# longer body is encoded immediately from the receive buffer.
 COPIED = 16 * 1024
 MAX_PENDING_MESSAGES = 512
-# Encoded records are joined up to this size; larger ones are moved piece by piece, without another copy.
+# Encoded records up to this total size are joined and moved at once. Larger ones are moved piece by piece,
+# which saves a copy.
 JOIN_LIMIT = 256 * 1024
 _length = struct.Struct(">H").pack
 
@@ -51,7 +52,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """The values that many messages share; see MessageStore.append."""
+    """The values that many messages have in common. They are explained at `Appender.append`."""
 
     flag: int = 0
     sys_flag: int = 0
@@ -63,9 +64,9 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickMessage(msgspec.Struct, gc=False):
-    """A message of a tick: the data to encode, and after the encoding its position.
+    """A message of a tick. It holds the data to encode and, after the encoding, the location of the record.
 
-    Messages in a row that share one object of traits are encoded faster. Times are in ms.
+    Consecutive messages that share one `Traits` object are encoded faster. Times are in ms.
 
     Attributes:
         sender: Receives the outcome. Messages without a sender are reported only when they are refused.
@@ -74,14 +75,14 @@ class TickMessage(msgspec.Struct, gc=False):
     sender: Any
     queue: ConsumeQueue
     body: Body
-    """The body; empty once it is encoded."""
+    """The body. It is emptied once it has been encoded."""
     properties: bytes
     born_timestamp_ms: int
     born_host: bytes
     keys: Keys
     traits: Traits
     size: int = 0
-    """The size of the record in bytes; 0 until it is encoded."""
+    """The size of the record in bytes; 0 before it is encoded, REFUSED if it was refused."""
     physical_offset: int = 0
     queue_offset: int = 0
     tags_code: int = 0
@@ -91,7 +92,7 @@ class TickMessage(msgspec.Struct, gc=False):
 
 
 class Refused(NamedTuple):
-    """A message that was not encoded, by its sender, with the reason."""
+    """A message that was not encoded: its sender, and the reason."""
 
     sender: Any
     refusal: StoreRefused
@@ -99,23 +100,23 @@ class Refused(NamedTuple):
 
 @final
 class BatchRecords(NamedTuple):
-    """The records of a batch, in columns, until their dispatch."""
+    """The records of a batch until their dispatch. Most fields hold one value per record."""
 
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """The queue offset of the first record; those of the others follow it."""
+    """The queue offset of the first record. The others have the following offsets."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
     store_timestamp_ms: int
     properties: Callable[[], Sequence[bytes]]
-    """Creates the properties, which are rarely needed."""
+    """A function that creates the properties of all records. It is rarely called."""
     keys: Sequence[bytes] | None
-    """The only key of each record to index, or None for the keys in its properties."""
+    """The key of each record if it has only one, or None if the keys must be read from the properties."""
 
     def part(self, start: int, stop: int) -> BatchRecords:
-        """Return the records with the numbers from `start` to before `stop`."""
+        """Return the records with the indexes from `start` to before `stop`."""
         part, properties, keys = slice(start, stop), self.properties, self.keys
         return self._replace(
             queue_offset=self.queue_offset + start,
@@ -139,7 +140,7 @@ class SizeLimits(NamedTuple):
 
 
 class EncodedTick(NamedTuple):
-    """The result of a tick: its records in order, and the outcome of the messages with a sender."""
+    """The result of a tick: its groups of records in order, and the outcome of the messages with a sender."""
 
     groups: list[EncodedGroup]
     placed: list[TickMessage]
@@ -176,12 +177,12 @@ class Appender:
     ) -> None:
         self._log = commit_log
         self._gap = commit_log.framing.gap
-        self.entries = EntryTail(0)  # the entries of the records, in a raft log
+        self.entries = EntryTail(0)  # in a raft log, the entries of the records
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
         self.why_closed = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
-        self.pending: list[TickMessage] = []  # messages to encode; always the same list object
+        self.pending: list[TickMessage] = []  # messages to encode; this list object is never replaced
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
         self._first_unput = 0  # index in `_encoded` of the first record that is not in the tick's buffer
@@ -190,7 +191,7 @@ class Appender:
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
-        """Apply maxMessageSize, in bytes, which may change while the store runs."""
+        """Apply the setting maxMessageSize, in bytes. It may change while the store runs."""
         self.limits = SizeLimits(size, min(size + 65_536, self._max_record_bytes))
 
     @property
@@ -199,9 +200,9 @@ class Appender:
         return self._log.segment_size - BLANK_SIZE - self._gap
 
     def end_tick(self) -> EncodedTick:
-        """Encode pending messages and return all records of this tick.
+        """End the tick: encode pending messages and return all records of this tick.
 
-        Messages added later belong to the next tick.
+        Messages that are added later belong to the next tick.
         """
         self.encode_pending()
         groups, refused = self._groups, self._refused
@@ -220,7 +221,7 @@ class Appender:
         return EncodedTick(groups, placed, refused)
 
     def roll_back(self, groups: list[EncodedGroup]) -> None:
-        """Release the queue offsets and entry indexes of records that could not be written."""
+        """Take back the queue offsets and entry indexes of records that could not be written."""
         if self._gap:
             self.entries.remove_last(
                 sum(len(group.sizes if type(group) is BatchRecords else group) for group in groups)
@@ -258,11 +259,12 @@ class Appender:
         Args:
             topic, queue_id, body, properties: The message.
             index_keys: The keys to index; None for those in the properties.
-            delay_ms: For a waiting message: the unit's tags code is the store time plus this delay.
-            stored_before: Whether the message moves within the store, so that a lowered maxMessageSize does
-            not apply.
-            makes_room: Whether the message moves so that its segment can be deleted. Then a full disk does
-                not prevent it.
+            delay_ms: For a delayed message, the delay. Its unit contains the store time plus this delay as
+                tags code.
+            stored_before: Whether the message moves within the store. Then a lowered maxMessageSize does not
+                apply.
+            makes_room: Whether the message moves so that its segment can be deleted. Then it is accepted even
+                if the disk is full.
 
         Raises:
             StoreRefused: The message is refused. Nothing has changed.
@@ -293,9 +295,9 @@ class Appender:
         reconsume_times: int = 0,
         store_host: bytes | None = None,
     ) -> BatchRecords:
-        """Add a batch body (the items of a batch send) to this tick, all of it in one segment, or nothing.
+        """Add the messages of a batch send to this tick. Either all are added, in one segment, or none.
 
-        As in 4.9, the `properties` of the request are added to those of every item. Raises StoreRefused.
+        As in 4.9, the `properties` of the request are added to those of every message. Raises StoreRefused.
         """
         self.encode_pending()
         self._refuse_if_closed()
@@ -340,13 +342,13 @@ class Appender:
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
-        """Return the log positions of consecutive records of these sizes that begin at the next position."""
+        """Return the log positions of consecutive records with these sizes, from the next position on."""
         gap = self._gap
         steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Return consecutive records, each preceded by the head of its raft entry."""
+        """Return `records`, consecutive records, with the head of its raft entry before each."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -355,7 +357,7 @@ class Appender:
         return b"".join(pieces)
 
     def _refuse_member(self, items: Items, records: list[int]) -> None:
-        """Raise the error for the first message that is too large."""
+        """Raise StoreRefused for the first message of a batch that is too large."""
         for body, text, record in zip(items.bodies, items.properties()(), records, strict=True):
             if len(text) > _MAX_PROPERTIES_BYTES or record > self.limits.record:
                 _refuse_size(self.limits, len(body), len(text), record)
@@ -369,10 +371,10 @@ class Appender:
         return queue
 
     def enqueue(self, message: TickMessage) -> None:
-        """Add a message to this tick; `end_tick` returns its outcome.
+        """Add a message to this tick. `end_tick` returns its outcome.
 
-        Its queue must not be `deleted` before it is encoded. The bytes of its body are not needed after the
-        return.
+        Its queue must not be `deleted` before the message is encoded. The caller may overwrite the body
+        afterwards.
         """
         pending = self.pending
         pending.append(message)
@@ -383,11 +385,11 @@ class Appender:
             message.body = bytes(body)
 
     def waiting(self) -> bool:
-        """Whether there are messages for `end_tick` to encode."""
+        """Whether `end_tick` has anything to return."""
         return bool(self.pending or self._groups[0] or self._refused)
 
     def encode_pending(self) -> None:
-        """Encode pending messages. Code that needs the next position of queues or the log calls it first."""
+        """Encode pending messages. The next positions in queues and log are only known after this."""
         if self.pending:
             messages = self.pending.copy()
             self.pending.clear()
@@ -406,10 +408,10 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Drop records that are not in the tick's buffer, and refuse the messages without an outcome."""
+        """Drop records that are not in the tick's buffer yet. Refuse all messages without an outcome."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # memory is exhausted, or there is a bug: only these messages are lost
+        else:  # out of memory, or a bug: other messages are not affected
             log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._first_unput :]
@@ -468,7 +470,9 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                self._refuse(message, refusal.with_traceback(None))  # the traceback refers to all messages
+                self._refuse(
+                    message, refusal.with_traceback(None)
+                )  # a traceback would keep all messages alive
                 continue
             if in_queue:
                 queue.next_offset = queue_offset + 1
@@ -518,7 +522,7 @@ class Appender:
             )
 
     def _record_topic(self, queue: ConsumeQueue) -> bytes:
-        """Return the queue's topic in the form that records contain. Raises StoreRefused."""
+        """Return the topic of a queue in the form that records contain. Raises StoreRefused."""
         siblings = self._queues.of_topic(queue.topic)
         known = next((each for each in siblings if each.record_topic), None)
         if known is None:

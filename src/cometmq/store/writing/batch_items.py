@@ -1,8 +1,8 @@
-"""The messages of a batch send, from its body to records of the log.
+"""Converts the messages of a batch send from the request's body to records of the log.
 
-They are processed by column (all bodies, all keys, all records), each with one call that loops in C. Most
-batches differ only in bodies and unique keys of equal length: these are `Alike`, at two thirds of the cost of
-`Mixed`, which accepts any batch.
+They are processed by column (all bodies, all keys, all records), each with one call that loops in C. In most
+batches, messages differ only in bodies and unique keys, which have equal lengths. These batches become
+`Alike`, at two thirds of the cost of `Mixed`, which accepts any batch.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _length_at = struct.Struct(">h").unpack_from
 _item_at = ITEM_HEAD.unpack_from
 _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
-"""The maximum size that the request's properties may add to all messages together.
+"""The maximum number of bytes that the request's properties may add to all messages together.
 
-They are added to each message, and a frame of 4 MiB can contain 190,000 empty messages. 16 MiB is enough for
-Apache's clients, whose batch requests have less than 80 bytes of properties.
+They are added to each message, and a frame of 4 MiB can contain 190,000 empty messages, so a limit is needed.
+16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of properties.
 """
-# The head of a record by its length, with everything between physical offset and body length as one field,
-# because all messages of a batch share it.
+# The head of a record, by its length. Everything between physical offset and body length is one field,
+# because all messages of a batch have the same bytes there.
 _SHORT_HEADS = {
     head.size: struct.Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for head in HEADS.values()
 }
@@ -48,30 +48,33 @@ class Common(NamedTuple):
     queue_offset: int
     """The queue offset of the first record."""
     behind_position: tuple[int | bytes, ...]
-    """The fields of the record between the position and the body length."""
+    """The fields of the record between physical offset and body length."""
     topic: bytes
-    """The topic, with its length before it."""
+    """The topic, preceded by its length."""
 
 
 class Alike(NamedTuple):
-    """Messages that differ only in body and unique key, with equal lengths."""
+    """Messages that differ only in body and unique key. Bodies have equal lengths, and so have keys."""
 
     flag: int
     bodies: Sequence[bytes]
     keys: Sequence[bytes]
     template: Template
-    """The properties of each message, including the request's, without its key."""
+    """The properties of each message, with those of the request, but without the value of its unique key."""
 
     @property
     def longest_properties(self) -> int:
         return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
 
     def sizes(self, fixed: int) -> list[int]:
-        """Return the sizes of the records, which have `fixed` bytes beside body and properties."""
+        """Return the sizes of the records. `fixed` is the size of everything but body and properties."""
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
-        """Return a function that creates the properties of each message without keeping the bodies alive."""
+        """Return a function that creates the properties of each message.
+
+        It does not keep the bodies in memory.
+        """
         before, keys, behind = self.template.before, self.keys, self.template.behind
         return lambda: [before + key + behind for key in keys]
 
@@ -81,11 +84,11 @@ class Alike(NamedTuple):
         return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
-        """Return tags codes, and the unique keys if they are the only keys."""
+        """Return the tags codes, and the unique keys, or None if the messages also have other keys."""
         return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
-        """Return the records. Raises struct.error for a number out of range."""
+        """Return the records as one string of bytes. A number out of range raises struct.error."""
         body_length = len(self.bodies[0])
         head = common.head.pack(
             sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
@@ -104,12 +107,12 @@ class Alike(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """Messages without common parts."""
+    """Messages that may differ in everything."""
 
     flags: Sequence[int]
     bodies: Sequence[bytes]
     texts: Sequence[bytes]
-    """The properties of each message, including the request's."""
+    """The properties of each message, with those of the request."""
     text_lengths: Sequence[int]
 
     @property
@@ -148,26 +151,26 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """Return the messages of a batch send, with the request's properties (`extra`) added to each.
+    """Return the messages of a batch send. The properties of the request (`extra`) are added to each.
 
     Raises:
-        StoreRefused: They do not fill the body exactly (MESSAGE_ILLEGAL).
+        StoreRefused: The messages do not fill the body exactly (MESSAGE_ILLEGAL).
     """
     if len(extra) > MAX_PROPERTIES_BYTES:
         raise _too_much_shared(len(extra), 1)
-    data = bytes(body)  # slices of bytes cost half as much as those of a view
+    data = bytes(body)  # slicing bytes costs half as much as slicing a view
     if not data:
         raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     return _alike(data, extra) or _mixed(data, extra)
 
 
 def checksums(bodies: Sequence[bytes]) -> list[int]:
-    """Return `body_crc` of each body, without one Python call per body."""
+    """Return `body_crc` of each body. The loop is in C."""
     return [crc32(each) & 0x7FFFFFFF for each in bodies]
 
 
 def _alike(data: bytes, extra: bytes) -> Alike | None:
-    """Return the messages if all are like the first one, otherwise None.
+    """Return the messages if they differ only in body and unique key, otherwise None.
 
     The result is also None if the first message is invalid.
     """
@@ -184,7 +187,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # a key that extends beyond the text is the request's
+    if not template.only_key or key_end > len(text):  # such a key comes from the request's properties
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
@@ -245,7 +248,7 @@ def _mixed(data: bytes, extra: bytes) -> Mixed:
 
 
 def _joined(texts: list[bytes], extra: bytes) -> list[bytes]:
-    """Return the properties of each message with those of the request."""
+    """Append the properties of the request to the properties of each message."""
     if not extra:
         return texts
     behind_a_pair = b"\x02" + extra
@@ -261,7 +264,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
 
 
 def _bad_batch(data: bytes) -> StoreRefused:
-    """Return the error that `batch_items` raises for this batch, as found item by item."""
+    """Return the error for an invalid batch. It names the first invalid message."""
     try:
         for _ in iter_batch(data):
             pass

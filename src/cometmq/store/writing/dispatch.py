@@ -1,4 +1,4 @@
-"""The dispatch makes written records visible: their units in the queues and their keys in the index."""
+"""The dispatch, which makes written records visible by adding units to the queues and keys to the index."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from cometmq.store.writing.record_dispatch import (
 log = logs.logger(__name__)
 
 WrittenGroup = EncodedGroup | RecordGroup
-"""Consecutive records in the log: encoded here, or received from a master."""
+"""Consecutive records of the log, either encoded by this broker or received from a master."""
 
 _pack = UNIT_STRUCT.pack
 
 
 def count_of(group: EncodedGroup) -> int:
-    """Return the number of records."""
+    """Return the number of records in a group."""
     return len(group.sizes if type(group) is BatchRecords else group)
 
 
 def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
-    """Return log position, end and store time (ms) of the last record."""
+    """Return the log position, the end, and the store time (ms) of the last record."""
     group = groups[-1]
     if type(group) is RecordGroup:
         return int(group.position[-1]), group.end, int(group.store_ms[-1])
@@ -52,7 +52,7 @@ def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
 
 
 def split_at(groups: Sequence[WrittenGroup], end: int) -> tuple[list[WrittenGroup], list[WrittenGroup]]:
-    """Divide records at log position `end`, where a record ends."""
+    """Return the records before log position `end`, where a record ends, and the records after it."""
     front: list[WrittenGroup] = []
     rest: list[WrittenGroup] = []
     for group in groups:
@@ -87,7 +87,8 @@ class Dispatcher:
     ) -> None:
         """Create a dispatcher.
 
-        `dispatched` is called with the number of records, and position, end and store time of the last one.
+        After each dispatch, `dispatched` is called with the number of records, and with position, end and
+        store time of the last one.
         """
         self._queues = queues
         self._index = index
@@ -98,16 +99,16 @@ class Dispatcher:
         self.watched: Watched = None
         """The queues whose arrivals are reported."""
         self.on_visible: Callable[[int, Arrivals], None] = lambda _count, _arrivals: None
-        """Called with the messages that became visible with a flush."""
+        """Called with the messages that became visible because of a flush."""
 
     @property
     def waits(self) -> bool:
-        """Whether records wait for their flush. If so, later records must wait, too."""
+        """Whether records wait for their flush. If so, later records must wait, too, to keep the order."""
         return bool(self._unflushed)
 
     @property
     def own_wait(self) -> bool:
-        """Whether records that were encoded here are waiting. They refer to their queues."""
+        """Whether records that this broker has encoded are waiting. They hold references to their queues."""
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
@@ -133,7 +134,7 @@ class Dispatcher:
             if not message.in_queue:
                 continue
             queue, offset, tags_code = message.queue, message.queue_offset, message.tags_code
-            if offset == queue.max_offset:  # inlined ConsumeQueue.push
+            if offset == queue.max_offset:  # same as ConsumeQueue.push, without a call
                 queue.window += _pack(message.physical_offset, message.size, tags_code)
                 queue.max_offset = offset + 1
             else:
@@ -153,7 +154,7 @@ class Dispatcher:
             )
 
     def _dispatch_batch(self, records: BatchRecords, arrivals: Arrivals) -> None:
-        """Dispatch a batch by loops in C: 0.2 µs per record."""
+        """Make the records of a batch visible. The loops are in C, which takes 0.2 µs per record."""
         watched, index = self.watched, self._index
         queue, prefix, offset, positions, sizes, codes, store_ms, properties, keys = records
         count = len(sizes)
@@ -181,7 +182,7 @@ class Dispatcher:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
-        for queue in touched | received.finish():  # the time of the next record is unknown
+        for queue in touched | received.finish():  # the next record may arrive late
             queue.next_offset = queue.max_offset
             if not queue.dirty:
                 self._queues.add_dirty(queue)
@@ -192,11 +193,11 @@ class Dispatcher:
             log.warning("%s, not served", note)
 
     def dispatch_flushed(self, end: int, groups: Sequence[WrittenGroup]) -> None:
-        """Make records visible once the log has been flushed up to `end`."""
+        """Make records visible later, once the log has been flushed up to `end`."""
         self._unflushed.append((end, groups))
 
     def flushed(self, end: int) -> None:
-        """Dispatch the records before `end`, which are on the device."""
+        """Make the records before log position `end` visible, because they are on the device."""
         waiting = self._unflushed
         groups: list[WrittenGroup] = []
         while waiting and waiting[0][0] <= end:
@@ -205,7 +206,7 @@ class Dispatcher:
             self.on_visible(*self.dispatch(groups))
 
     def committed(self, end: int) -> None:
-        """Dispatch the entries before `end` (the end of an entry), which a raft group has committed."""
+        """Make the entries before `end`, where an entry ends, visible: the raft group has committed them."""
         waiting = self._unflushed
         behind = next((number for number, (tick_end, _) in enumerate(waiting) if tick_end > end), None)
         if behind is not None:

@@ -1,9 +1,8 @@
 """The cut of a log after a record: a slave, or a member of a group, removes what its master does not have.
 
 Several files change, so the intended cut is first recorded on the device. A recorded cut always happens, at
-the next start at the latest; without the record, nothing has changed. The checkpoint positions are lowered
-before the log is cut, and all steps can be repeated. Queues and index follow in recovery, which treats the
-stop as unclean.
+the next start at the latest. Before it is recorded, nothing changes. The checkpoint is lowered before the log
+is cut, and all steps can be repeated. Queues and index are cut by recovery, which treats the stop as unclean.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ log = logs.logger(__name__)
 class LogCutFile:
     """The file `config/logCut.json`, which exists during a cut.
 
-    A damaged file does not show the intended end of the log, so it is ignored and left for `verify` to
+    A damaged file does not show the intended end of the log. So it is ignored and stays, for `verify` to
     report.
     """
 
@@ -35,25 +34,25 @@ class LogCutFile:
         self._table = JsonTable(os.path.join(root, "config", CUT), disk)
 
     def read(self) -> LogCutTable | None:
-        """Return the intended end of the log, or None. Raises OSError."""
+        """Return the recorded cut, or None if there is none. Raises OSError."""
         found = LogCutTable.from_plain(self._table.load_or_empty(backup=False))
         return found if found.log_end >= 0 else None
 
     def write(self, log_end: int, stored_ms: int) -> None:
-        """Record on the device that the log shall end at `log_end`.
+        """Record durably that the log is to end at `log_end`. Raises OSError.
 
-        `stored_ms` is the latest store time of the records before it, or 0 if unknown. Raises OSError.
+        `stored_ms` is the latest store time of the records before `log_end`, or 0 if unknown.
         """
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """Remove the file, once the log has been cut. Raises OSError."""
+        """Remove the file after the log has been cut. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
-        """Remove the progress of timer messages from the device, because the messages may have changed.
+        """Remove the stored progress of timer messages durably, because the messages may have changed.
 
-        The log shows which of them were delivered. Raises OSError.
+        The log shows which messages were delivered. Raises OSError.
         """
         path = os.path.join(os.path.dirname(self._table.path), TIMERS)
         self._forget(path, path + ".bak")
@@ -74,7 +73,7 @@ def finish_cut(
     ends: CleanEnds,
     deleted: DeletedTopics,
 ) -> None:
-    """Carry out a recorded cut, if any, before the store is recovered. Raises OSError."""
+    """Do a recorded cut, if there is one, before the store is recovered. Raises OSError."""
     cut = note.read()
     if cut is None:
         return
@@ -89,9 +88,9 @@ def finish_cut(
 
 
 def cut_segments(disk: Disk, directories: LogDirectories, segment_size: int, log_end: int) -> None:
-    """Zero the log from `log_end` on, on the device, and delete the later segments.
+    """Overwrite the log with zeros from `log_end` on, and delete the segments after it. Raises OSError.
 
-    The first segment is never deleted: an empty log begins at its position. Raises OSError.
+    The first segment is never deleted, because its name shows where an empty log begins.
     """
     bases = sorted(int(name) for _, name in directories.files() if is_numbered(name, 20))
     for base in reversed(bases[1:]):

@@ -1,11 +1,12 @@
 """The order of records in their queues, for recovery and rebuild.
 
-No CRC covers a record's queue offset. So a record ahead of its queue's end waits for the queue's next record,
-which shows what is wrong: either the records between them are lost, or this offset is damaged.
+No CRC covers the queue offset of a record. So a record whose offset is greater than its queue's end waits for
+the next record of the queue. That record shows whether the records before the waiting one are lost, or its
+offset is damaged.
 
 Fillers replace lost records. A lost record occupied space in the log. So an offset that implies more lost
-records than there was space for is damaged, or forged to fill the disk with fillers, unless the queue is
-known to have been longer.
+records than there was space for is damaged, or forged to fill the disk with fillers. It is accepted only if
+the queue is known to have been that long.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-MAX_GAP_UNITS = 1_000_000  # units; a larger gap is a damaged header, not a loss
+MAX_GAP_UNITS = 1_000_000  # units; a larger gap means that the offset is damaged
 SPARE = 100_000
-"""The number of units, of all queues together, that may exceed the space of lost records in the log.
+"""The number of fillers, in all queues together, that are accepted without space for lost records in the log.
 
-The newest segment may have been lost. Then the log continues where that segment began, but the queues
-continue after their former ends, and the table of these ends (see CleanEnds) is lost, too.
+They are needed if the newest segment is lost, and with it the table of the queues' ends (see CleanEnds). Then
+the log continues where that segment began, but the queues continue after their former ends.
 """
 
 
 class QueueOrder:
-    """The order of one walk over the log.
+    """Puts the records of one scan of the log into the order of their queues.
 
     Args:
         ends: The former end of each queue, by topic and queue id.
-        push: Creates the unit of a record in a queue.
-        leave_out: Called with a record that does not fit into its queue, the queue's end, and the queue's
-            next record if that one has shown the damage.
+        push: Adds the unit of a record to a queue.
+        leave_out: Called with a record that does not fit into its queue and the end of the queue. The third
+            argument is the queue's next record if that record has shown the damage, otherwise None.
     """
 
     __slots__ = ("_ends", "_leave_out", "_push", "_spare", "waiting")
@@ -50,11 +51,14 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process a queue's next record. Return False, without a change, if `may_wait` forbids a wait."""
+        """Process the next record of a queue. Return False and change nothing if it would have to wait.
+
+        With `may_wait` it may wait, and the result is always True.
+        """
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                self._push(queue, before)  # the records between them are lost
+                self._push(queue, before)  # the records before it are lost
             else:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
@@ -69,13 +73,13 @@ class QueueOrder:
 
     @property
     def spare_used(self) -> int:
-        """The number of units that were accepted although the log had no space for them."""
+        """The number of fillers that were accepted although the log had no space for the lost records."""
         return SPARE - self._spare
 
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
-        """Return whether a record may follow its queue's end after a gap.
+        """Return whether a record may follow the end of its queue after a gap.
 
-        The method uses spare units if necessary.
+        If necessary, this uses up some of the `SPARE` units.
         """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:
@@ -89,7 +93,7 @@ class QueueOrder:
         return True
 
     def finish(self) -> None:
-        """Process the records that still wait, after the last record of the walk."""
+        """Process the records that still wait at the end of the scan."""
         for queue, facts in self.waiting.items():
             self._push(queue, facts)
         self.waiting.clear()

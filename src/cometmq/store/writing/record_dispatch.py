@@ -1,4 +1,4 @@
-"""The dispatch of records that a walk over a log finds, or that a master sends.
+"""The dispatch of records that were not encoded by this broker: recovery finds them, or a master sends them.
 
 Records that continue their queues are processed in groups, all others one by one.
 """
@@ -29,28 +29,28 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import QueueOrder
 
 Arrivals = list[tuple[str, int, int, int, int]]
-"""Newly visible messages: topic, queue id, the next queue offset, tags code, store time in ms."""
+"""Newly visible messages: topic, queue id, offset after the message, tags code, store time in ms."""
 
 Watched = Container[tuple[str, int]] | None
-"""Topic and queue id of the queues whose arrivals are reported; None for all."""
+"""The queues (topic, queue id) whose arrivals are reported; None for all queues."""
 
 ALL, NONE = range(1 << 62), range(0)
-"""The range of all log positions, and the empty range."""
+"""Ranges of log positions: all positions, and none."""
 
 _pack = UNIT_STRUCT.pack
 
-MAX_REPORTED_REJECTIONS = 200  # rejected records that are logged; a hostile peer may send any number
+MAX_REPORTED_REJECTIONS = 200  # maximum number that is logged, because a hostile peer may send any number
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
-"""The topics whose queue units contain delivery times in place of tag hashes."""
+"""The topics of delayed messages. Their queue units contain delivery times instead of tag hashes."""
 
 
 class StartEarlier(Exception):
-    """A queue lacks units for records before the start of the scan, which must start earlier."""
+    """Raised if the scan must start earlier, because a queue lacks units of records before the start."""
 
 
 def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
-    """Return the tags code of a record's unit: the hash of TAGS, or a waiting message's delivery time."""
+    """Return the tags code for a record's unit: the hash of TAGS, or a delayed message's delivery time."""
     if facts.topic == TIMER_TOPIC:
         return timer_tags_code(facts.properties)
     if facts.topic == SCHEDULE_TOPIC:
@@ -64,18 +64,18 @@ def tags_code_of(facts: Facts, delays_ms: dict[int, int]) -> int:
 def set_delivery_times(
     codes: NDArray[np.int64], group: RecordGroup, rows: NDArray[np.int64], delays_ms: dict[int, int]
 ) -> None:
-    """Replace the tags codes of the records `rows` of a group by delivery times where the messages wait."""
+    """Replace the tags codes of delayed messages among the records `rows` by their delivery times."""
     for topic in WAITING_TOPICS.intersection(group.names):
         waiting = np.flatnonzero(group.topic[rows] == group.names.index(topic))
         codes[waiting] = [tags_code_of(each, delays_ms) for each in group.facts(rows[waiting])]
 
 
 class RecordDispatch:
-    """Computes queue units and index keys from records. All methods belong to the loop.
+    """Adds queue units and index keys of records. All methods belong to the loop.
 
     Args:
         former_ends: The former ends of queues, see QueueOrder.
-        not_served: Receives a note for each record that fits into no queue.
+        not_served: Called with a note for each record that fits into no queue.
     """
 
     def __init__(
@@ -98,22 +98,23 @@ class RecordDispatch:
         """The queues whose `arrivals` are reported."""
         self.arrivals: Arrivals = []
         self.on_restart: Callable[[ConsumeQueue, int], None] | None = None
-        """Called when the record at this position restarts a queue that is longer here.
+        """Called with a queue and a log position if the record at that position restarts the queue.
 
-        Its topic was deleted and created again at the master. After the call, the queue may be another
-        object.
+        The queue is longer here than at the master, because the master has deleted its topic and created it
+        again. After the call, the queue may be another object.
         """
 
     def add(
         self, group: RecordGroup, *, queued: range = ALL, indexed: range = ALL, may_wait: bool = True
     ) -> set[ConsumeQueue]:
-        """Dispatch records to their queues and to the index. Return the queues with new units.
+        """Add units and keys of records. Return the queues that got units.
 
         Args:
             group: The records.
-            queued: The log positions of records for the queues.
-            indexed: The log positions of records for the index.
-            may_wait: Whether a record ahead of its queue may wait for the next one, or for `finish`.
+            queued: Units are added only for records whose log position is in this range.
+            indexed: Keys are added only for records whose log position is in this range.
+            may_wait: Whether a record whose offset is greater than its queue's end may wait for the next
+                record of that queue, or for `finish`.
 
         Raises:
             StartEarlier: A record would have to wait although `may_wait` is False.
@@ -125,7 +126,7 @@ class RecordDispatch:
         return self._take_touched()
 
     def finish(self) -> set[ConsumeQueue]:
-        """Process the waiting records. Return the queues with new units."""
+        """Process the waiting records. Return the queues that got units."""
         self._order.finish()
         return self._take_touched()
 
@@ -134,7 +135,7 @@ class RecordDispatch:
         return touched
 
     def _index_group(self, group: RecordGroup, keys: list[bytes] | None, indexed: range) -> None:
-        """Dispatch records to the index; `keys` is as in `codes_and_keys`."""
+        """Add the keys of records to the index. `keys` is a result of `codes_and_keys`."""
         positions = group.position
         wanted = (indexed.start <= positions) & (positions < indexed.stop)
         if self._deleted:
@@ -163,7 +164,7 @@ class RecordDispatch:
         self._not_served(f"record at {facts.position}: {place} where {end} was expected")
 
     def _queue_group(self, group: RecordGroup, codes: list[int], start: int, may_wait: bool) -> None:
-        """Dispatch records to their queues."""
+        """Add units of the records from log position `start` on."""
         by_key, waiting = self._queues.by_key, self._order.waiting
         names, properties = group.names, group.properties
         touched, watched = self._touched, self.watched
@@ -190,7 +191,7 @@ class RecordDispatch:
                     )
                     self._queue_one(facts, may_wait)
                 continue
-            queue.window += _pack(position, size, codes[row])  # inlined ConsumeQueue.push
+            queue.window += _pack(position, size, codes[row])  # same as ConsumeQueue.push, without a call
             queue.max_offset = offset + 1
             queue.max_physical = position + size
             touched.add(queue)
@@ -198,7 +199,7 @@ class RecordDispatch:
                 self.arrivals.append((topic, queue_id, offset + 1, codes[row], store_ms))
 
     def _queue_one(self, facts: Facts, may_wait: bool) -> None:
-        """Dispatch one record that may not continue its queue."""
+        """Add the unit of a record that may not continue its queue."""
         topic, queue_id = facts.topic, facts.queue_id
         if not facts.queued or (self._deleted and self._deleted.hides(topic, facts.position)):
             return

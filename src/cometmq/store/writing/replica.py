@@ -1,7 +1,7 @@
 """The log of a slave: the bytes of its master's log at the same positions.
 
-The bytes arrive in the order of the master's segments, divided at any position. The written part always ends
-with a complete, checked record, or at the end of a segment; an incomplete record waits in memory. So
+The bytes arrive in the order of the master's log, in pieces that may end anywhere. The written part always
+ends with a complete, checked record, or at the end of a segment; an incomplete record waits in memory. So
 everything on the disk can be served, and recovery finds an ordinary log.
 """
 
@@ -33,11 +33,11 @@ from cometmq.store.writing.record_dispatch import Arrivals
 
 log = logs.logger(__name__)
 
-_PIECE = 1 << 20  # bytes moved to the tick's buffer at a time
+_PIECE = 1 << 20  # maximum number of bytes that are moved to the tick's buffer at a time
 
 
 class ReplicaMismatch(StoreError, Terminal):
-    """The received bytes do not begin at the log position that comes next."""
+    """Raised if received bytes do not begin at the position where the log continues."""
 
     def __init__(self, own_end: int, position: int) -> None:
         super().__init__(f"the log goes on at {own_end}, the master sends what begins at {position}")
@@ -47,7 +47,7 @@ class ReplicaMismatch(StoreError, Terminal):
 
 
 class ReplicaDamaged(StoreError, Terminal):
-    """The received bytes are neither a record nor the end of a segment."""
+    """Raised if received bytes are neither a record nor the end of a segment."""
 
     def __init__(self, position: int, problem: str) -> None:
         super().__init__(f"the master's log at {position}: {problem}")
@@ -62,7 +62,7 @@ class ReplicaCommit(msgspec.Struct, gc=False):
         end: The end of the log.
         visible: The number of messages that became visible.
         arrivals: The visible messages in watched queues.
-        error: The reason why the bytes after `end` were dropped.
+        error: Why the bytes after `end` were dropped, or None.
     """
 
     end: int
@@ -74,8 +74,8 @@ class ReplicaCommit(msgspec.Struct, gc=False):
 class ReplicaLog:
     """Stores the bytes that a master sends. All methods must be called on the loop.
 
-    The caller limits the memory: a tick holds the bytes that arrived in it, and of an incomplete record at
-    most the rest of its segment.
+    Memory use is limited by the caller: this object holds the bytes that arrived in the current tick, and an
+    incomplete record, up to the end of its segment.
     """
 
     def __init__(
@@ -87,17 +87,17 @@ class ReplicaLog:
     ) -> None:
         """Create a replica.
 
-        `written` makes written records visible, now or after their flush, and returns their number and
-        arrivals.
+        `written` is called with written records. It makes them visible, now or after their flush, and returns
+        their number and the arrivals.
         """
         self._log = commit_log
         self._flusher = flusher
         self._flags = flags
         self._written = written
         self._chunks: list[bytes] = []
-        self._waiting = 0  # bytes in the waiting pieces
-        self._wanted = 0  # number of bytes needed before more can be processed
-        self._whole = 0  # bytes of complete records in the last examined part
+        self._waiting = 0  # number of received bytes that are not written yet
+        self._wanted = 0  # number of unwritten bytes that are needed to continue
+        self._whole = 0  # bytes of complete records in the part that was examined last
         self._damage: ReplicaDamaged | None = None
 
     @property
@@ -107,29 +107,30 @@ class ReplicaLog:
 
     @property
     def end(self) -> int:
-        """The end of the written log, where the master continues after a new connection.
+        """The end of the written log. After a new connection, the master continues there.
 
-        It is 0 without a record: the master then chooses a segment.
+        It is 0 if the log holds no record. The master then selects the segment with which to begin.
         """
         return 0 if self.empty else self._log.end
 
     @property
     def next(self) -> int:
-        """The log position that the next appended bytes must have."""
+        """The log position at which the next bytes for `append` must begin."""
         return self._log.end + self._waiting
 
     @property
     def safe(self) -> int:
-        """The position that a slave reports to its master: `end`, or with SYNC_FLUSH the durable end."""
+        """The position that a slave reports to its master: the durable end with SYNC_FLUSH, else `end`."""
         if self._flusher.config.sync_flush:
             return min(self._flusher.flushed, self.end)
         return self.end
 
     def append(self, position: int, data: Buffer) -> None:
-        """Add a copy of bytes of the master's log to this tick.
+        """Queue bytes copied from the master's log, to be written in this tick.
 
         Args:
-            position: `next` or, if the log is `empty`, the beginning of any segment.
+            position: The log position of the bytes: `next` or, if the log is `empty`, the beginning of any
+                segment.
             data: The bytes.
 
         Raises:
@@ -140,21 +141,21 @@ class ReplicaLog:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
-            self._flusher.flushed = position  # no record precedes it
+            self._flusher.flushed = position  # no record before it needs a flush
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
     def forget(self) -> None:
-        """Drop unwritten bytes: the connection is closed, and the master will send them again."""
+        """Drop unwritten bytes, because the connection is closed. The master will send them again."""
         self._chunks.clear()
         self._waiting = self._wanted = 0
 
     def commit(self) -> ReplicaCommit:
-        """Write the complete records that arrived since the last call, and dispatch them."""
+        """Write the complete records among the queued bytes, and dispatch them."""
         done = ReplicaCommit(self._log.end)
         if self._waiting < max(self._wanted, 1):
             return done
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # a full disk is reported elsewhere
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # writing to a full disk raises an error of its own
             why = f"the store accepts no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         data = b"".join(self._chunks)
@@ -172,10 +173,10 @@ class ReplicaLog:
         return done
 
     def _commit_part(self, data: bytes, at: int, done: ReplicaCommit) -> int:
-        """Write and dispatch the complete records from data[at:] that lie in one segment.
+        """Write and dispatch the complete records from data[at:] on that lie in one segment.
 
         Returns:
-            Their length, including a blank record; 0 if more bytes are needed.
+            The number of bytes written, including a blank record; 0 if more bytes are needed first.
         """
         size = self._log.segment_size
         start = self._log.end
@@ -207,8 +208,9 @@ class ReplicaLog:
     def _groups(self, data: bytes, start: int, stop: int) -> Iterator[RecordGroup]:
         """Yield the complete records in `data`, which begins at log position `start`, up to `stop`.
 
-        After the iteration, `_whole` is the records' length, including a complete blank record; `_wanted` the
-        number of bytes needed to continue; or `_damage` the reason why that is impossible.
+        After the iteration, `_whole` is the number of bytes in them, including a complete blank record.
+        `_wanted` is the number of further bytes needed, or `_damage` is the reason why the log cannot be
+        continued.
         """
         at = self._whole = 0
         few: list[Facts] = []
@@ -241,9 +243,10 @@ class ReplicaLog:
 
 
 def _item(data: bytes, at: int, room: int) -> tuple[int, str]:
-    """Return the length of the record at data[at:], or the number of bytes needed to know it, and the defect.
+    """Return the length of the record at data[at:], and a description of its defect ("" for none).
 
-    `room` is the distance to the segment's end.
+    If `data` does not show the length, the result is the number of bytes that would show it. `room` is the
+    distance to the end of the segment.
     """
     if room < BLANK_SIZE:
         return 0, f"{room} bytes are left in the segment, which no blank record closes"
