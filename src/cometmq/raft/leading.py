@@ -199,7 +199,7 @@ class Leading:
         """
         peer = self.peers.get(response.sender)
         if peer is None:
-            return  # the member has been removed in the meantime
+            return  # the member was removed before its response arrived
         log_state = self._log_state
         if max(response.match, response.written) > log_state.last:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {log_state.last}")

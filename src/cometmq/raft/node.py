@@ -339,7 +339,7 @@ class RaftNode:
             due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
         if self._trust is not None:
             due = min(due, self._clock + self._options.heartbeat_ms)
-        if self._state is not self._saved:  # no message can be sent before the state is saved
+        if self._state is not self._saved:  # nothing can be sent before the state is saved
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 

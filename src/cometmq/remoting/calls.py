@@ -29,7 +29,7 @@ class PendingCall:
 
 
 class CallTable:
-    """The pending calls by opaque number, with one timer for all of them."""
+    """The outstanding calls of one connection, by opaque number, with one timer for all of them."""
 
     __slots__ = ("_loop", "_next_opaque", "_pending", "_timer", "_timer_at", "addr")
 
@@ -45,7 +45,7 @@ class CallTable:
         return len(self._pending)
 
     def next_opaque(self) -> int:
-        """Return a number that no outstanding call of this table uses."""
+        """Return a number that no outstanding call in this table uses."""
         pending = self._pending
         opaque = self._next_opaque
         while opaque in pending:

@@ -100,7 +100,7 @@ class RemotingClient:
         self._closed = False
 
     def connection(self, addr: str) -> Connection | None:
-        """Return the open connection to `addr`, or None."""
+        """Return the open connection to `addr`, or None if there is none."""
         connection = self._by_addr.get(addr)
         return None if connection is None or connection.closed else connection
 

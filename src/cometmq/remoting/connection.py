@@ -244,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close immediately; unsent bytes are lost."""
+        """Close the connection immediately. Unsent bytes are lost."""
         self.closed = True
         self._out.clear()
         if self._transport is not None:
@@ -345,7 +345,7 @@ class Connection(asyncio.BufferedProtocol):
         self._pause_reading()
 
     def resume_writing(self) -> None:
-        """Read again, because the peer has received enough of its responses."""
+        """Start reading again, because the peer has received enough of its responses."""
         self._write_paused = False
         self._tick.unsent.drop(self)
         self._resume_soon()

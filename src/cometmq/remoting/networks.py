@@ -14,9 +14,9 @@ class Network(Protocol):
     """Opens and accepts the connections of one host. Both methods must be called in a running loop."""
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
-        """Connect a protocol created by `make` and return it.
+        """Connect a new protocol, created by `make`, to `port` and return the protocol.
 
-        Raises ConnectionRefusedError if no server listens.
+        Raises ConnectionRefusedError if no server listens there.
         """
         ...
 

@@ -65,7 +65,7 @@ class Openings:
 
 
 class Opening(asyncio.BufferedProtocol):
-    """One new connection. `_early` holds the bytes that arrive before its Connection takes over."""
+    """A new connection. `_early` holds the bytes that arrive before its Connection takes over."""
 
     __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
 

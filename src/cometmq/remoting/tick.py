@@ -107,7 +107,7 @@ class Tick:
         self._callbacks = [known for known in self._callbacks if known != callback]
 
     def schedule(self) -> None:
-        """Schedule a tick after the reads of the current loop iteration."""
+        """Schedule a tick at the end of the current loop iteration, after its reads."""
         # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
         if not self.scheduled:
             self.scheduled = True

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 BLOCK = 128 << 10
 _KEPT = 64  # blocks (8 MiB): enough for 32 records in different blocks, and their successors
-DENSE = 4  # a block is loaded once this number of its records were requested
+DENSE = 4  # a block is loaded once this number of its records have been requested
 _MAX_COUNTED_BLOCKS = 4096
 
 
@@ -21,7 +21,7 @@ class BlockCache:
 
     def __init__(self) -> None:
         self._blocks: dict[int, memoryview] = {}
-        self._requested: dict[int, int] = {}  # by block that is not cached: number of requested records
+        self._requested: dict[int, int] = {}  # number of records requested from each uncached block
         self.get = self._blocks.get
 
     def should_load(self, number: int, requested: int) -> bool:

@@ -270,7 +270,7 @@ class CommitLog:
         self._new_tick()
 
     def discard_tick(self) -> None:
-        """Drop all data of this tick: none of it was written."""
+        """Drop all data of this tick, before any of it has been written."""
         self._end_extent()
         self._undo_tick()
         self.areas_to_zero.clear()
@@ -393,7 +393,9 @@ class CommitLog:
                     self._disk.close(fd)
 
     def forget_first(self) -> int:
-        """Remove the oldest segment from the log, unless it is the only one. The caller deletes its file.
+        """Remove the oldest segment, which must not be the only one, from the log.
+
+        The caller deletes its file.
 
         Returns:
             A descriptor, or -1. The caller closes it in another thread, because closing frees the space.

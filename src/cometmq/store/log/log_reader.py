@@ -1,4 +1,4 @@
-"""Reading single records of a commit log by position, without an open store."""
+"""Reads single records of a commit log by position, without opening the store."""
 
 from __future__ import annotations
 

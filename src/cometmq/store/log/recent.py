@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 
 CHUNK = 1 << 17
-_LARGE = 1 << 20  # bytes of a chunk for records that would fill most of an ordinary chunk, or more
+_LARGE = 1 << 20  # bytes of a chunk for data that does not fit into an ordinary chunk
 _NOWHERE = 1 << 62
 _CHUNKS = 4  # maximum number of chunks in use
 

@@ -60,7 +60,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = MAX_BATCH_RECORDS  # number of records that are checked together; less after damage
+        self._most = MAX_BATCH_RECORDS  # number of records that are checked together; fewer after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1

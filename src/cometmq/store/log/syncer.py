@@ -30,7 +30,7 @@ log = logs.logger(__name__)
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
-_RESTART_DELAY_S = 1.0  # delay before a lost process is replaced, doubled after each loss
+_RESTART_DELAY_S = 1.0  # seconds until a lost process is replaced; doubled after each loss
 _MAX_RESTART_DELAY_S = 60.0  # maximum delay; after running this long, a lost process is replaced quickly
 
 
@@ -80,7 +80,7 @@ class ChildSyncer:
     thread: ThreadSyncer
 
     def __post_init__(self) -> None:
-        self._held: list[int] = []  # segments whose descriptors the process holds
+        self._held: list[int] = []  # first positions of the segments whose descriptors the process holds
         self._in_flight: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None

@@ -300,7 +300,7 @@ class RaftLog:
         for queue in self._queues:  # these are queues from before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # the next message may have a much higher offset
+                queue.forget_all()  # without fillers, even if the next message has a much higher offset
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -321,7 +321,7 @@ class RaftLog:
     # -- the tick ---------------------------------------------------------------------------------
 
     def take_received(self) -> Sequence[RecordGroup]:
-        """Return the entries of this tick that did not come from the appender."""
+        """Return the entries of this tick that did not come from the appender, and remove them."""
         received, self._received = self._received, []
         return received
 
@@ -330,7 +330,7 @@ class RaftLog:
         self._tail.remove_last(self._tail.next - self._written)
 
     def not_written(self, failure: OSError) -> None:
-        """Remove the entries of a tick that could not be written."""
+        """Remove the entries of this tick, and report `failure`, the reason why they were not written."""
         self.discard_tick()
         self.on_failure(failure)
 

@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the value of the prepared transaction's field in the record that replaces this one."""
+    """Return the link to the record at `position`, as its replacement stores it."""
     return position + 1
 
 
@@ -92,7 +92,7 @@ def _read(
 
 
 def _behind(disk: Disk, path: str, base: int, size: int, at: int, framing: Framing) -> int:
-    """Return the position of the next valid record after damage, or of the next segment."""
+    """Return the position of the first valid record after damage at `at`, or of the next segment."""
     for group in SegmentScan(disk, path, base, size, check_crc=False, framing=framing).groups(at):
         return max(int(group.position[0]) - framing.gap, at + 1)
     return base + size

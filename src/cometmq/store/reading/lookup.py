@@ -210,7 +210,7 @@ class Lookup:
                 break
             if real[1] >= timestamp_ms:
                 if not step:
-                    return real[0]  # this is the usual result and needs no search
+                    return real[0]  # the usual result, which needs no search
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
@@ -236,7 +236,7 @@ class Lookup:
         return found
 
     async def _next_real(self, queue: ConsumeQueue, low: int, high: int) -> tuple[int, int] | None:
-        """Return offset and store time of the first message in a range of a queue, or None."""
+        """Return offset and store time of the first message in [low, high) of a queue, or None."""
         while low < high:
             stop = min(low + _UNITS_A_TURN, high)
             real = await self.executor.query(partial(self._first_real, queue, low, stop))

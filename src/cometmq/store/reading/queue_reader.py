@@ -37,7 +37,7 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # maximum fillers that one pull skips, in 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # maximum number of fillers that one pull skips, in 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # maximum number of units that are checked together, without numpy

@@ -43,7 +43,7 @@ from cometmq.store.writing.record_dispatch import MAX_REPORTED_REJECTIONS, Start
 log = logs.logger(__name__)
 
 _MIN_SEGMENT_BYTES = 16 << 20  # bytes; smaller segments are scanned completely
-_NOWHERE = 1 << 62  # a log position that no log reaches
+_NOWHERE = 1 << 62  # a position that no log reaches
 
 
 class EntriesLost(StoreCorrupt):

@@ -29,7 +29,7 @@ class Recovered:
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # end of the dispatched records; in a raft log, others may follow
+    visible: int = 0  # end of the dispatched records; a raft log may continue after it
     last_store_ms: int = 0
     newest_ms: int = 0  # latest store time of all records, not always that of the last
     last_position: int = -1  # position of the last scanned record
