@@ -42,8 +42,8 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         heartbeat_ms: The maximum interval between two requests of a leader to the same member, in ms.
         election_ms: The election timeout, in ms. A follower that receives nothing from a leader for a random
-        time of one to two timeouts requests votes. A leader steps down if no majority has responded for one
-            timeout.
+            time of one to two timeouts requests votes. A leader steps down if no majority has responded for
+            one timeout.
         frame_entries: The maximum number of entries in one AppendRequest.
         frames: The maximum number of unanswered requests to one follower.
         outstanding: The maximum number of proposed entries that are not committed yet.

@@ -29,8 +29,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             responses.
         idle_s: The time without reads and writes after which a connection is closed, as in Apache's broker
             and clients.
-        frame_grace_s, frame_rate: A frame must be complete within `frame_grace_s`; later, `frame_rate` bytes
-            must have arrived for each further second. A body of 4 MiB passes at 26 KiB/s.
+        frame_grace_s, frame_rate: A frame may take `frame_grace_s`. If it takes longer, `frame_rate` bytes
+            of it must have arrived for each further second. A body of 4 MiB passes at 26 KiB/s.
         partial_total: The maximum size of the buffers for incomplete frames of all connections of a loop: 16
             of the largest frames.
         handlers: The maximum number of requests of one connection that are processed outside its read (by

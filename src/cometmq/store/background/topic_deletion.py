@@ -152,8 +152,8 @@ class TopicDeletion:
             await self.executor.run(self._record, list(left), end, begin)
         self.appender.encode_pending()  # encode the messages that arrived during the recording
         if self.commit_log.end < end and tries <= 2 * TRIES:
-            # Messages before `end` were not written, possibly because a write failed. The next messages of
-            # the topics could lie before `end`, and would count as deleted.
+            # Messages before `end` have not been written: their write has failed or may fail. Later messages
+            # of the topics could then lie before `end`, and would count as deleted.
             return 0
         gone = 0
         for topic in list(left):

@@ -171,7 +171,7 @@ class Recovery:
         return None
 
     def _checked_start(self, saved: CheckpointPosition | None) -> int:
-        """Return the start of the scan: the checkpoint position, or a segment that its times cover."""
+        """Return the start of the scan: the checkpoint position, or else a segment covered by its times."""
         if saved is not None:
             return max(scan_start(saved, self.commit_log.segment_size), self._first)
         trusted = self.checkpoint.min_timestamp

@@ -6,7 +6,7 @@ offset is damaged.
 
 Fillers replace lost records. A lost record occupied space in the log. So an offset that implies more lost
 records than there was space for is damaged, or forged to fill the disk with fillers. It is accepted only if
-the queue is known to have been that long.
+the queue is known to have been that long, or within the limit SPARE.
 """
 
 from __future__ import annotations
