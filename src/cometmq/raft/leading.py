@@ -136,7 +136,7 @@ class Leading:
         quorum_at: The time at which the leader next checks that a majority has responded.
         peers: The other members, by id.
         transfer: During a leadership transfer, the member that is to become the leader, and the time at which
-        the transfer is aborted. Otherwise None.
+            the transfer is aborted. Otherwise None.
     """
 
     def __init__(

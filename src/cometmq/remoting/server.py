@@ -31,7 +31,7 @@ class RemotingServer:
         handlers: The handlers by request code.
         tls: The TLS of the connections, optional or required. Connections in memory never use it.
         shortcuts: Functions that may handle a request before it is decoded, by the first 12 bytes of a JSON
-        header.
+            header.
     """
 
     def __init__(

@@ -190,7 +190,7 @@ class TopicDeletion:
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
-            await self.executor.run(self.ext.remove, topics)  # new topics have no ext files
+            await self.executor.run(self.ext.remove, topics)  # a new topic of that name has no ext files
         except OSError as failure:
             log.error("files of deleted topics remain until the next start: %s", failure)
         self.queues.drop_trash()

@@ -23,7 +23,7 @@ from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file,
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
 _LOCK_TEXT = b"lock"
-_held: set[str] = set()  # locks held here: POSIX record locks do not exclude a second owner in one process
+_held: set[str] = set()  # locked in this process, for which POSIX record locks exclude no second owner
 
 
 def _lock_path(root: str) -> str:

@@ -85,7 +85,7 @@ class IndexFile:
         self.count = 1  # the number of the next entry
         self.written = 1  # entries with a smaller number are in the file
         self.slots_written = True
-        self.slots_lack = 1  # entries with a smaller number are in the slots of the file
+        self.slots_lack = 1  # entries with a smaller number are contained in the slots of the file
         self._slots: NDArray[np.int32] | None = None
         self._pending: list[NDArray[np.void]] = []
 

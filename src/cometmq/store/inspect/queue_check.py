@@ -124,7 +124,7 @@ class QueueCheck:
         self.queues = len(self._states)
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
-        self.orphans = 0  # records of a topic that was deleted and created again
+        self.orphans = 0  # number of records whose topic was deleted and created again
         self._other_delays = 0  # delayed messages with delays that are not in the configuration
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
@@ -216,7 +216,7 @@ class QueueCheck:
         """Record that the units [start, stop) have their records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        if state.behind:  # later records have these queue offsets
+        if state.behind:  # their queue offsets belong to later records
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")

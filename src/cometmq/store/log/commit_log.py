@@ -81,7 +81,7 @@ class CommitLog:
         # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
         self.before_write: Callable[[int], None] | None = None  # called before a write, with its end
-        self.unsynced: dict[int, int] = {}  # by segment: descriptors with data not on the device
+        self.unsynced: dict[int, int] = {}  # by segment with unsynced data: its descriptor
 
     # -- segments ---------------------------------------------------------------------------------
 

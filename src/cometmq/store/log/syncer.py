@@ -31,7 +31,7 @@ Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # seconds until a lost process is replaced; doubled after each loss
-_MAX_RESTART_DELAY_S = 60.0  # maximum delay; after running this long, a lost process is replaced quickly
+_MAX_RESTART_DELAY_S = 60.0  # maximum delay; a process that ran this long resets it
 
 
 class Unsynced(NamedTuple):

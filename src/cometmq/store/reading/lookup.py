@@ -28,7 +28,7 @@ from cometmq.store.log.scan import SegmentScan
 log = logs.logger(__name__)
 
 _POSITIONS_AT_ONCE = 32  # positions from the index that are examined per step
-_MAX_RECORDS_READ = 256  # a limit is needed because keys of other topics may have the same hash
+_MAX_RECORDS_READ = 256  # maximum number of records read: keys of other topics may have the same hash
 _UNITS_A_TURN = 256  # units examined per loop iteration; for each, a record may have to be read
 _BYTES_A_TURN = 1 << 20  # bytes of records examined per loop iteration, in about 1 ms
 

@@ -177,7 +177,7 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # without a filter, each unit is a message
+        several = max(1, limits.messages, limits.messages_on_disk)  # one unit per message, without a filter
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)

@@ -77,7 +77,7 @@ class Recovery:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
-        self._index_until = _NOWHERE  # the position of the last record that is indexed
+        self._index_until = _NOWHERE  # later records are not indexed
         self._whole_from = _NOWHERE  # the `whole_from` of RecoveryScan
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 

@@ -385,7 +385,7 @@ class Appender:
             message.body = bytes(body)
 
     def waiting(self) -> bool:
-        """Whether `end_tick` has anything to return."""
+        """Return whether `end_tick` has anything to return."""
         return bool(self.pending or self._groups[0] or self._refused)
 
     def encode_pending(self) -> None:

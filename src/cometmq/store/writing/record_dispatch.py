@@ -39,7 +39,7 @@ ALL, NONE = range(1 << 62), range(0)
 
 _pack = UNIT_STRUCT.pack
 
-MAX_REPORTED_REJECTIONS = 200  # maximum number that is logged, because a hostile peer may send any number
+MAX_REPORTED_REJECTIONS = 200  # maximum number of logged rejections; a hostile peer may cause any number
 
 WAITING_TOPICS = frozenset({SCHEDULE_TOPIC, TIMER_TOPIC})
 """The topics of delayed messages. Their queue units contain delivery times instead of tag hashes."""
