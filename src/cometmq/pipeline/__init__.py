@@ -47,7 +47,7 @@ __all__ = [
     "traces",
 ]
 
-# The modules of functions that are not in a module of their own name.
+# The modules of those functions whose module has another name than the function.
 _MODULES = {
     "archived": "jobs.archive_query",
     "compact": "jobs.compaction",

@@ -4,8 +4,8 @@
         spark.streams.addListener(metrics.listener)
         archive(spark, ..., on_progress=metrics.archived)
 
-Streams report through a StreamingQueryListener, which runs in this process, with Spark Connect, too. The
-source reports its positions with each batch, which show a query's progress and lag.
+Streams report through a StreamingQueryListener, which runs in this process even with Spark Connect. With each
+batch the source reports its positions, from which a query's progress and lag are computed.
 """
 
 from __future__ import annotations
@@ -35,17 +35,20 @@ from cometmq.text import printable
 log = logs.logger(__name__)
 
 QUERIES_MAX = 100
-"""Maximum running queries with metrics of their own; further ones are combined as `others`."""
+"""Maximum number of running queries with metrics of their own; further queries share the label `others`."""
 ENDED_MAX = 20
-"""Maximum ended queries whose last metrics remain readable; those of older ones are removed."""
+"""Maximum number of ended queries whose last metrics remain readable; those of older queries are removed."""
 PHASES_MAX = 30
-"""Maximum phases of a batch with metrics of their own. Spark has about ten."""
+"""Maximum number of phases of a batch with metrics of their own. Spark has about ten phases."""
 LABEL_CHARS = 255
 QUEUES_MAX = 2000
-"""Maximum queues with metrics of their own, over all queries. `cometmq_pipeline_lag` counts all queues."""
+"""Maximum number of queues with metrics of their own, over all queries.
+
+`cometmq_pipeline_lag` counts all queues.
+"""
 _Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
-_IDS_MAX = 10 * QUERIES_MAX  # maximum ids of queries, including those whose end was never reported
+_IDS_MAX = 10 * QUERIES_MAX  # maximum stored query ids, including queries whose end was never reported
 _QUERY = ("query",)
 _QUEUE = ("query", "topic", "broker", "queue")
 
@@ -66,7 +69,7 @@ class PipelineMetrics:
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by the query's label
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
-        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs, by run
+        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs, by run id
         self._metrics()
         self.listener = _Listener(self)
         try:
@@ -146,7 +149,10 @@ class PipelineMetrics:
             self._written()
 
     def _of(self, metric: _Metric, *labels: str) -> _Metric:
-        """Return a metric of a query, and record it for a later removal. The first label is the query's."""
+        """Return the metric with these labels, and record it for its later removal.
+
+        The first label is the query's.
+        """
         self._children.setdefault(labels[0], set()).add((metric, labels))
         return metric.labels(*labels)
 
@@ -179,7 +185,7 @@ class PipelineMetrics:
             self._written()
 
     def archived(self, at: ArchiveProgress) -> None:
-        """Record the progress of the archive job (its `on_progress`)."""
+        """Record the progress of the archive job. Pass this method as the job's `on_progress`."""
         with self._lock:
             records, size = self._archived.pop(at.run, (0, 0))
             self._of(self._rows, "archive").inc(max(at.records - records, 0))
@@ -192,7 +198,7 @@ class PipelineMetrics:
             self._written()
 
     def _positions(self, label: str, read: Offsets, held: Offsets) -> int:
-        """Set the metrics of each queue. Return the total lag."""
+        """Set the metrics of each queue. Return the total lag over all queues."""
         lag = 0
         for queue, offset in read.items():
             behind = max(held.get(queue, offset) - offset, 0)
@@ -215,12 +221,12 @@ class PipelineMetrics:
             return
         try:
             write_to_textfile(self._path, self.registry)
-        except OSError as error:  # the next batch retries the write: a failure of metrics must not end a job
+        except OSError as error:  # the next batch retries: failed metrics must not end a job
             log.warning("the metrics could not be written to %s: %s", self._path, error.strerror)
 
 
 class _Listener(StreamingQueryListener):
-    """A listener that forwards Spark's events. Spark calls it in a separate thread."""
+    """A listener that forwards Spark's events to the metrics. Spark calls it in a separate thread."""
 
     def __init__(self, metrics: PipelineMetrics) -> None:
         self._metrics = metrics
@@ -236,7 +242,7 @@ class _Listener(StreamingQueryListener):
 
 
 def _offsets(text: str | None) -> Offsets:
-    """Return the positions of the `cometmq` source; nothing for other sources."""
+    """Return the offsets in a position of the `cometmq` source, or nothing for another source's position."""
     try:
         tree = json.loads(text or "{}")
         return from_tree(tree) if isinstance(tree, dict) else {}

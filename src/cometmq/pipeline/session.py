@@ -1,4 +1,7 @@
-"""Spark sessions for the pipeline: UTC, quiet and small. With `local`, other machines cannot connect."""
+"""Spark sessions for the pipeline: in UTC, with little log output and little memory.
+
+A session with the master `local` does not accept connections from other machines.
+"""
 
 from __future__ import annotations
 
@@ -13,12 +16,12 @@ from pyspark.sql import SparkSession
 JVM_FLAGS = "-XX:+UseSerialGC -Xshare:auto -XX:-UsePerfData -Djava.net.preferIPv4Stack=true"
 """JVM options.
 
-One collector thread suffices, because a driver that moves Arrow batches makes little garbage.
+One garbage collector thread suffices, because a driver that only moves Arrow batches makes little garbage.
 """
 QUICK_START = "-XX:TieredStopAtLevel=1"
 """JVM options for short programs.
 
-Without the optimising compiler, a session needs 4 s of CPU time less until its first result; long
+Without the optimising compiler, a session needs 4 s of CPU time less until its first result, but long
 computations in the JVM take nearly twice as long.
 """
 CONNECT = "sc://"
@@ -26,7 +29,7 @@ CONNECT = "sc://"
 
 
 def chosen_master(master: str | None) -> str:
-    """Return the given master, else SPARK_REMOTE or SPARK_MASTER, else this machine's cores."""
+    """Return the given master, else SPARK_REMOTE, else SPARK_MASTER, else all cores of this machine."""
     return master or os.environ.get("SPARK_REMOTE") or os.environ.get("SPARK_MASTER") or "local[*]"
 
 
@@ -58,7 +61,7 @@ def spark_session(
         The session.
     """
     master = chosen_master(master)
-    if quiet:  # PySpark would log each query error that it raises, with the Java stack trace
+    if quiet:  # otherwise PySpark logs each query error that it raises, with the Java stack trace
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {
@@ -68,7 +71,7 @@ def spark_session(
     if master.startswith(CONNECT):
         builder = builder.remote(master)
     else:
-        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer this variable to a master
+        os.environ.pop("SPARK_REMOTE", None)  # PySpark would use this variable instead of the given master
         builder = builder.master(master)
         settings |= _own_jvm(master, memory, quiet=quiet, quick_start=quick_start)
     for key, value in (settings | dict(conf or {})).items():
@@ -86,7 +89,7 @@ def _own_jvm(master: str, memory: str, *, quiet: bool, quick_start: bool) -> dic
         "spark.driver.extraJavaOptions": f"{JVM_FLAGS} {QUICK_START}" if quick_start else JVM_FLAGS,
     }
     if master.startswith("local"):
-        # Workers need the interpreter that has this package, not the first python3 of the PATH.
+        # Workers need the interpreter in which this package is installed, not the first python3 in the PATH.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
     if quiet:

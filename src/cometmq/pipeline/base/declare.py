@@ -1,10 +1,10 @@
-"""Declared options: an option is one field of a dataclass, which has default, range and description.
+"""Declared options: an option is one field of a dataclass, with a default, a range and a description.
 
-`job` makes the Python function of a job from the fields: the signature, the checks and the Args section of
-the docstring. The command line makes its options from the same fields (cli/pipeline/job.py), and `Given`
-reads the options of a Spark format with them. The descriptions are the Args sections of the dataclasses; the
-tables in docs/pipeline.md and docs/jobs.md are made of them (`python -m tests.option_tables`). This module
-does not import SparkSession, so that `--help` is quick.
+`job` builds a job's public Python function from the fields: the signature, the checks and the Args section of
+the docstring. The command line builds its options from the same fields (cli/pipeline/job.py), and `Given`
+uses them to read the options of a Spark format. The descriptions are the Args sections of the dataclasses;
+the tables in docs/pipeline.md and docs/jobs.md are generated from them (`python -m tests.option_tables`).
+This module does not import SparkSession, so that `--help` starts quickly.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 R = TypeVar("R")
-_DECLARED = "cometmq"  # key of an Option in the metadata of a field
-_WIDTH = 106  # maximum characters of a docstring's line
+_DECLARED = "cometmq"  # the key under which a field's metadata holds its Option
+_WIDTH = 106  # maximum length of a line of a generated docstring
 _LAST = ("on_progress", "stop")
 _ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 _SPARK = "The Spark session that runs the job."
 
 MAX_PLAIN_BYTES = 64 * 1024 * 1024
-"""Default for the maximum bytes of a decompressed body. A message with a larger body is a bad record.
+"""Default limit for the size of a decompressed body, in bytes. A message with a larger body is a bad record.
 
-Producers accept bodies of 4 MiB (before compression) by default. A worker with 512 MB can hold the copies of
-a body of 64 MiB.
+By default, producers accept bodies of up to 4 MiB before compression. The limit is 64 MiB because a worker
+with 512 MB of memory can hold the copies that decoding makes of such a body.
 """
 MOST_BYTES = 512 * 1024 * 1024
-"""Maximum bytes of a batch, which a JVM of 1 GiB can process; 1.5 GiB end the JVM.
+"""Maximum size of a batch, in bytes. A JVM of 1 GiB can process a batch of this size, but not 1.5 GiB.
 
-See docs/reference/spark.md, Size of a batch. Arrow has 31 bits for the sum of stored bytes, plain bytes and
-one message.
+See docs/reference/spark.md, Size of a batch. Arrow's offsets have 31 bits, which must suffice for the stored
+bytes, the decompressed bytes and one further message together.
 """
 
 
@@ -61,10 +61,11 @@ class Option:
             Empty: the option is for Python only.
         metavar: Placeholder of the value in `--help`. None: the unit of a duration, or N for a number.
         shown: Form of the default in `--help` and in the tables of the documentation.
-        keys: Names of the Spark options of which the value is made. Empty: one option with the field's name
-            in camel case, without `_s`.
-        query: The only kind of query that has the Spark option, `batch` or `stream`. Empty: both.
-        default: Value without an argument; `inspect.Parameter.empty` if the option is required.
+        keys: Names of the Spark options from which the value is built. Empty: there is one Spark option,
+            whose name is the field's name in camel case, without `_s`.
+        query: The only kind of query that has the Spark option, `batch` or `stream`. Empty: both kinds have
+            it.
+        default: The value when the option is not given; `inspect.Parameter.empty` if the option is required.
     """
 
     low: float | None = None
@@ -76,13 +77,13 @@ class Option:
     shown: str | None = None
     keys: tuple[str, ...] = ()
     query: str = ""
-    # These values come from the dataclass.
+    # The following values are taken from the dataclass.
     name: str = ""
     kind: Any = None
     default: Any = inspect.Parameter.empty
     kw_only: bool = False
     text: str = ""
-    spark: Mapping[str, str] = field(default_factory=dict)  # descriptions of the Spark options
+    spark: Mapping[str, str] = field(default_factory=dict)  # descriptions, by the name of the Spark option
 
     @property
     def type(self) -> Any:
@@ -92,11 +93,11 @@ class Option:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """The permitted words. Empty: the option has none."""
+        """The permitted words. Empty: the option is not restricted to certain words."""
         return get_args(self.type) if get_origin(self.type) is Literal else ()
 
     def problem(self, value: Any) -> str | None:
-        """Return a description of the expected values if a value is invalid, None if it is valid."""
+        """Return None if the value is valid, else a description of the values that are expected."""
         if self.words:
             expected = f"{', '.join(self.words[:-1])} or {self.words[-1]}"
             return None if value is None or value in self.words else expected
@@ -112,13 +113,13 @@ class Option:
 
 
 def option(default: T, **how: Any) -> T:
-    """Return a field of a dataclass that is an option of the command line, too. `how`: fields of Option."""
+    """Return a dataclass field that is also a command-line option. `how`: values for the fields of Option."""
     made: T = field(default=default, metadata={_DECLARED: Option(**how)})
     return made
 
 
 def declared(struct: Any) -> list[Option]:
-    """Return the options of a dataclass: positional ones first, and last those for Python only."""
+    """Return the options of a dataclass: positional options first, options for Python only last."""
     texts: dict[str, str] = {}
     for base in reversed(struct.__mro__):
         args = inspect.cleandoc(base.__doc__ or "").partition("Args:\n")[2]
@@ -135,7 +136,7 @@ def declared(struct: Any) -> list[Option]:
 
 
 def check(given: Any) -> None:
-    """Raise ConfigError for a number out of its range, or a word that is none of the permitted ones."""
+    """Raise ConfigError for a number outside its range, or for a word that is not permitted."""
     for each in declared(type(given)):
         value = getattr(given, each.name)
         if (expected := each.problem(value)) is not None:
@@ -147,17 +148,18 @@ _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 864
 
 
 class Given:
-    """The options of a Spark format: a case-insensitive map of texts, read by the fields of a struct.
+    """The options of a Spark format: strings by case-insensitive names, parsed according to a dataclass.
 
     Args:
-        options: The texts.
+        options: The strings, as Spark passes them.
         struct: The dataclass whose fields are the options.
-        spellings: Alternative names of options, with the names that they stand for.
-        ignored: Further permitted names.
+        spellings: Alternative names of options, each with the name of its option.
+        ignored: Names that are permitted but are not options of the format.
 
     Raises:
-        ConfigError: A name is unknown, or an option has two values. The error suggests the nearest name,
-            because a typing error must not silently read everything.
+        ConfigError: A name is unknown, or an option has two different values. For an unknown name the error
+            suggests the most similar known name: if a misspelt option were ignored, the query would read
+            everything.
     """
 
     def __init__(
@@ -186,20 +188,20 @@ class Given:
                 )
 
     def values(self, **made: Any) -> dict[str, Any]:
-        """Return the values by the names of the fields, with `made` for those of several texts or checks."""
+        """Return the values by field name. `made` holds values that the caller built or checked itself."""
         return {
             each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared
         }
 
     def refuse_ends(self) -> None:
-        """Raise ConfigError for an option that only batch queries have."""
+        """Raise ConfigError if an option is given that only batch queries have."""
         for each in self._declared:
             for name in each.spark if each.query == "batch" else ():
                 if (text := self.text(name)) is not None:
                     raise ConfigError(name, text, "a batch query (a stream has no end)")
 
     def text(self, name: str) -> str | None:
-        """Return the text of an option. None: it is not given."""
+        """Return the string of an option, or None if the option is not given."""
         return self._values.get(name.lower())
 
     def _value(self, each: Option) -> Any:
@@ -222,7 +224,7 @@ class Given:
         return text if each.default is None else text or each.default
 
     def integer(self, name: str, low: int, high: int = LONG_MAX) -> int | None:
-        """Return a number, None if the option is not given. Raises ConfigError if it is out of range."""
+        """Return an option's number, or None if it is not given. Raises ConfigError if it is out of range."""
         text = self.text(name)
         if text is None:
             return None
@@ -238,16 +240,17 @@ class Given:
 
 
 def _shown(name: str, value: str) -> str:
-    """Return the value of an option for an error, unless it may be a secret."""
+    """Return an option's value for an error message, masked if the value may be a secret."""
     return "******" if "secret" in name or "token" in name else value
 
 
 def job(
     struct: Callable[P, T],
 ) -> Callable[[Callable[[SparkSession, T], R]], Callable[Concatenate[SparkSession, P], R]]:
-    """Make a function of a session and options into one of a session and keyword arguments.
+    """Turn a function of a session and an options object into a function of a session and keyword arguments.
 
-    The options are checked first. Signature and docstring list the fields of the struct.
+    The new function checks the options before the call. Its signature and docstring list the fields of the
+    struct.
     """
 
     def decorate(run: Callable[[SparkSession, T], R]) -> Callable[Concatenate[SparkSession, P], R]:

@@ -1,9 +1,10 @@
 """Bulk work on Spark: units of work, each of which is one task of one Spark job.
 
-Every job of the pipeline runs its work here. The driver divides the work into units, `run_units` runs each in
-a task, and the driver evaluates the results (archive.py does so for each batch). A task pulls, decodes and
-writes by itself: only units and results pass through Spark. Features that Spark Connect lacks (RDDs,
-accumulators) are not used, so a job runs the same on this machine, on a cluster and through Spark Connect.
+Every job of the pipeline runs its work through this module. The driver divides the work into units,
+`run_units` runs each unit in a task, and the driver evaluates the results (archive.py repeats this for each
+batch). A task pulls, decodes and writes by itself: only units and results pass through Spark. The module uses
+no feature that Spark Connect lacks (RDDs, accumulators), so a job runs the same on this machine, on a cluster
+and through Spark Connect.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cometmq.errors import CometError
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
-_CANCEL_S = 10.0  # seconds; workers are killed two seconds after their task
+_CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills a worker two seconds after its task
 _MANY = 1_000_000  # a number above the number of slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
@@ -67,9 +68,9 @@ def run_units(
 
 
 def outcomes_in(rows: Sequence[Row]) -> list[Any]:
-    """Return the objects that tasks pickled into their column `outcome`.
+    """Return the objects that tasks pickled into the column `outcome` of the rows.
 
-    Raises the first CometError of them.
+    Raises the first CometError among the objects.
     """
     outcomes: list[Any] = [pickle.loads(row.outcome) for row in rows]
     for outcome in outcomes:
@@ -109,7 +110,8 @@ def slots(spark: SparkSession) -> int:
     """
     if isinstance(spark, SparkSession):
         return spark.sparkContext.defaultParallelism
-    # Spark Connect does not report the number, but it divides a range into that many parts.
+    # Spark Connect does not report the number of slots, but it divides a range into as many parts as there
+    # are slots.
     parts = spark.range(_MANY).selectExpr("spark_partition_id() AS part")
     return int(parts.selectExpr("max(part) + 1 AS parts").collect()[0].parts)
 
@@ -117,7 +119,7 @@ def slots(spark: SparkSession) -> int:
 def _in_tasks(
     work: Callable[[U], R], units: Sequence[bytes]
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Map the indexes of units to their outcomes (results or CometErrors), as a function for `mapInArrow`."""
+    """Return a function for `mapInArrow` that maps unit indexes to outcomes (results or CometErrors)."""
 
     def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
@@ -132,10 +134,13 @@ def _in_tasks(
 
 
 class _Job(Protocol):
-    """The operations that differ between classic sessions and Spark Connect."""
+    """The operations that differ between a classic session and a Spark Connect session."""
 
     def known(self) -> AbstractContextManager[None]:
-        """Identify the job while the body runs it in the calling thread. The thread ends afterwards."""
+        """Mark Spark operations of the calling thread as this job's while the `with` body runs.
+
+        The thread ends after the body.
+        """
 
     def done(self) -> int:
         """Return the number of finished tasks."""
@@ -144,7 +149,7 @@ class _Job(Protocol):
 
 
 class _ClassicJob(_Job):
-    """A job group of a session in this process."""
+    """A job of a classic session, whose JVM belongs to this process: a Spark job group."""
 
     def __init__(self, context: SparkContext, name: str, mark: str) -> None:
         self._context, self._name, self._group = context, name, mark
@@ -168,7 +173,7 @@ class _ClassicJob(_Job):
 
 
 class _ConnectJob(_Job):
-    """A tag of operations in a Spark Connect session, whose server reports progress periodically."""
+    """A job of a Spark Connect session: a tag of operations. The server reports progress periodically."""
 
     def __init__(self, spark: SparkSession, mark: str) -> None:
         self._spark, self._tag, self._done = spark, mark, 0
@@ -178,7 +183,8 @@ class _ConnectJob(_Job):
         thread = threading.get_ident()
 
         def heard(*, stages: Any, **_: Any) -> None:
-            # The handler is called for all operations of the session, in the thread that waits for each.
+            # Spark calls the handler for every operation of the session, in the thread that waits for that
+            # operation.
             if threading.get_ident() == thread:
                 self._done = sum(stage.num_completed_tasks for stage in stages)
 
@@ -199,7 +205,8 @@ class _ConnectJob(_Job):
 
 def _job_of(spark: SparkSession, name: str) -> _Job:
     mark = f"cometmq-{uuid.uuid4().hex}"
-    # The session of Spark Connect is a separate class, although PySpark's types differ.
+    # A Spark Connect session is an object of another class, although PySpark's type hints declare one class
+    # for both.
     if isinstance(spark, SparkSession):
         return _ClassicJob(spark.sparkContext, name, mark)
     return _ConnectJob(spark, mark)
@@ -213,10 +220,11 @@ def _watched(
     on_look: Callable[[], None],
     stop: threading.Event,
 ) -> R:
-    """Return the action's result. One thread waits for it, another one polls the job and cancels it.
+    """Return the action's result. One thread runs the action, another thread polls the job and cancels it.
 
-    The calling thread can be interrupted and does not use Py4J: at Ctrl-C PySpark's own handler calls Py4J in
-    the main thread, and a concurrent call there would receive the response to the other one.
+    The calling thread can be interrupted, so it does not use Py4J: on Ctrl-C, PySpark's signal handler calls
+    Py4J in the main thread. If that thread were already waiting for a Py4J response, the two calls would
+    receive each other's responses.
     """
     ended: Future[R] = Future()
     interrupted, over = threading.Event(), threading.Event()
@@ -232,12 +240,12 @@ def _watched(
     def watch() -> None:
         last = False
         while not last:
-            last = over.wait(_POLL_S)  # then poll once more, for tasks that have finished since the last poll
+            last = over.wait(_POLL_S)  # then poll a last time, for tasks that finished meanwhile
             try:
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()
                 elif not last:
-                    job.cancel()  # repeated until the end, because Spark may not have registered the job yet
+                    job.cancel()  # repeated, because Spark may not have registered the job yet
             except Exception as error:
                 failures.append(error)
 
@@ -247,7 +255,7 @@ def _watched(
     seen = 0
     try:
         while not ended.done():
-            wait([ended], _POLL_S)  # not join(): after an interrupted join, a running thread counts as ended
+            wait([ended], _POLL_S)  # not join(): an interrupted join makes Python treat the thread as ended
             if failures and not ended.done():
                 raise failures[0]
             if done[0] != seen:
@@ -268,7 +276,7 @@ def _watched(
 
 
 def cause(error: Exception) -> str:
-    """Return the line of Spark's error that names the cause: a task's own exception, if it raised one."""
+    """Return the line of Spark's error that names the cause: the exception of a task, if one was raised."""
     text = str(error)
     raised = _RAISED.findall(text)
     found = raised[-1] if raised else _FAILURE.search(text) or _CALLED.search(text)

@@ -1,4 +1,4 @@
-"""Errors of the pipeline, besides the responses of brokers and network errors."""
+"""Errors of the pipeline, other than error responses of brokers and network errors."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ class PipelineError(CometError):
 class DataLossError(PipelineError):
     """Records to read no longer exist on the broker: retention deleted them, or the topic was replaced.
 
-    `failOnDataLoss=false` continues without them; `setting` is the spelling of that option for the caller.
+    With `failOnDataLoss=false` a read continues without the records. `setting` names that option as the
+    caller spells it (in Spark or on the command line).
     """
 
     setting = "failOnDataLoss=false"
@@ -36,7 +37,7 @@ class DataLossError(PipelineError):
 
 
 class UnreadableError(PipelineError):
-    """Messages lie in queues that their brokers do not permit to read (live/unreadable.py).
+    """Some messages are in queues that their brokers do not permit clients to read (live/unreadable.py).
 
     `problem` names the queues and the number of messages.
     """
@@ -48,7 +49,7 @@ class UnreadableError(PipelineError):
 
 
 class BadRecordError(PipelineError):
-    """A record of the range cannot be decoded, and the options make that an error."""
+    """A record in the requested range cannot be decoded, and the options treat bad records as errors."""
 
     queue: MessageQueue
     queue_offset: int | None
@@ -63,9 +64,9 @@ class BadRecordError(PipelineError):
 
 
 class BadStoreRecordError(PipelineError):
-    """A record in a store directory, or a part of its log, is unreadable, and the options make that an error.
+    """A record or a part of the log in a store directory is unreadable, which the options treat as an error.
 
-    `position` is the position in the log.
+    `position` is the log position of the unreadable data.
     """
 
     path: str
@@ -96,9 +97,9 @@ class LogLossError(PipelineError):
 
 
 class ReplicaBehindError(PipelineError, Transient):
-    """A broker's master is unreachable, and its replica does not hold the records.
+    """A broker's master is unreachable, and its replica does not hold the requested records.
 
-    The replica may not have received them yet, so they do not count as lost.
+    The replica may not have received the records yet, so they are not reported as lost.
     """
 
     queue: MessageQueue
@@ -147,7 +148,7 @@ class JobFailed(PipelineError):
 class ArchiveError(PipelineError):
     """The archive directory is unsuitable for the job, or a batch cannot be committed.
 
-    `setting` names the exceeded limit, if any.
+    `setting` names the option whose limit was exceeded, if the error is about a limit.
     """
 
     path: str
@@ -159,7 +160,7 @@ class ArchiveError(PipelineError):
 
 
 class PipelineFileError(PipelineError):
-    """A pipeline file is invalid. `problems`: (line, description)."""
+    """A pipeline file is invalid. `problems` holds pairs of a line number and a description."""
 
     path: str
     problems: Sequence[tuple[int, str]]
@@ -169,7 +170,7 @@ class PipelineFileError(PipelineError):
 
 
 class ReplayError(PipelineError):
-    """A replay cannot begin or continue because of `what`, a state directory or a source queue."""
+    """A replay cannot begin or continue. `what` names the cause: a state directory or a source queue."""
 
     what: str
     problem: str

@@ -1,4 +1,4 @@
-"""The options of the jobs, a dataclass for each job: Python signatures, command-line options and checks."""
+"""The options of the jobs, one dataclass per job, for Python signatures, command-line options and checks."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -18,12 +18,12 @@ BodyFormat = Literal["json", "avro", "protobuf"]
 Show: TypeAlias = Callable[[int, int | None], None]
 MAX_RETENTION_S = 30 * 86_400
 TABLES = ("-o", "--output")
-_MAX = 2**31 - 1  # largest number of seconds whose sums in ms fit into 64 bits
+_MAX = 2**31 - 1  # largest number of seconds: sums of such values in ms still fit into 64 bits
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveProgress:
-    """The progress of an archive run. Within a batch, the records of finished tasks are counted.
+    """The progress of an archive run, updated within a batch whenever tasks finish.
 
     `run` identifies the run.
     """
@@ -31,8 +31,8 @@ class ArchiveProgress:
     run: str
     batch: int
     records: int  # records that this run has already archived
-    total: int  # records that this run must archive, as far as known
-    bytes: int  # bytes of the archived records in the format of the brokers' stores
+    total: int  # records that this run has to archive, as far as is known
+    bytes: int  # size of the archived records in bytes, in the format of the brokers' stores
     seconds: float
 
 
@@ -51,7 +51,7 @@ class Cancelled:
 
     @property
     def show(self) -> Callable[[int], None] | None:
-        """`on_progress` for work whose total is unknown."""
+        """Return `on_progress` as a function of the finished count alone, for work whose total is unknown."""
         call = self.on_progress
         return None if call is None else lambda done: call(done, None)
 

@@ -1,7 +1,7 @@
 """Positions in queues, in the form of Spark's checkpoints, users' options and manifests.
 
 In JSON an offset map is `{"topic": {"broker-name": {"queue": next_offset}}}`. Spark compares positions as
-TEXT, so a map must always have the same text: keys are written in order (queues by number).
+TEXT, so equal maps must produce equal text: keys are written in sorted order (queues by number).
 """
 
 from __future__ import annotations
@@ -16,31 +16,35 @@ from cometmq.message import MessageQueue
 
 LATEST = -1
 EARLIEST = -2
-MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # limits of the request's fields
+MAX_QUEUE_ID, MAX_OFFSET = 2**31 - 1, 2**63 - 1  # limits of the fields in a broker request
 
 _SECONDS = range(10**9, 10**10)
-"""Range of likely seconds: as ms they are times of 1970, as seconds times of 2001 to 2286."""
-_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # ms by which a start and an end may be ahead of this clock
+"""Range of numbers that are probably times in seconds: as seconds they are times from 2001 to 2286.
+
+As ms, the same numbers would be times in 1970, before RocketMQ existed.
+"""
+_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # ms by which a start and an end may be ahead of the clock
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
 
 START_KEY = "@start"
-"""Key for the begin of a query's FIRST batch in its end position. `@` cannot occur in a topic's name.
+"""Key for the start of a query's FIRST batch in its end position. `@` cannot occur in a topic's name.
 
-The key is also used where a queue was replaced and reading continues elsewhere (marks.py).
+A batch that does not begin at the previous batch's end, because a queue was replaced (marks.py), also has the
+key.
 
-Spark's log contains the end of each batch but not the start of the first one. After a crash in batch 0 it
-requests the start from the source again, and "latest" is then another position: the records in between would
-be lost. With the start inside the logged end, the batch stays the same whenever it is planned again.
+Spark's log contains the end of each batch but not the start of the first one. After a crash in batch 0, Spark
+requests the start from the source again, and "latest" is a later position by then: the records in between
+would be lost. The start inside the logged end keeps the batch the same whenever it is planned again.
 """
 
 MARKS_KEY = "@last"
-"""Key for the marks of a stream's position: the mark of the record before each offset (marks.py)."""
+"""Key for the marks in a stream's position: the mark of the record before each offset (marks.py)."""
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
-    """Return the nested form with sorted keys."""
+    """Return the nested form of a map by queue (topic → broker name → queue), with sorted keys."""
     tree: Tree = {}
     for queue in sorted(offsets):
         brokers = tree.setdefault(queue.topic, {})
@@ -49,7 +53,10 @@ def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:
 
 
 def from_tree(tree: Mapping[str, Any], option: str = "offsets") -> Offsets:
-    """Return the flat form. Raises ConfigError unless the form is topic → broker name → queue → integer."""
+    """Return the flat form of nested offsets.
+
+    Raises ConfigError unless the form is topic → broker name → queue → integer.
+    """
     return dict(_walk(tree, option))
 
 
@@ -79,7 +86,7 @@ def _bad_shape(option: str, tree: Any) -> ConfigError:
 
 
 def parse_offsets(text: str, option: str) -> Offsets:
-    """Parse an option's JSON text. Offsets may be -1 (latest) and -2 (earliest)."""
+    """Parse an option's JSON text of offsets. An offset may be -1 (latest) or -2 (earliest)."""
     expected = 'earliest, latest, or {"topic": {"broker-name": {"queue number": offset}}}'
     offsets = _parsed(text, option, expected)
     if min(offsets.values(), default=0) < EARLIEST:
@@ -88,7 +95,7 @@ def parse_offsets(text: str, option: str) -> Offsets:
 
 
 def parse_times(text: str, option: str) -> Offsets:
-    """Parse an option's JSON text with a store time, in ms since 1970, for each queue."""
+    """Parse an option's JSON text that gives a store time for each queue, in ms since 1970."""
     times = _parsed(text, option, '{"topic": {"broker-name": {"queue number": milliseconds}}}')
     if min(times.values(), default=0) < 0:
         raise ConfigError(option, text, "times of 0 ms or more")
@@ -98,9 +105,9 @@ def parse_times(text: str, option: str) -> Offsets:
 
 
 def check_time(option: str, time_ms: int, *, end: bool) -> None:
-    """Raise ConfigError for a time that is in seconds or in the future.
+    """Raise ConfigError for a time that seems to be in seconds, or that is in the future.
 
-    An end may be up to a day ahead, such as the end of today.
+    The end of a range may be up to a day in the future, such as the end of today.
     """
     if time_ms in _SECONDS:
         raise ConfigError(option, str(time_ms), f"ms since 1970; if these are seconds: {time_ms * 1000}")
@@ -120,11 +127,11 @@ def _parsed(text: str, option: str, expected: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """Return the end of a batch that does not begin at the previous batch's end (a first batch)."""
+    """Return the logged position of a batch with its start, for a batch not starting at the previous end."""
     return {START_KEY: to_tree(start), **to_tree(end)}
 
 
 def batch_range(start: Tree, end: Tree) -> tuple[Offsets, Offsets]:
-    """Return the (first, end) offsets of the batch for which Spark passes these two positions."""
+    """Return the start and end offsets of a batch from the two positions that Spark passes for it."""
     logged = end.get(START_KEY)
     return from_tree(start if logged is None else logged), from_tree(end)

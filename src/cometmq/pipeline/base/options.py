@@ -1,7 +1,7 @@
-"""Options of the `cometmq` format: Spark's case-insensitive text map as checked values.
+"""Options of the `cometmq` format: parses Spark's case-insensitive map of strings into checked values.
 
-A format has one dataclass, whose fields are its options (declare.py). The names follow Kafka's source; those
-of RocketMQ's old connector are accepted as alternative spellings.
+Each format has one dataclass, whose fields are its options (declare.py). The names follow Kafka's source; the
+names of RocketMQ's old connector are accepted as alternative spellings.
 """
 
 import json
@@ -38,29 +38,29 @@ from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The begin or the end of a read.
+    """The start or the end of a read.
 
-    A position consists of a word or a time for all queues; or of offsets, times, or a group's stored offsets
-    for some queues, and a word for the other queues.
+    A position is either one word or one time for all queues, or it gives some queues an offset, a time or a
+    group's stored offset, and all other queues the position `word`.
     """
 
     word: int = EARLIEST  # EARLIEST or LATEST
     offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
-    times: Offsets = field(default_factory=dict)  # time in ms since 1970 by queue
+    times: Offsets = field(default_factory=dict)  # times in ms since 1970, by queue
     group: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Topics:
-    """The topics to read: names, a pattern for the names that the name server lists, or single queues."""
+    """The topics to read: topic names, a pattern for names that the name server lists, or single queues."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
     queues: tuple[MessageQueue, ...] = ()
 
     def includes(self, queue: MessageQueue) -> bool:
-        """Return whether the selection includes a queue that was read before."""
+        """Return whether the selection includes this queue, which has been read before."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, queue.topic) is not None
         return queue in self.queues or queue.topic in self.names
@@ -138,7 +138,7 @@ class PullOptions(_Requesting, _Decoding):
     _: KW_ONLY
     tags: str = option("*")
     sql: str | None = option(None)
-    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # exists on every broker
+    consumer_group: str = option(TOOLS_CONSUMER_GROUP, shown="none")  # a group that exists on every broker
     pull_batch_size: int = option(1024, low=1, high=INT_MAX)
     pulls_in_flight: int = option(8, low=1, high=INT_MAX)
     batch_bytes: int = option(16 * 1024 * 1024, low=1, high=MOST_BYTES)
@@ -207,7 +207,7 @@ class ReadOptions(PullOptions):
 
     @property
     def commit_group(self) -> str | None:
-        """The group for which a stream publishes its progress. None: none."""
+        """The group under which a stream publishes its progress. None: it does not publish any."""
         return None if self.consumer_group == TOOLS_CONSUMER_GROUP else self.consumer_group
 
 
@@ -278,14 +278,14 @@ SPELLINGS = {
     "nameServer": "namesrv",
     "namesrvAddr": "namesrv",
     "topic": "subscribe",
-    "path": "subscribe",  # the path in load("topic") and save("topic")
+    "path": "subscribe",  # the argument of load("topic") and save("topic")
     "topicPattern": "subscribePattern",
     "subExpression": "tags",
     "group": "consumerGroup",
     "pullTimeoutMs": "timeoutMs",
 }
-"""Alternative spellings of options."""
-_OF_SPARK = ("checkpointLocation", "queryName")  # Spark passes its own options to a sink, too
+"""Alternative spellings of options, each with the name of its option."""
+_OF_SPARK = ("checkpointLocation", "queryName")  # options of Spark itself, which it also passes to a sink
 
 _LIGHT = "%LMQ%"
 _QUOTED = re.compile(r"'[^']*'")
@@ -297,7 +297,7 @@ def check_package(setting: str, value: str, package: str, extra: str) -> None:
     """Raise ConfigError if a value requires a package that is not installed."""
     try:
         found = find_spec(package)
-    except ModuleNotFoundError:  # the parent package may be missing, too
+    except ModuleNotFoundError:  # the parent of the package may be missing, too
         found = None
     if found is None:
         raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")
@@ -359,7 +359,7 @@ def store_options(options: Mapping[str, str]) -> StoreOptions:
 
 
 def _paths(given: Given) -> tuple[str, ...]:
-    """Return the paths of `load("a,b")`, or of `load(["a", "b"])`, which Spark passes as a list in JSON."""
+    """Return the paths of `load("a,b")`, or of `load(["a", "b"])`, which Spark passes as a JSON list."""
     text, listed = given.text("path") or "", given.text("paths")
     try:
         paths = [] if listed is None else json.loads(listed)
@@ -392,7 +392,7 @@ def _time_ms(given: Given, name: str) -> int | None:
 
 
 def _access(given: Given) -> Access:
-    """Return the account and TLS of the options, else of the environment. Raises ConfigError."""
+    """Return the account and TLS settings of the options, or else of the environment. Raises ConfigError."""
     environment = Access.of_environment()
     keys = [given.text(name) for name in ("accessKey", "secretKey", "securityToken")]
     tls = given.text("tls")
@@ -458,7 +458,7 @@ def _sql(given: Given) -> str | None:
 
 
 def _place(path: str | None) -> str | None:
-    """Return an absolute local path, because workers may have another working directory."""
+    """Return the absolute form of a local path, because workers may have another working directory."""
     if path is not None and not path.strip():
         raise ConfigError("badRecordsPath", path, "a directory: a path, or a URI such as hdfs:// or s3://")
     return path if path is None or "://" in path else os.path.abspath(path)
@@ -519,7 +519,10 @@ def _from_group(given: Given, position: Position, said: list[str]) -> Position:
 
 
 def parse_position(text: str, option: str, default: int) -> Position:
-    """Parse earliest, latest, or offsets in JSON. `default` is the position of queues without an offset."""
+    """Parse "earliest", "latest" or offsets in JSON.
+
+    `default` is the position of queues for which the JSON has no offset.
+    """
     words = {"earliest": EARLIEST, "latest": LATEST}
     if text.strip().lower() in words:
         return Position(words[text.strip().lower()])

@@ -1,6 +1,6 @@
-"""Planning of reads without I/O: begins and ends of ranges, limits of batches, and ranges of tasks.
+"""Planning of reads, without I/O: the start and end of ranges, the limits of batches, the ranges of tasks.
 
-All ends are exclusive. Offsets of a queue are contiguous, so a range may be divided anywhere.
+All ends are exclusive. The offsets of a queue have no gaps, so a range may be divided at any offset.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from cometmq.message import MessageQueue
 from cometmq.pipeline.base.errors import DataLossError
 from cometmq.pipeline.base.offsets import Offsets
 
-_LEAST_TASK_RECORDS = 20_000  # number of records that are read in the 0.1 s that a Python task costs anyway
+_LEAST_TASK_RECORDS = 20_000  # records read in 0.1 s, which is the fixed cost of a Python task
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """The current offsets of a queue: from `minimum` to `maximum` - 1.
 
-    `replica`: the bounds come from a replica. The master may hold more, so missing offsets are not lost.
+    `replica`: whether the bounds come from a replica. Its master may hold more, so offsets outside these
+    bounds are not reported as lost.
     """
 
     minimum: int
@@ -31,7 +32,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class QueueRange:
-    """The offsets from `start` to `end` - 1 of a queue; `lost` planned offsets are no longer there."""
+    """The offsets from `start` to `end` - 1 of a queue.
+
+    `lost` counts planned offsets that no longer exist.
+    """
 
     queue: MessageQueue
     start: int
@@ -44,10 +48,11 @@ class QueueRange:
 
 
 def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int], limit: int) -> Offsets:
-    """Return ends for about `limit` records, divided in proportion to the backlog of each queue.
+    """Return an end for each queue, for about `limit` records divided in proportion to each queue's backlog.
 
-    A queue without a start has no backlog. A share below one record is rounded up, so that small queues
-    beside large ones progress; the sum may therefore exceed `limit` by less than the number of such queues.
+    A queue without a start has no backlog. A share below one record is rounded up to one, so that small
+    queues beside large ones progress; the sum may therefore exceed `limit` by up to one record for each small
+    queue.
     """
     backlog = {queue: max(0, end - start.get(queue, end)) for queue, end in latest.items()}
     total = sum(backlog.values())
@@ -62,7 +67,7 @@ def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, 
 
 
 def waiting_in(start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int]) -> Offsets:
-    """Return the number of records of each range, without queues that have no start or no records."""
+    """Return each queue's number of records from start to end; omit queues with no records or no start."""
     return {queue: end - start[queue] for queue, end in ends.items() if end > start.get(queue, end)}
 
 
@@ -72,9 +77,10 @@ def limit_bytes(
     sizes: Mapping[MessageQueue, float],
     limit: int,
 ) -> Offsets:
-    """Return ends not above `ends` for about `limit` bytes, by the mean record sizes of the queues.
+    """Return ends, at most `ends`, such that the ranges hold about `limit` bytes.
 
-    At least one record is read. A queue without a size has the mean of the others.
+    `sizes` holds the mean record size of each queue; a queue without a size has the mean of the other queues.
+    At least one record is read.
     """
     waiting = waiting_in(start, ends)
     known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())
@@ -88,7 +94,7 @@ def limit_bytes(
 def spread(
     start: Mapping[MessageQueue, int], ends: Mapping[MessageQueue, int], count: int
 ) -> list[tuple[MessageQueue, int]]:
-    """Return about `count` (queue, offset) in the ranges, by their lengths, at least one in each."""
+    """Return about `count` pairs (queue, offset), spread evenly over the ranges, at least one per range."""
     waiting = waiting_in(start, ends)
     total = sum(waiting.values())
     found = []
@@ -105,12 +111,12 @@ def queue_ranges(
     *,
     fail_on_data_loss: bool,
 ) -> list[QueueRange]:
-    """Return the non-empty ranges to read, sorted by queue, limited to what the brokers still hold.
+    """Return the non-empty ranges to read, sorted by queue, limited to offsets that the brokers still hold.
 
     A queue without a start is new and begins at its minimum. A queue that is missing in `bounds` is read as
-    planned (its broker may be unreachable temporarily; the task that reads it will check). Raises
-    DataLossError if records of the range no longer exist, unless `fail_on_data_loss` is False: then the range
-    is reduced and counts them in `lost`.
+    planned: its broker may be unreachable temporarily, and the task that reads the queue will check the
+    offsets. Raises DataLossError if records of a range no longer exist and `fail_on_data_loss` is True. If it
+    is False, the range is reduced, and its `lost` counts the missing records.
     """
     ranges = []
     for queue in sorted(end):
@@ -135,7 +141,7 @@ def queue_ranges(
 
 
 def shrunk(read: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> list[MessageQueue]:
-    """Return the queues that are shorter than the offsets read from them."""
+    """Return the queues whose maximum offset is now below the offset up to which they were read."""
     return [q for q, held in bounds.items() if held.maximum < read.get(q, 0) and not held.replica]
 
 
@@ -145,15 +151,15 @@ def _lost(fail: bool, queue: MessageQueue, start: int, end: int, held: Bounds, p
 
 
 def default_tasks(records: int, slots: int) -> int:
-    """Return the number of tasks for `records`: two per slot, fewer if a task is not worth its start."""
+    """Return the number of tasks for `records`: two per slot, fewer if tasks would have too few records."""
     return max(1, min(2 * max(1, slots), math.ceil(records / _LEAST_TASK_RECORDS)))
 
 
 def pack(ranges: Sequence[QueueRange], tasks: int, max_records: int | None = None) -> list[list[QueueRange]]:
-    """Divide and group ranges into about `tasks` lists of equal weight, of at most `max_records` records.
+    """Divide and group ranges into about `tasks` lists of equal weight, each up to `max_records` records.
 
-    Fewer, larger lists are better: a Python task costs 60-100 ms of its slot before it reads anything. Within
-    a list the ranges are sorted, and adjacent ranges are merged.
+    Fewer and larger lists are better, because a Python task occupies its slot for 60-100 ms before it reads
+    anything. Within a list the ranges are sorted, and adjacent ranges are merged.
     """
     total = sum(item.count for item in ranges)
     if not total:

@@ -1,8 +1,8 @@
 """A report of a job: one self-contained HTML file with facts, tables and plots.
 
 Plots are SVG images drawn by matplotlib and embedded in the file as data. A page has no script, and its
-policy forbids browsers to load anything, so names from messages can do no harm; and it stays small. (plotly's
-plots can be zoomed, but each file would hold 4.5 MB of JavaScript.)
+content security policy forbids browsers to load anything, so names taken from messages can do no harm. The
+file also stays small: plotly's plots could be zoomed, but each file would hold 4.5 MB of JavaScript.
 
     report = Report("Archive of orders")
     report.fact("messages", 150_000)
@@ -39,7 +39,7 @@ LINES_MAX = 12
 POINTS_MAX = 2000  # maximum points of a line
 _NAME = 40  # maximum characters of a name in a plot
 _CELL = 200  # maximum characters of a cell
-_TIMES_MS = (10**12, 253_402_300_800_000)  # times from 2001-09 to the end of 9999; durations are shorter
+_TIMES_MS = (10**12, 253_402_300_800_000)  # times from 2001-09 to 9999; durations are shorter
 _RC: Any = {"svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.size": 9.0}
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}"
@@ -71,7 +71,7 @@ Value = str | int | float | bool | datetime | None
 class Report:
     """A page whose parts appear in the order in which they are added.
 
-    Parts beyond a limit are omitted, and the page says so.
+    The page omits parts beyond a limit and reports the omission.
     """
 
     def __init__(self, title: str) -> None:
@@ -86,7 +86,7 @@ class Report:
     def summary(self, summary: msgspec.Struct) -> None:
         """Add a job's summary: single values as facts, lists of structs as tables.
 
-        The fields keep their names.
+        The names of the fields are the names of the facts and columns.
         """
         if (complete := getattr(summary, "complete", None)) is not None:
             self.fact("complete", complete)
@@ -106,7 +106,7 @@ class Report:
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[Value]]) -> None:
         """Add a table of the first `ROWS_MAX` rows.
 
-        Columns whose first value is a number are aligned as numbers.
+        A column whose first value is a number is right-aligned.
         """
         given = iter(rows)
         shown = [list(row) for row in islice(given, ROWS_MAX)]
@@ -114,7 +114,7 @@ class Report:
         self._add(title, _table(columns, shown) if shown else '<p class="note">none</p>', note)
 
     def bars(self, title: str, values: Mapping[str, float], unit: str = "") -> None:
-        """Add a plot with a bar for each name, in the given order, at most `BARS_MAX`."""
+        """Add a plot with one bar for each name, in the given order, with at most `BARS_MAX` bars."""
         shown = list(islice(values.items(), BARS_MAX))
         note = f"only {BARS_MAX} of {len(values):,}" if len(values) > BARS_MAX else ""
         if not shown:
@@ -138,10 +138,11 @@ class Report:
         *,
         times: bool = False,
     ) -> None:
-        """Add a plot with a line of (x, y) for each name.
+        """Add a plot with a line of (x, y) points for each name.
 
-        x are seconds since a beginning, or with `times` since 1970 (shown in UTC). A plot has at most
-        `LINES_MAX` lines with at most `POINTS_MAX` points each, evenly selected.
+        The x values are seconds since some start, or with `times` since 1970 (shown in UTC). A plot has at
+        most `LINES_MAX` lines with at most `POINTS_MAX` points each; from longer lines, points are selected
+        evenly.
         """
         shown = [(name, _thinned(points)) for name, points in islice(lines.items(), LINES_MAX) if points]
         note = f"only {LINES_MAX} of {len(lines):,}" if len(lines) > LINES_MAX else ""
@@ -174,7 +175,7 @@ class Report:
         )
 
     def write(self, path: str) -> None:
-        """Write the page as a whole. Raises OSError."""
+        """Write the page to a file, completely or not at all. Raises OSError."""
         descriptor, made = tempfile.mkstemp(prefix=".report-", dir=os.path.dirname(path) or ".")
         try:
             with open(descriptor, "w", encoding="utf-8") as file:
@@ -192,14 +193,14 @@ class Report:
 
 
 def _timed(name: str, value: Value) -> Value:
-    """Return a field's value; if its name and size indicate a time in ms since 1970, the date (UTC)."""
+    """Return a field's value, as a date (UTC) if its name and size indicate a time in ms since 1970."""
     if name.endswith("_ms") and isinstance(value, int | float) and _TIMES_MS[0] < value < _TIMES_MS[1]:
         return datetime.fromtimestamp(value / 1000, UTC)
     return value
 
 
 def _text(value: Value) -> str:
-    """Return the value as text of the page: numbers with separators, names without unprintable characters."""
+    """Return the value as text: numbers with thousands separators, names without unprintable characters."""
     if value is None:
         return ""
     if isinstance(value, bool):
@@ -237,8 +238,8 @@ def _image(title: str, draw: Callable[[Axes], None], height: float) -> str:
     from matplotlib.figure import Figure
 
     with rc_context(_RC), warnings.catch_warnings():
-        # Names may need glyphs that matplotlib's font lacks. matplotlib only measures them; the browser draws
-        # them.
+        # Names may contain glyphs that matplotlib's font lacks. The warning is irrelevant, because matplotlib
+        # only measures the text and the browser draws it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(9, height), layout="constrained")
         draw(figure.add_subplot())

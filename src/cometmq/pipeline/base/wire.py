@@ -1,8 +1,8 @@
 """A blocking connection to a name server or broker, with any number of requests in flight.
 
 Spark's Python workers are single-threaded and synchronous, so an event loop would only add cost between the
-socket and the decoder. The package protocol encodes and decodes the bytes. After any error, the connection is
-closed and unusable.
+socket and the decoder. The package `protocol` encodes and decodes the bytes. After any error, the connection
+is closed and unusable.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from cometmq.protocol.codes import MAX_FRAME_LENGTH
 from cometmq.protocol.frame import Frame, decode_frame, encode_frame
 
 CONNECT_TIMEOUT_S = 3.0
-_READ_SIZE = 4 << 20  # bytes per read; several responses of the largest kind
+_READ_SIZE = 4 << 20  # bytes per read, enough for several responses of the maximum size
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """The account that signs requests, and a file of TLS settings (or True).
+    """The account that signs requests, and the TLS settings: a file, or True for the defaults.
 
-    An Access is sent from the driver to the workers, and never displays a secret.
+    The driver sends an Access to the workers. Its repr never shows a secret.
     """
 
     credentials: Credentials | None = None
@@ -37,14 +37,14 @@ class Access:
 
     @staticmethod
     def of_environment() -> Access:
-        """Read COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN, COMETMQ_TLS.
+        """Read COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY, COMETMQ_SECURITY_TOKEN and COMETMQ_TLS.
 
         Raises ConfigError.
         """
         return Access(environment_credentials(), environment_tls())
 
     def client_options(self) -> ClientOptions:
-        """Return the same settings for a client. The client's environment is ignored."""
+        """Return the same settings as options of a client, which then ignores its environment."""
         keys = self.credentials
         return ClientOptions(
             access_key=keys.access_key if keys else "",
@@ -63,7 +63,10 @@ def _context(access: Access) -> ssl.SSLContext | None:
 
 
 class Wire:
-    """A connection to "host:port". Raises ConnectError, SendFailed, RequestTimeout, FrameError."""
+    """A connection to "host:port".
+
+    Raises ConnectError, SendFailed, RequestTimeout and FrameError.
+    """
 
     def __init__(self, address: str, timeout_s: float, access: Access = PLAIN) -> None:
         self.address = address
@@ -72,7 +75,7 @@ class Wire:
         self._opaque = itertools.count(1)
         self._buffer = bytearray(_READ_SIZE)
         self._begin = self._end = 0
-        self._codes: dict[int, int] = {}  # opaque number -> code of requests in flight
+        self._codes: dict[int, int] = {}  # request codes of the requests in flight, by opaque number
         host, _, port = address.rpartition(":")
         host = host.strip("[]")
         try:
@@ -86,7 +89,7 @@ class Wire:
     def send(self, frames: Sequence[Frame]) -> list[int]:
         """Send requests in one write.
 
-        Return their opaque numbers, which identify the responses of `receive`.
+        Return their opaque numbers. `receive` returns frames with these numbers as the responses.
         """
         numbers = []
         parts = []
@@ -106,7 +109,10 @@ class Wire:
         return numbers
 
     def receive(self) -> Frame:
-        """Return the next response to any request. Its body is valid until the next `receive`."""
+        """Return the next response, to whichever request it belongs.
+
+        Its body is valid until the next `receive`.
+        """
         deadline = time.monotonic() + self.timeout_s
         while True:
             frame = self._answer(self._payload(deadline))
@@ -126,7 +132,7 @@ class Wire:
         return frames
 
     def _answer(self, payload: memoryview) -> Frame | None:
-        """Return the frame; None for a server's own request, such as a notice of consumer changes."""
+        """Return the response, or None for a request by the server, such as a notice of consumer changes."""
         try:
             frame = decode_frame(payload)
         except FrameError:
@@ -139,9 +145,9 @@ class Wire:
         return held >= 4 and held - 4 >= int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
 
     def call_many(self, frames: Sequence[Frame]) -> list[Frame]:
-        """Send requests together and return their responses in order.
+        """Send requests together and return their responses in the order of the requests.
 
-        Requires that no other request is in flight.
+        No other request may be in flight.
         """
         answers: dict[int, Frame] = {}
         numbers = self.send(frames)
@@ -152,7 +158,7 @@ class Wire:
         return [answers[number] for number in numbers]
 
     def _payload(self, deadline: float) -> memoryview:
-        """Return the next frame without its length word."""
+        """Return the next frame without the length field at its start."""
         self._fill(4, deadline)
         size = int.from_bytes(self._buffer[self._begin : self._begin + 4], "big")
         if not 4 <= size <= MAX_FRAME_LENGTH:
@@ -194,7 +200,7 @@ class Wire:
             self._end += received
 
     def usable(self) -> bool:
-        """Return whether an idle connection is still open, without unread data."""
+        """Return whether an idle connection is still open and has no unread data."""
         try:
             self._socket.settimeout(0)
             self._socket.recv(1)
@@ -223,14 +229,14 @@ def _secured(plain: socket.socket, access: Access, host: str) -> ssl.SSLSocket:
 
 
 class IdleWires(dict[tuple[str, float], Wire]):
-    """Connections without requests in flight, by address and timeout."""
+    """Connections without requests in flight, by (address, timeout)."""
 
     def __init__(self, access: Access = PLAIN) -> None:
         super().__init__()
         self._access = access
 
     def connect(self, address: str, timeout_s: float) -> Wire:
-        """Return the idle connection and remove it from here if it is still open, else a new one.
+        """Remove and return the idle connection if it is still open, else return a new connection.
 
         Raises ConnectError.
         """

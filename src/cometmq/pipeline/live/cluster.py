@@ -1,7 +1,7 @@
-"""Requests to a cluster for planning: its queues, their contents, and the offset that a time means.
+"""Requests to a cluster for planning: its queues, their offsets, and the offset for a time.
 
-Calls block and retry temporary failures until the timeout (a restarting broker, a broken connection), because
-an exception in a planning method ends a streaming query immediately.
+Calls block, and retry temporary failures (a restarting broker, a broken connection) until the timeout,
+because an exception in a planning method ends a streaming query immediately.
 """
 
 from __future__ import annotations
@@ -69,12 +69,12 @@ _RETRY_S = 0.2
 _AT_ONCE = 256  # maximum concurrent requests; more could fill the buffers of both directions and deadlock
 _RECORDS_AT_ONCE = 8  # maximum concurrent requests for records; each response may have 4 MiB
 _AWAY_S = (1.0, 30.0)  # seconds between attempts to reach an unreachable broker: the first, the maximum
-_REFUSED_S = 10.0  # seconds for which an address that refused a connection is tried last
+_REFUSED_S = 10.0  # seconds during which an address that refused a connection is tried last
 _ROUTE_S = 5.0  # maximum age in seconds of a route in repeated lookups
 _SAMPLES = 64  # number of records sampled for their sizes, to limit a batch by bytes
-_SHRUNK_S = 1.0  # seconds until a queue is read again that seems shorter than before
+_SHRUNK_S = 1.0  # seconds before the offsets of a queue that seems to have become shorter are requested again
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
-_NEW_TOPIC_QUEUES = 4  # number of queues that producers request when their first message creates a topic
+_NEW_TOPIC_QUEUES = 4  # number of queues that a producer requests when its first message creates a topic
 T = TypeVar("T")
 
 
@@ -87,15 +87,15 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # unreachable brokers by name
-        self._refused: dict[str, float] = {}  # addresses that are tried last, with the end of that time
+        self._refused: dict[str, float] = {}  # addresses to try last, with the time at which this ends
         self._routed: dict[str, float] = {}  # time of each topic's last lookup
-        self._listed: tuple[float, list[str]] = (-math.inf, [])  # when requested, and all topic names
+        self._listed: tuple[float, list[str]] = (-math.inf, [])  # time of the last request, all topic names
         self._ordinary: set[str] = set()  # names of topics that the source can read
 
     # -- routes
 
     def queues(self, topics: Topics) -> list[MessageQueue]:
-        """Return the readable queues, sorted.
+        """Return the readable queues of the topics, sorted.
 
         Raises NoRouteError, and ConfigError for topics with offset gaps.
         """
@@ -105,7 +105,11 @@ class Cluster:
         return sorted(topics.queues or found)
 
     def names(self, topics: Topics, *, wait: bool) -> tuple[str, ...]:
-        """Return the topics. With `wait`, list those of a pattern now and wait for name servers."""
+        """Return the names of the topics.
+
+        If the topics are given as a pattern, the name servers are asked for the current names. With `wait`,
+        requests to name servers that do not respond are repeated until the timeout.
+        """
         if topics.pattern is None:
             return topics.names or tuple(sorted({queue.topic for queue in topics.queues}))
         pattern, now = re.compile(topics.pattern), time.monotonic()
@@ -131,18 +135,21 @@ class Cluster:
                     self._ordinary.add(queue.topic)
 
     def topic_names(self, *, wait: bool = True) -> list[str]:
-        """Return the topics of users. With `wait`, wait for name servers until the timeout."""
+        """Return the topics of users. With `wait`, retry until the timeout if no name server responds."""
         frame = self._ask_namesrv(Frame.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER), wait=wait)
         return sorted(name for name in TopicList.decode(frame.body).topic_list if not is_system_topic(name))
 
     def route(self, topic: str) -> TopicRoute:
-        """Return the current route of a topic. Raises NoRouteError with the responses of the name servers."""
+        """Return the current route of a topic.
+
+        Raises NoRouteError, which holds the name servers' responses.
+        """
         return self._within_timeout(lambda: self._route(topic), unknown_ok=False)
 
     def write_queues(self, topic: str, *, wait: bool = True) -> tuple[MessageQueue, ...]:
         """Return the queues of a topic that are writable now, or that its first message would create.
 
-        With `wait`, wait for name servers until the timeout.
+        With `wait`, retry until the timeout if no name server responds.
         """
         try:
             return (self.route(topic) if wait else self._route(topic)).write_queues
@@ -161,11 +168,11 @@ class Cluster:
             return route.write_queues
 
     def away(self, topics: Topics, known: Iterable[MessageQueue], held: Iterable[MessageQueue]) -> list[str]:
-        """Return the sorted names of the brokers that hold messages of the topics but are not readable now.
+        """Return the sorted names of brokers that may hold messages of the topics but are not readable now.
 
-        `known` queues were read before, and `held` queues are readable now. The broker of a known queue
-        counts as unreadable if it is not registered; a broker of the route, if the topic has no read
-        permission there.
+        `known` queues were read before, and `held` queues are readable now. The broker of a known queue is
+        included if it has no readable queue of the topic and is not registered. A broker in a topic's route
+        is included if the topic has no readable queue there.
         """
         here = {(queue.topic, queue.broker_name) for queue in held}
         gone = {
@@ -186,7 +193,7 @@ class Cluster:
         return self._routes.get(topic)
 
     def is_away(self, broker_name: str) -> bool:
-        """Return whether the broker did not respond to the last `look`."""
+        """Return whether the broker's last request in `look` failed."""
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
@@ -201,21 +208,28 @@ class Cluster:
         raise answers.failure
 
     def _recent_route(self, topic: str) -> TopicRoute:
-        """Return a route that may be a few seconds old. While a broker is unreachable, request a new one."""
+        """Return a route that may be up to `_ROUTE_S` old.
+
+        While any broker is unreachable, request a new route.
+        """
         known = self._routes.get(topic)
         if known is None or self._away or time.monotonic() - self._routed.get(topic, 0.0) >= _ROUTE_S:
             return self._route(topic)
         return known
 
     def addresses(self, queues: Iterable[MessageQueue]) -> dict[str, str]:
-        """Return the address to read from for each broker name, without unreachable brokers."""
+        """Return the address to read from for each broker name.
+
+        Brokers without a known address are omitted.
+        """
         named = {queue.broker_name for queue in queues}
         return {name: found[0] for name in sorted(named) if (found := self._in_turn(name, MASTER_ID))}
 
     def address_of(self, queue: MessageQueue, broker_id: int = MASTER_ID) -> str:
-        """Return the address from which the queue is read: that of the given broker id, else another one.
+        """Return the address from which to read the queue.
 
-        Raises NoRouteError or ConnectError if no address is reachable.
+        The broker with the given broker id is preferred to the master's other addresses. Raises NoRouteError
+        or ConnectError if no address is reachable.
         """
         self._route(queue.topic)
         return self._reachable(queue, broker_id)
@@ -242,7 +256,10 @@ class Cluster:
         return [target.addr for target in self._routes.read_targets(broker_name, broker_id)]
 
     def master_of(self, queue: MessageQueue) -> str:
-        """Return the address to write to the queue. Raises NoRouteError if the broker has no master now."""
+        """Return the address of the queue's master, for writes.
+
+        Raises NoRouteError if the broker has no master now.
+        """
         address = self._routes.master(queue.broker_name)
         if address is None:
             self.write_queues(queue.topic)
@@ -254,9 +271,9 @@ class Cluster:
     def bounds(
         self, queues: Sequence[MessageQueue], *, missing_ok: bool = False
     ) -> dict[MessageQueue, Bounds]:
-        """Return the offsets that each queue holds, by two concurrent requests per queue.
+        """Return the offsets that each queue holds, with two concurrent requests per queue.
 
-        With `missing_ok`, each request is sent once, and queues whose broker fails are omitted.
+        With `missing_ok`, requests are not retried, and queues whose broker fails are omitted.
         """
         found: dict[MessageQueue, Bounds] = {}
         for own in _by_broker(queues):
@@ -281,12 +298,12 @@ class Cluster:
         }
 
     def look(self, topics: Topics, known: Iterable[MessageQueue]) -> dict[MessageQueue, Bounds]:
-        """Return the `bounds` of the queues of `topics` and of the `known` queues, for repeated calls.
+        """Return the `bounds` of the queues of `topics` and of their `known` queues, for repeated calls.
 
         Queues whose broker is unreachable or refuses temporarily are omitted. If a name server does not
-        respond or does not know a topic, the last known addresses of the brokers are used. An unreachable
-        broker is named in a warning and then skipped for a while. Raises NoRouteError, RemotingError or
-        BrokerError if no broker responds.
+        respond or does not know a topic, the last known addresses of the brokers are used. A broker that
+        becomes unreachable is named in a warning and then skipped for a growing pause. Raises NoRouteError,
+        RemotingError or BrokerError if no broker responds.
         """
         queues = {queue for queue in known if topics.includes(queue)}
         failure: CometError | None = None
@@ -330,9 +347,9 @@ class Cluster:
         return found
 
     def marks(self, offsets: Mapping[MessageQueue, int]) -> Marks:
-        """Return the marks of the records at these offsets. Raises BrokerError if a broker refuses.
+        """Return the marks of the records at these offsets. Raises BrokerError if a broker refuses a request.
 
-        Missing and damaged records, and those of unreachable brokers, are omitted.
+        Missing and damaged records, and records of unreachable brokers, are omitted.
         """
         found = self._pull_each(
             sorted(offsets.items()), lambda _, offset, reply: mark_at(offset, reply.body), away_ok=True
@@ -340,7 +357,10 @@ class Cluster:
         return {queue: mark for queue, mark in found if mark is not None}
 
     def sizes(self, start: Offsets, ends: Offsets) -> dict[MessageQueue, float]:
-        """Return the mean stored size in bytes of sampled records by queue, without unreachable brokers."""
+        """Return each queue's mean record size in bytes, from a sample of stored records.
+
+        Queues of unreachable brokers are omitted.
+        """
         found: dict[MessageQueue, list[int]] = {}
         places = spread(start, ends, _SAMPLES)
         for queue, size in self._pull_each(places, lambda _q, _o, reply: len(reply.body), away_ok=True):
@@ -355,7 +375,10 @@ class Cluster:
         *,
         away_ok: bool = False,
     ) -> list[tuple[MessageQueue, T]]:
-        """Return the results of `read` for the record at each offset, and retry its BrokerErrors."""
+        """Pull the record at each offset and return the result of `read` for each response.
+
+        The pull is repeated until the timeout if `read` raises a temporary BrokerError.
+        """
         by_broker: dict[str, list[tuple[MessageQueue, int]]] = {}
         for place in wanted:
             by_broker.setdefault(place[0].broker_name, []).append(place)
@@ -378,7 +401,11 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return `marks.resume` for the queues that have grown and, with `idle`, for the other queues."""
+        """Return the offsets from `marks.resume` at which reading continues in the queues that were replaced.
+
+        The marks are compared for queues with new messages and, with `idle`, also for queues without new
+        ones.
+        """
         looked_at = {
             queue: read[queue] - 1
             for queue in kept.keys() & held.keys()
@@ -387,7 +414,10 @@ class Cluster:
         return resume(read, kept, self.marks(looked_at), held, fail=fail, offset_at=self.offset_at)
 
     def _pull_one(self, wanted: Sequence[tuple[MessageQueue, int]]) -> list[Reply]:
-        """Return the first record at or after each offset of one broker's queues. Raises BrokerError."""
+        """Return, for queues of one broker, the responses with the first record at or after each offset.
+
+        Raises BrokerError.
+        """
         address = self._known_or_fresh(wanted[0][0])
         frames = [pull_request(TOOLS_CONSUMER_GROUP, queue, offset, 1, "*") for queue, offset in wanted]
         replies = [pull_reply(frame) for frame in self._call(address, frames)]
@@ -400,7 +430,10 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return the offset that a position means in each queue. Raises ConfigError if there is none."""
+        """Return each queue's offset for a position.
+
+        Raises ConfigError if the position names other queues, or a group without offsets in these queues.
+        """
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))
         if strange:
@@ -429,7 +462,7 @@ class Cluster:
         for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
             for frame in frames:
-                frame.version = VERSION_5_0_0  # CometMQ ignores that field in requests of older clients
+                frame.version = VERSION_5_0_0  # CometMQ ignores the field for older clients
             address, answers = self.ask(own[0], frames)
             for queue, answer in zip(own, answers, strict=True):
                 if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -437,7 +470,10 @@ class Cluster:
         return found
 
     def ask(self, queue: MessageQueue, frames: Sequence[Frame]) -> tuple[str, list[Frame]]:
-        """Send requests to the queue's broker, with retries. Return its address and the responses."""
+        """Send requests to the queue's broker, with retries.
+
+        Return the broker's address and the responses.
+        """
 
         def once() -> tuple[str, list[Frame]]:
             address = self._known_or_fresh(queue)
@@ -449,11 +485,12 @@ class Cluster:
         return self.offsets_at({queue: timestamp_ms}, {queue: bounds})[queue]
 
     def offsets_at(self, times: Mapping[MessageQueue, int], bounds: Mapping[MessageQueue, Bounds]) -> Offsets:
-        """Return each queue's first offset whose message was stored at or after a time in ms, else the end.
+        """Return each queue's first offset whose message was stored at or after a time in ms.
 
-        A binary search over the messages of all queues concurrently finds the offsets, because the brokers'
-        own search (code 29) returns the nearest message in 4.x and the next one in 5.x. Store times ascend
-        within a queue, except where a broker's clock was set back.
+        A queue without such a message has its end. A binary search over the messages, concurrently for all
+        queues, finds the offsets, because the brokers' own search (code 29) returns the nearest message in
+        4.x and the next message in 5.x. Store times ascend within a queue, except where a broker's clock was
+        set back.
         """
         low = {queue: bounds[queue].minimum for queue in times}
         high = {queue: bounds[queue].maximum for queue in times}
@@ -467,10 +504,10 @@ class Cluster:
         return low
 
     def _store_time(self, queue: MessageQueue, offset: int, reply: Reply) -> tuple[int, int | None]:
-        """Return the next existing offset, and the store time of the first message at or after `offset`.
+        """Return the next offset to search, and the store time of the first message at or after `offset`.
 
-        The time is None if the message was deleted. Raises BrokerError until the broker holds the offset, and
-        RecordError for a damaged message.
+        The time is None if that message was deleted. Raises BrokerError while the broker does not hold the
+        offset yet, and RecordError for a damaged message.
         """
         if reply.body:
             at, mark = mark_of(reply.body)
@@ -481,9 +518,9 @@ class Cluster:
         raise BrokerError(reply.code, remark=reply.remark, broker_addr=address, topic=queue.topic)
 
     def commit(self, group: str, offsets: Mapping[MessageQueue, int]) -> list[BrokerError]:
-        """Store a consumer group's offsets on reachable masters. Return the refusals.
+        """Store a consumer group's offsets on the masters that are reachable. Return the errors of refusals.
 
-        RocketMQ 5.x refuses offsets of a group that it does not know.
+        RocketMQ 5.x refuses the offsets of a group that it does not know.
         """
         refused: list[BrokerError] = []
         for own in _by_broker(sorted(offsets)):
@@ -511,7 +548,7 @@ class Cluster:
         return self._within_timeout(ask) if wait else ask()
 
     def _name_servers(self, request: Frame) -> Iterator[tuple[str, Frame | RemotingError]]:
-        """Yield the answers of the name servers, beginning with the preferred one."""
+        """Yield each name server's address with its response or error, the preferred server first."""
         for address in self._namesrv:
             try:
                 yield address, self._call(address, [request])[0]
@@ -519,11 +556,14 @@ class Cluster:
                 yield address, error
 
     def _prefer(self, address: str) -> None:
-        """Ask this name server first from now on, because it has answered."""
+        """Send requests to this name server first from now on, because it has responded."""
         self._namesrv = tuple(sorted(self._namesrv, key=lambda each: each != address))
 
     def _within_timeout(self, action: Callable[[], T], *, unknown_ok: bool = True) -> T:
-        """Repeat an action that fails temporarily until the timeout. unknown_ok: also for unknown topics."""
+        """Repeat an action that fails temporarily until it succeeds or the timeout has passed.
+
+        With `unknown_ok`, an action that fails because a topic is unknown is repeated, too.
+        """
         deadline = time.monotonic() + self._timeout_s
         while True:
             try:
@@ -557,7 +597,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class _Away:
-    """The state of an unreachable broker: its error, the pauses between attempts, the end of the pause."""
+    """An unreachable broker: its last error, the pauses between attempts, the time of the next attempt."""
 
     error: CometError
     address: str | None
@@ -568,7 +608,10 @@ class _Away:
 def look_twice(
     look: Callable[[], dict[MessageQueue, Bounds]], read: Mapping[MessageQueue, int]
 ) -> dict[MessageQueue, Bounds]:
-    """Return the result of `look`; a second one if a restarted broker may be building its queues."""
+    """Return the result of `look`, called a second time if a queue seems shorter than what was read from it.
+
+    The reason may be a restarted broker that is still rebuilding its queues.
+    """
     held = look()
     if shrunk(read, held):
         time.sleep(_SHRUNK_S)

@@ -1,8 +1,8 @@
 """Marks of records, by which a reader detects that a queue has been replaced since it was read.
 
-A topic that is deleted and created again, and a broker that lost its newest records, assign offsets a second
-time. Once the queue has grown past the old offset, offsets alone do not show the replacement. The log
-position and the store time of a record never recur together.
+If a topic is deleted and created again, or a broker loses its newest records, the same offsets are assigned a
+second time. Once the queue has grown past the old offset, the offsets no longer show the replacement. A mark
+does: two records never have the same log position and the same store time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cometmq.protocol.record.one import place_of, record_starts
 log = logs.logger(__name__)
 
 CLOCKS_MS = 60_000
-"""Maximum difference in ms between the clocks of two brokers, of which one replaced the other."""
+"""Maximum difference, in ms, between the clocks of a broker and of the broker that replaced it."""
 
 
 class Mark(NamedTuple):
@@ -48,7 +48,7 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
 
 
 def mark_at(offset: int, record: bytes) -> Mark | None:
-    """Return the mark of the record at this offset; None if the bytes are another record or no record."""
+    """Return the mark of the record at this offset, or None if the bytes are no record with this offset."""
     with suppress(RecordError):
         at, mark = mark_of(record)
         if at == offset:
@@ -57,14 +57,14 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return the positions of `tree`, with the mark of the record before each position."""
+    """Return the positions of `tree` together with the marks, each of the record before a position."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )
 
 
 def marks_in(tree: Mapping[str, Any]) -> Marks:
-    """Return the marks in a logged position; empty if a version without marks wrote it."""
+    """Return the marks in a logged position. Positions written by a version without marks have none."""
     try:
         return {
             MessageQueue(topic, broker_name, int(queue)): Mark(int(position), int(stored_ms))
@@ -82,8 +82,8 @@ def replaced(
 ) -> dict[MessageQueue, DataLossError]:
     """Return the queues of `bounds` that were replaced since they were read up to `read`, each with an error.
 
-    A queue was replaced if it is shorter, or if the mark of the last record read differs between `kept` and
-    `found`.
+    A queue was replaced if it is now shorter than what was read from it, or if the mark of the last record
+    read differs: `kept` holds the marks stored at that time, `found` the current marks.
     """
     problems = dict.fromkeys(shrunk(read, bounds), "the queue is shorter than what was read from it")
     for queue, mark in found.items():
@@ -114,8 +114,9 @@ def resume(
     """Return the offset at which reading continues in each replaced queue, and log a warning.
 
     The offset is that of the first record stored no earlier than CLOCKS_MS before the last record read, so
-    some records may be read twice. Without a mark it is the first offset of the queue. With `fail`, the error
-    is raised instead. `offset_at` has the contract of Cluster.offset_at.
+    some records may be read twice. Without a mark of the last record read, the offset is the first one of the
+    queue. With `fail`, the error of the replacement is raised instead. `offset_at` has the contract of
+    Cluster.offset_at.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

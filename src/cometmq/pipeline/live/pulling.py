@@ -1,11 +1,12 @@
-"""Concurrent pulls of ranges: the next requests, and the meaning of responses. No I/O.
+"""Concurrent pulls of ranges: which requests to send next, and what a response means. No I/O.
 
-The ranges of one broker are divided into segments of one pull's size each. Up to `depth` segments are pulled
-concurrently; their records are returned in order. For a segment with an incomplete response (brokers limit a
-pull by bytes, and to 8 records on disk), the remainder is requested, so nothing is read twice and nothing is
-discarded.
+The ranges of one broker are divided into segments, each the size of one pull. Up to `depth` segments are
+pulled concurrently; their records are returned in order. Brokers limit a pull by bytes, and to 8 records if
+the records are on disk. If a response therefore lacks a part of the segment, the remainder is requested, so
+nothing is read twice and nothing is discarded.
 
-A range ends by offset, never by count, because gaps are normal under a tag filter.
+A range is complete when its last offset is reached, never by the number of records, because gaps are normal
+under a tag filter.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from cometmq.protocol.headers import PullMessageResponseHeader
 from cometmq.protocol.record.one import queue_offset_of, record_starts
 
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
-"""Temporary refusals: the broker is starting, stopping or overloaded."""
+"""Codes of temporary refusals: the broker is starting, stopping or overloaded."""
 _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
-"""Remarks of PULL_RETRY_IMMEDIATELY that do not mean that the filter excluded the messages.
+"""Remarks of PULL_RETRY_IMMEDIATELY for which the filter was NOT the reason for the missing messages.
 
-The broker was deleting the messages, or a replica does not have these offsets (docs/reference/storage.md,
-Pull answers).
+With these remarks, the broker was deleting the messages, or a replica does not have the offsets
+(docs/reference/storage.md, Pull answers).
 """
-FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters: it scans 800 entries per response
+FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters; it scans 800 entries per response
 
 
 class Request(NamedTuple):
@@ -43,7 +44,7 @@ class Request(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """The relevant fields of a pull's response."""
+    """The fields of a pull's response that a reader needs."""
 
     code: int
     next_begin: int
@@ -52,7 +53,7 @@ class Reply(NamedTuple):
     body: bytes
     remark: str = ""
     suggested: int = MASTER_ID
-    """Broker id from which the broker suggests to read."""
+    """Id of the broker (master or replica) from which the responding broker suggests to read."""
 
     @property
     def left_out(self) -> bool:
@@ -77,16 +78,16 @@ def pull_reply(frame: Frame) -> Reply:
 
 
 class Verdict(Enum):
-    """The effect of a response on its segment."""
+    """What a response means for its segment."""
 
     PROGRESS = "progress"  # the segment advanced or is complete
-    NOT_YET = "not yet"  # the broker does not have these offsets yet, or no longer: retry after a pause
+    NOT_YET = "not yet"  # the broker does not have these offsets yet, or no longer; retry after a pause
     REFUSED = "refused"  # the broker returned an error
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Whole records of one response, and the position of each in the bytes."""
+    """The complete records of one response, with the position of each record in the bytes."""
 
     body: bytes
     starts: list[int]
@@ -94,7 +95,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A part of a range, which is pulled in order."""
+    """A part of a range that is pulled by one request after the other."""
 
     source: QueueRange
     start: int
@@ -102,7 +103,7 @@ class Segment:
     at: int
     chunks: list[Chunk] = field(default_factory=list)
     lost: int = 0  # number of offsets of the segment that the broker no longer has
-    minimum: int = 0  # minimum offset of the broker when records were lost
+    minimum: int = 0  # the broker's minimum offset when the loss was detected
     maximum: int = 0
     broken: list[tuple[int, bytes]] = field(default_factory=list)  # (offset, bytes) of damaged records
 
@@ -114,7 +115,8 @@ class Segment:
 class PullWindow:
     """The segments of some ranges, of which at most `depth` are open at a time.
 
-    When `held_bytes` of responses wait until the first segment is complete, only that segment is requested.
+    While more than `held_bytes` of responses wait for the first segment to be complete, only that first
+    segment is requested.
     """
 
     def __init__(
@@ -135,7 +137,7 @@ class PullWindow:
         self._again: deque[Segment] = deque()
 
     def requests(self) -> Iterator[Request]:
-        """Return the pull requests to send now."""
+        """Yield the pull requests to send now."""
         if self._held() > self._held_bytes:
             if self._open[0] in self._again:
                 self._again.remove(self._open[0])
@@ -156,13 +158,14 @@ class PullWindow:
 
     @property
     def finished(self) -> bool:
-        """Whether all segments are complete and consumed. Valid after `requests`."""
+        """Whether all segments are complete and have been returned. Valid after a call of `requests`."""
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
-        """Process the response to a segment's request.
+        """Process the response to a segment's request, and return its meaning.
 
-        Unless the verdict is PROGRESS, the state is unchanged and the caller calls `retry` or `give_up`.
+        Unless the verdict is PROGRESS, the segment is unchanged, and the caller must call `retry` or
+        `give_up`.
         """
         verdict = self._judge(segment, reply)
         if verdict is Verdict.PROGRESS and not segment.done:
@@ -170,11 +173,11 @@ class PullWindow:
         return verdict
 
     def retry(self, segment: Segment) -> None:
-        """Request the remainder of this segment again."""
+        """Request the remainder of this segment again, in the next `requests`."""
         self._again.append(segment)
 
     def lost_connection(self) -> None:
-        """Request every unfinished segment again, because no response to its request can arrive."""
+        """Request every unfinished segment again, because a broken connection delivers no responses."""
         self._again = deque(segment for segment in self._open if not segment.done)
 
     def give_up(self, segment: Segment, reply: Reply) -> None:
@@ -182,12 +185,15 @@ class PullWindow:
         self._lose(segment, segment.end, reply)
 
     def ready(self) -> Iterator[Segment]:
-        """Return the complete segments, in order."""
+        """Yield the complete segments from the front of the window, in order, and remove them."""
         while self._open and self._open[0].done:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Return the first incomplete segment, whose chunks may already be consumed. Valid after `ready`."""
+        """Yield the first incomplete segment if it has chunks, which the caller may consume.
+
+        Valid after `ready`.
+        """
         if self._open and self._open[0].chunks:
             yield self._open[0]
 
@@ -223,7 +229,8 @@ class PullWindow:
             segment.at += 1
             return Verdict.PROGRESS
         if broken and len(starts) > 1:
-            # The last record may have a wrong length, so it is requested again, as the first of a response.
+            # The damage may be a wrong length of the last good record. That record is requested again, so
+            # that it is the first record of a response.
             starts.pop()
         if starts:
             segment.chunks.append(Chunk(body, starts))

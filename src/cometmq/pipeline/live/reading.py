@@ -1,7 +1,8 @@
-"""The reading task in Spark's Python worker: ranges of queues to record batches.
+"""The reading task in Spark's Python worker, which converts ranges of queues to record batches.
 
-The worker process keeps one connection to each broker for its next task, with several concurrent pulls
-(pulling.py). The responses of a batch are joined and decoded together (protocol/record/arrow.py).
+The worker process keeps one idle connection to each broker for its next task. A task pulls with several
+concurrent requests (pulling.py). The responses of a batch are joined and decoded together
+(protocol/record/arrow.py).
 """
 
 from __future__ import annotations
@@ -53,16 +54,19 @@ from cometmq.protocol.record.arrow import MAX_RAW_BYTES, BadRecord, ColumnDecode
 log = logs.logger(__name__)
 
 _NOT_YET_S = 2.0
-"""Seconds for which offsets below the planned end may be missing: a restarted master first recovers."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # seconds between attempts: first pause, maximum pause
-_ROLE_S = 1.0  # seconds for which the result of a master lookup is valid
+"""Maximum wait, in seconds, for offsets below the planned end that a broker lacks.
+
+A restarted master lacks them until its recovery has ended.
+"""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # first and maximum pause between attempts, in seconds
+_ROLE_S = 1.0  # seconds for which the answer to "is this address a replica?" is reused
 
 
 @functools.cache
 def idle_wires(access: Access) -> IdleWires:
-    """Return the idle connections of this worker process.
+    """Return the idle connections of this worker process for an access.
 
-    Connections of two queries with the same access differ only in address and timeout.
+    Queries with the same access share the connections, which differ only in address and timeout.
     """
     return IdleWires(access)
 
@@ -72,7 +76,7 @@ _TAGS = "__tags__"
 
 @dataclass(slots=True)
 class Part:
-    """Records of one broker in order of (queue, offset), and the records that could not be read."""
+    """Records of one broker in order of (queue, offset), and those of them that could not be read."""
 
     batch: pa.RecordBatch
     bad: list[tuple[QueueRange, BadRecord]] = field(default_factory=list)
@@ -88,7 +92,7 @@ def read_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Return the batches of a Spark read.
 
-    The options decide whether bad records raise BadRecordError or log a warning.
+    The options decide whether a bad record raises BadRecordError or logs a warning.
     """
     for part in read_parts(namesrv, ranges, addresses, schema, options):
         for source, bad in part.bad:
@@ -113,9 +117,9 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """Return the parts of a read with their bad and lost records. The caller decides about these.
+    """Return the parts of a read, which list their bad and lost records for the caller to handle.
 
-    Lost records raise DataLossError if the options request that.
+    Lost records raise DataLossError instead if the options request it.
     """
     for broker_name, group in groupby(
         sorted(ranges, key=_by_broker), key=lambda item: item.queue.broker_name
@@ -153,10 +157,10 @@ class _BrokerReader:
         )
         self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
-        self._patience: dict[Segment, float] = {}  # time until which NOT_YET for a segment is accepted
+        self._patience: dict[Segment, float] = {}  # time until which the reader waits for a segment
         self._timeout_s = options.timeout_ms / 1000
         self._pauses = _Pauses(self._timeout_s)
-        self._role = (0.0, False)  # the end of its validity, and whether a replica is read
+        self._role = (0.0, False)  # time until which this is valid, and whether the address is a replica
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
 
@@ -166,7 +170,8 @@ class _BrokerReader:
             while True:
                 complete = [*self._window.ready(), *self._window.begun()]
                 try:
-                    # The next pulls are sent before the batch is decoded, so that the broker works meanwhile.
+                    # The next pulls are sent before the batch is decoded, so that the broker processes them
+                    # during the decoding.
                     self._send(wire, list(self._window.requests()))
                 except SendFailed as error:
                     wire = self._reconnect(error)
@@ -182,8 +187,8 @@ class _BrokerReader:
                     wire = self._reconnect(error)
             yield from self._assembler.rest()
         except BaseException:
-            # GeneratorExit (Spark's `limit`) ends here, too: responses are still under way on this
-            # connection.
+            # Spark's `limit` ends the read with GeneratorExit, which arrives here, too. Responses may still
+            # be under way on this connection, so it cannot be used again.
             wire.close()
             raise
         idle_wires(self._options.access).keep(wire)
@@ -212,7 +217,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # the master may be available again, and a replica of 5.x may refuse reads
+            self._on_replica()  # raises if the master is back; a replica of 5.x may refuse reads
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
@@ -238,17 +243,20 @@ class _BrokerReader:
             raise DataLossError(*place, f"{segment.lost} records are gone")
 
     def _read_at(self, broker_id: int) -> None:
-        """Continue at another broker id by raising SendFailed, unless that is the same broker.
+        """Continue to read at the given broker id. Raises SendFailed if this id has another address.
 
-        A task follows the suggestion of a busy master once. It returns to the master if the replica lacks or
-        refuses a request. If it followed the suggestion in each response, each change would cost a
-        connection.
+        A task follows a busy master's suggestion to read from a replica only once, because each change of the
+        address costs a connection. It returns to the master if the replica lacks the offsets or refuses a
+        request.
         """
         self._broker_id, self._role = broker_id, (0.0, False)
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Return whether a verdict has lasted `patience_s` seconds. If not, request the segment again."""
+        """Return whether the segment has waited for `patience_s` seconds.
+
+        If not, pause and request it again.
+        """
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:
             return True
@@ -261,7 +269,7 @@ class _BrokerReader:
             try:
                 return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
-                pass  # a new lookup finds the broker if it has moved since the planning
+                pass  # if the broker has moved since the planning, the lookup finds it
         return self._find()
 
     def _reconnect(self, error: CometError) -> Wire:
@@ -271,7 +279,7 @@ class _BrokerReader:
         return self._find()
 
     def _find(self) -> Wire:
-        """Look up the broker's current address and connect, with retries until the timeout."""
+        """Look up the broker's current address and connect to it. Failures are retried until the timeout."""
         with self._cluster() as cluster:
             while True:
                 try:
@@ -282,9 +290,11 @@ class _BrokerReader:
                     self._pauses.failed(error)
 
     def _on_replica(self) -> bool:
-        """Return whether a replica is being read. Its master may hold records that the replica lacks.
+        """Return whether the current address is a replica.
 
-        Raises SendFailed if the broker must now be read at another address, so that reading continues there.
+        Its master may hold records that the replica lacks.
+
+        Raises SendFailed if the broker must now be read at another address; the caller then reconnects there.
         """
         if time.monotonic() >= self._role[0]:
             replica = True
@@ -321,14 +331,15 @@ class _Pauses(Backoff):
 
 
 class _Assembler:
-    """A buffer that collects the records of responses until a batch is full, then decodes them."""
+    """A buffer that collects the records of responses until they fill a batch, and then decodes them."""
 
     def __init__(self, schema: pa.Schema, broker_name: str, options: PullOptions) -> None:
         self._options = options
         self._schema = schema
         wanted = schema
         if options.by_tags:
-            # The broker compares hashes of tags, so the texts are compared here, in a separate column.
+            # The broker compares only hashes of tags, so the task compares the tags themselves, in an extra
+            # column.
             self._tags = pa.array([tag.strip() for tag in options.tags.split("||")], pa.string())
             wanted = schema.append(pa.field(_TAGS, pa.string()))
         self._decoder = ColumnDecoder(
@@ -341,7 +352,7 @@ class _Assembler:
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
         self._sources: list[QueueRange] = []
-        self._ends: list[int] = []  # end position of each source's records in the buffer
+        self._ends: list[int] = []  # end position in the buffer of each source's records
         self._size = 0
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}
@@ -374,7 +385,7 @@ class _Assembler:
             self._ends.append(self._size)
 
     def rest(self) -> Iterator[Part]:
-        """Return the collected records in parts with bounded plain bodies."""
+        """Yield the collected records, in parts whose decompressed bodies have a limited size."""
         if not (self._bodies or self._bad or self._lost):
             return
         origins = [

@@ -1,9 +1,9 @@
 """The reading side of the Spark data source `cometmq`: the messages of topics as rows, in Arrow batches.
 
-A position is one offset per queue. The ends are fixed before reading begins, so a repeated batch reads the
-same rows in the same order. Spark calls `partitions` and the stream's methods in Python processes on the
-driver, and `read` in the workers. `pushFilters` is omitted on purpose: in Spark 4.3 a pushed filter affects
-other scans of the same frame.
+A position is one offset per queue. The end of a batch is fixed before reading begins, so a repeated batch
+reads the same rows in the same order. Spark calls `partitions` and the stream's methods in Python processes
+on the driver, and `read` in the workers. `pushFilters` is deliberately not implemented: in Spark 4.3 a pushed
+filter also affects other scans of the same frame.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_colum
 
 log = logs.logger(__name__)
 
-_IDLE_POLL_S = 0.1  # minimum seconds between two requests to the brokers while there are no new messages
+_IDLE_POLL_S = 0.1  # minimum interval, in seconds, between two requests while there are no new messages
 _REPLICA_RETRY_S = 0.2
-_REGISTERED_S = 30.0  # seconds between registrations of a broker at a name server (registerNameServerPeriod)
+_REGISTERED_S = 30.0  # interval, in seconds, at which a broker registers (registerNameServerPeriod)
 
 
 @dataclass(frozen=True)
@@ -91,12 +91,12 @@ def check_schema(schema: StructType) -> pa.Schema:
 
 
 def full_schema() -> StructType:
-    """Return all columns of the source."""
+    """Return the schema with all columns of the source."""
     return from_arrow_schema(arrow_schema())
 
 
 class _Planner:
-    """The common part of the batch reader and the stream reader: resolving positions and dividing ranges."""
+    """The part that the batch reader and the stream reader share: resolving positions and dividing ranges."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -104,14 +104,15 @@ class _Planner:
 
     def tasks(self, start: Offsets, end: Offsets) -> list[ReadTask]:
         options = self.options
-        # A broker without records to read may be unreachable, and a request to it would cost a timeout.
+        # Brokers without records to read are not asked: such a broker may be unreachable, and the request
+        # would wait until the timeout.
         read = sorted(queue for queue, offset in end.items() if start.get(queue) != offset)
         bounds = self.cluster.bounds(read, missing_ok=True)
         ranges = queue_ranges(start, end, bounds, fail_on_data_loss=options.fail_on_data_loss)
         lost = sum(item.lost for item in ranges)
         if lost:
             log.warning("%d records of the planned range no longer exist at the brokers", lost)
-        slots = len(os.sched_getaffinity(0))  # a planning process has no information about the Spark cluster
+        slots = len(os.sched_getaffinity(0))  # the planning process cannot query the Spark cluster
         tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), slots)
         groups = pack(ranges, tasks, options.max_records_per_partition)
         addresses = self.cluster.addresses(item.queue for item in ranges)
@@ -119,7 +120,7 @@ class _Planner:
 
 
 class CometReader(DataSourceReader):
-    """A batch read. Both ends are fixed at planning, so all actions on one frame read the same rows."""
+    """A batch read. Planning fixes start and end, so all actions on one frame read the same rows."""
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
         self._arrow = check_schema(schema)
@@ -133,10 +134,10 @@ class CometReader(DataSourceReader):
             if starting != Position(LATEST):
                 fail = self._options.fail_on_data_loss
                 check_readable(cluster, topics, fail=fail, group=starting.group)
-            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]  # no unreadable queues
+            queues = [queue for queue in queues if not is_unreadable(cluster, queue)]
             start = cluster.resolve(starting, queues)
-            # The end is resolved after the start. Otherwise "latest" could be below an offset that a running
-            # group stores in between.
+            # The end is resolved after the start. Otherwise "latest" could be smaller than an offset that a
+            # running group stores between the two lookups.
             end = cluster.resolve(self._options.ending, queues)
             ending = self._options.ending
             behind = [
@@ -150,14 +151,15 @@ class CometReader(DataSourceReader):
                 end = cluster.resolve(ending, queues)
             for queue, offset in end.items():
                 if start[queue] > offset and not self._is_given(queue):
-                    # With words and times only: a queue may have been replaced, or a clock set back.
+                    # Without given offsets, an end before the start is not the user's error: a queue may have
+                    # been replaced, or a broker's clock set back. The range is then empty.
                     end[queue] = start[queue]
                 elif start[queue] > offset and not self._options.fail_on_data_loss:
                     log.warning("%s: offsets %d to %d are not a valid range", queue, start[queue], offset)
             return planner.tasks(start, end)
 
     def _is_given(self, queue: MessageQueue) -> bool:
-        """Return whether the start or end of the queue is a numeric offset, which must exist."""
+        """Return whether the user gave a numeric offset, which must exist, for the queue's start or end."""
         starting, ending = self._options.starting, self._options.ending
         given = (starting.offsets.get(queue, -1), ending.offsets.get(queue, -1))
         return max(given) >= 0 or starting.group is not None
@@ -167,23 +169,24 @@ class CometReader(DataSourceReader):
 
 
 def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s: float) -> None:
-    """Wait until the queue's replica holds the messages before `end`, or its master is back.
+    """Wait until the queue's replica holds the messages before `end`, or its master is reachable again.
 
-    Return immediately if the master is read. Raises ReplicaBehindError after the timeout.
+    Return immediately if messages are read from the master. Raises ReplicaBehindError after the timeout.
     """
     deadline = time.monotonic() + timeout_s
     while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
-        address = cluster.address_of(queue)  # reads the route again
+        address = cluster.address_of(queue)  # requests the route again
         if time.monotonic() >= deadline:
             raise ReplicaBehindError(queue, end, address, held.minimum, held.maximum)
         time.sleep(_REPLICA_RETRY_S)
 
 
 class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A stream. The state in `self` lives in the query's only process on the driver.
+    """A stream. Its state stays in `self`, because Spark uses one driver process for all calls of a query.
 
-    A position is logged with the mark of the record before it (marks.py). The marks show a replaced queue
-    before it is read: when a batch is planned, and when a logged batch is planned again.
+    A position is logged with the mark of the record before it (marks.py). The marks show that a queue was
+    replaced before its records are read. They are compared when a batch is planned, and when a logged batch
+    is planned again.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -194,7 +197,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
         self._unreadable_made: UnreadableQueues | None = None
-        self._planned: Tree | None = None  # end of the last batch whose marks were compared
+        self._planned: Tree | None = None  # end of the last batch that this run planned
         self._planned_at: float | None = None  # time of the last batch with records
         self._looked_at = 0.0
         self._silent_since: float | None = None  # time since which no broker has responded
@@ -222,7 +225,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             initial = cluster.resolve(self._options.starting, queues)
             self._initial = to_tree(initial)
             if self._target is not None:
-                # The target of AvailableNow was fixed earlier, so "latest" may now be after it.
+                # The target of AvailableNow was fixed before the start was resolved, so a start at "latest"
+                # may be after the target.
                 for queue, held in self._target.items():
                     self._target[queue] = Bounds(held.minimum, max(held.maximum, initial.get(queue, 0)))
         return self._initial
@@ -243,11 +247,12 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned = None
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
         fail = self._options.fail_on_data_loss
-        # A continuous stream checks only queues that have grown, because it polls ten times per second.
+        # A continuous stream polls ten times per second, so it checks only queues that have grown. A run of
+        # AvailableNow also checks the others.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
-        # Queues that are missing from the route (their broker is unreachable) keep their positions. A new
-        # queue is added with its first offset; the next batch reads from there, so every range has a logged
+        # Queues that are missing in `held` (their broker is unreachable) keep their positions. A new queue is
+        # added with its first offset, and the next batch reads it from there, so every range has a logged
         # start.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
@@ -259,13 +264,14 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         same = {queue: mark for queue, mark in kept.items() if end[queue] == begin[queue] == read[queue]}
         moved = {queue: end[queue] - 1 for queue in held if end[queue] and queue not in same}
-        # The first batch, even an empty one, is logged with its start, and so is a batch with another start.
+        # The start is logged, too, for the first batch, even an empty one, and for a batch that does not
+        # start at the previous end.
         logged = with_start(end, read) if first or read != begin else to_tree(end)
         self._planned = with_marks(logged, same | self._planner.cluster.marks(moved))
         return self._planned
 
     def _warn_of_left(self, begin: Offsets, held: Mapping[MessageQueue, Bounds]) -> None:
-        """Log a warning about queues that a run of AvailableNow does not read completely."""
+        """Log warnings about queues that a run of AvailableNow leaves unread, completely or in part."""
         cluster, topics = self._planner.cluster, self._options.topics
         self._unreadable.report(begin, "They are left for the next run")
         away = [
@@ -286,7 +292,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(limit, ReadAllAvailable) or not waiting:
             return latest
         options, now = self._options, time.monotonic()
-        # As in Kafka's source, the first batch of a run does not wait. AvailableNow reads all that exists.
+        # As in Kafka's source, the first batch of a run does not wait. AvailableNow never waits, because it
+        # reads what exists.
         waits = self._target is None and waiting < (options.min_offsets_per_trigger or 0)
         if waits and self._planned_at is not None and now - self._planned_at < options.max_trigger_delay_s:
             return {queue: read.get(queue, offset) for queue, offset in latest.items()}
@@ -298,12 +305,13 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ends
 
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of queues on the brokers that respond.
+        """Return the bounds of queues on the brokers that respond, or nothing if no broker responds.
 
-        Raises the last error if none has responded for the timeout plus the time in which brokers register at
-        a new name server.
+        Raises the last error if no broker has responded for longer than the timeout and the interval at which
+        brokers register at a name server together.
         """
-        # Without a trigger interval, Spark calls this method 100 times per second.
+        # Without a trigger interval, Spark calls this method 100 times per second, so the method limits the
+        # requests.
         time.sleep(max(0.0, self._looked_at + _IDLE_POLL_S - time.monotonic()))
         self._looked_at = time.monotonic()
         cluster, topics = self._planner.cluster, self._options.topics
@@ -332,10 +340,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._planner.tasks(first, last)
 
     def _check_logged(self, start: Tree, end: Tree) -> None:
-        """Compare the marks of a batch that an earlier run planned. The range of the batch is kept.
+        """Compare the marks of a batch that an earlier run logged. Raises DataLossError for a difference.
 
-        Without failOnDataLoss, the batch reads the current records, and the next batch continues at the begin
-        of the replacement.
+        Without failOnDataLoss, a difference is logged. The batch keeps its range and reads the current
+        records, and the next batch continues at the start of the replacement.
         """
         cluster = self._planner.cluster
         first, last = batch_range(start, end)
@@ -353,9 +361,11 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._arrow, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Publish the progress to the consumer group for lag displays. A resumed query does not use it.
+        """Publish the progress to the consumer group for lag displays.
 
-        Spark calls this one batch late, and never for the last batch of an AvailableNow run.
+        A resumed query does not use these offsets.
+
+        Spark calls this method one batch late, and never for the last batch of an AvailableNow run.
         """
         if self._options.commit_group is not None:
             for refusal in self._planner.cluster.commit(self._options.commit_group, from_tree(end))[:1]:

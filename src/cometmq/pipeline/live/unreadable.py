@@ -1,8 +1,8 @@
-"""Queues that hold messages and cannot be read: the topic has fewer read queues now, or no read permission.
+"""Queues that hold messages but cannot be read: the topic has fewer read queues now, or no read permission.
 
 A broker refuses pulls from a queue whose number is not below the topic's `readQueueNums`, and a route does
-not list such a queue. Nothing is lost: the messages become readable when the topic has enough read queues
-again. Until then a reader must report them, because the rest of the topic looks complete.
+not list such a queue. The messages are not lost: they become readable when the topic has enough read queues
+again. Until then a reader must report them, because the rest of the topic would look complete.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from cometmq.protocol.codes import Perm
 log = logs.logger(__name__)
 
 _PROBED = 16
-"""Number of queue numbers after the topic's last queue that are probed together.
+"""How many queue numbers after the topic's last queue are probed together.
 
-Probing continues while one of the probed queues has messages. No request lists the queues of a topic that had
-more of them earlier.
+Probing continues with the next numbers while one of the probed queues has messages. It is necessary because
+no request lists the former queues of a topic that had more queues earlier.
 """
 _MAX_PROBES = 64  # at most 1,024 queue numbers are probed, whatever a broker returns
 
@@ -75,7 +75,7 @@ def listed(found: Sequence[UnreadableQueue]) -> str:
 
 
 def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str | None = None) -> None:
-    """Raise UnreadableError for queues with unreadable messages, or log a warning unless `fail`.
+    """Raise UnreadableError for queues with unreadable messages, or log a warning if `fail` is False.
 
     With `group`, messages before the group's stored offsets do not count.
     """
@@ -92,23 +92,23 @@ def check_readable(cluster: Cluster, topics: Topics, *, fail: bool, group: str |
 class UnreadableQueues:
     """A search for the unreadable queues of topics, once or repeatedly for a continuous job.
 
-    With `ask`, the routes of topics that the cluster has not looked up are looked up. Otherwise these are
-    omitted. With `lenient`, brokers and name servers that do not respond are omitted. Otherwise their errors
-    are raised after the cluster's timeout.
+    With `ask`, missing routes of topics are requested from the name servers; otherwise topics without a known
+    route are omitted. With `lenient`, brokers and name servers that do not respond are omitted; otherwise
+    their errors are raised after the cluster's timeout.
     """
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
-        # counts by (topic, broker) at the last probe
+        # numbers of readable and writable queues at the last probe, by (topic, broker)
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
         self._known: set[MessageQueue] = set()  # queues found by a probe
         self._reported: list[MessageQueue] = []
 
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
-        """Return the unreadable queues that have messages after the offsets of `read`, sorted.
+        """Return the unreadable queues that have messages at or after the offsets of `read`, sorted.
 
-        Topics without a route are omitted. Queue numbers beyond those of the route are probed once, and again
-        when the topic's number of queues changes.
+        Topics without a route are omitted. Queue numbers beyond those of the route are probed once, and
+        probed again when the topic's number of queues changes.
         """
         topics = {queue.topic for queue in read if self._topics.includes(queue)}
         with suppress(*((RemotingError,) if self._lenient else ())):
@@ -149,7 +149,10 @@ class UnreadableQueues:
         ]
 
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
-        """Return the result of `find`, and log a warning if it differs from the last report."""
+        """Return the result of `find`.
+
+        Log a warning with `consequence` if the queues differ from the last report.
+        """
         found = self.find(read)
         queues = [item.queue for item in found]
         if queues and queues != self._reported:
@@ -172,7 +175,7 @@ class UnreadableQueues:
     def _bounds(
         self, queues: Iterable[MessageQueue], readable: Mapping[tuple[str, str], int]
     ) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of those queues that are unreadable, from the brokers that respond."""
+        """Return the bounds of the unreadable queues among `queues`, from the brokers that respond."""
         asked = {
             queue
             for queue in filter(self._topics.includes, queues)

@@ -1,11 +1,12 @@
-"""The records of a log file, slice by slice, each exactly once.
+"""The records of a log file, read slice by slice, each record exactly once.
 
-A file begins with a record, and every record contains its own length: this chain determines where records
-begin (docs/reference/storage.md, Record). The middle of a file cannot show it, because the body of a message
-may contain whole records with correct positions. A slice therefore begins at the begin of a file, or at a
-record that a consume queue of the store names; brokers write those files, producers cannot. The reader of the
-previous slice follows the chain up to that position: a chain that skips it is an error. In a raft member's
-log, the head of an entry precedes each record; positions here are those of the entries.
+A file begins with a record, and every record contains its own length: this chain of lengths determines where
+records begin (docs/reference/storage.md, Record). Bytes in the middle of a file cannot show it, because the
+body of a message may contain whole records with correct positions. A slice therefore starts at the start of a
+file, or at a record that a consume queue of the store names; brokers write those files, producers cannot. The
+reader of the previous slice follows the chain up to the start of the next slice: a chain that skips this
+position is an error. In a raft member's log, the head of an entry precedes each record; positions in this
+module are positions of the entries.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 from cometmq.store.inspect import OsDisk
 
-_SHORT_LOOK = 64 << 10  # bytes read first after damage, and to find the border of a slice
+_SHORT_LOOK = 64 << 10  # size of the first read after damage or at the search for a slice's start
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # maximum bytes of a record after its body
@@ -63,9 +64,9 @@ def opened(path: str) -> Iterator[int]:
     """Open a file of a store to read it.
 
     Raises:
-        OSError: The file cannot be opened, or it is a link, a pipe or a device. Somebody who can write into
-            the directory of a store could use a link to make a task read other files, or a pipe to make it
-            wait.
+        OSError: The file cannot be opened, or it is a link, a pipe or a device. These are refused because a
+            person who can write into the directory of a store could otherwise make a task read other files
+            through a link, or wait for a pipe.
     """
     fd = DISK.open(path, write=False)
     try:
@@ -75,13 +76,16 @@ def opened(path: str) -> Iterator[int]:
 
 
 def numbered_files(directory: str) -> list[tuple[int, str]]:
-    """Return (first byte, path) of the files named after their first byte, in order. Raises OSError."""
+    """Return (first log position, path) of the files that are named after that position, in order.
+
+    Raises OSError.
+    """
     names = sorted(name for name in os.listdir(directory) if _FILE_NAME.fullmatch(name))
     return [(int(name), os.path.join(directory, name)) for name in names]
 
 
 class Block(NamedTuple):
-    """At least one consecutive record, with consistent lengths and positions. Bodies are not checked."""
+    """One or more consecutive records with consistent lengths and positions. The bodies are unverified."""
 
     data: bytes
     position: int  # log position of the first byte of the data
@@ -95,7 +99,7 @@ class Block(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Log positions between which no record was found."""
+    """A range of log positions in which no record was found."""
 
     start: int
     stop: int
@@ -106,8 +110,8 @@ class Damage(NamedTuple):
 class LogFile:
     """A file of a commit log, with the log positions from `base` to `end`.
 
-    `queues` is the directory of the store's consume queues, None if there is none. `framing` describes the
-    bytes before each record.
+    `queues` is the directory of the store's consume queues, or None if the store has none. `framing`
+    describes the bytes before each record.
     """
 
     path: str
@@ -124,7 +128,8 @@ class LogFile:
 class LogReader:
     """An open log file.
 
-    It is read and never mapped, because the broker may truncate or delete it meanwhile.
+    The file is read with read calls and never mapped into memory, because the broker may truncate or delete
+    it meanwhile.
     """
 
     def __init__(self, file: LogFile, fd: int) -> None:
@@ -139,16 +144,17 @@ class LogReader:
         os.close(self._fd)
 
     def read(self, position: int, length: int) -> bytes:
-        """Return the bytes from a log position on; fewer at the end of the file. Raises OSError."""
+        """Return `length` bytes from a log position on, or fewer at the end of the file. Raises OSError."""
         try:
             return os.pread(self._fd, length, position - self.file.base)
         except OSError as failure:
             raise OSError(failure.errno, failure.strerror, self.file.path) from None
 
     def walk(self, start: int, stop: int, block_bytes: int) -> Iterator[Block | Damage]:
-        """Yield the records that begin in [start, stop) and damage, in order. A record must begin at `start`.
+        """Yield the records that begin in [start, stop), and damaged ranges, in order.
 
-        A blank record ends the file. Raises OSError, and StoreCorrupt if `stop` lies within a record.
+        A record must begin at `start`. A blank record ends the file. Raises OSError, and StoreCorrupt if
+        `stop` lies within a record.
         """
         gap = self._gap
         block_bytes = max(block_bytes, MIN_SIZE)
@@ -173,9 +179,10 @@ class LogReader:
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
-        """Return the first position from `place` on where a record certainly begins and ends before `stop`.
+        """Return the first position from `place` on where a record certainly begins that ends before `stop`.
 
-        If there is none, return `stop`. If the store has consume queues, one of them must name the record.
+        If there is no such record, return `stop`. If the store has consume queues, only a record that one of
+        them names is certain.
         """
         for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK
@@ -187,15 +194,16 @@ class LogReader:
                         return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
-                    break  # the broker may have shortened the file
+                    break  # the end, or the broker has shortened the file
                 begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
                 length = min(2 * length, _LONG_LOOK)
         return stop
 
     def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
-        """Return the ranges without holes, because files are reserved at their full length.
+        """Return the parts of the range that are not holes; brokers reserve files at full length, with holes.
 
-        All ranges are determined before one is read: cached space counts as written, even after a read-ahead.
+        All parts are determined before the first read, because a read (even a read-ahead) fills the cache,
+        and a hole in the cache would count as written.
         """
         found = []
         at, last = place - self.file.base, stop - self.file.base
@@ -226,8 +234,8 @@ class LogReader:
             raise StoreCorrupt(problem, self.file.path)
 
     def _is_record(self, at: int, stop: int) -> bool:
-        # The position is compared first, then the queue is read, then the body: a body may contain thousands
-        # of forged heads with any length.
+        # The checks are in this order (position, queue entry, body) because a body may contain thousands of
+        # forged heads with any length, and the body check is the most expensive.
         head = self.read(at, _LONGEST_HEAD)
         if len(head) < CLAIM_BYTES or claim_of(head)[1] != at:
             return False
@@ -239,7 +247,7 @@ class LogReader:
         return record_facts(self.read(at, size), 0, at) is not None
 
     def _is_queued(self, head: bytes, at: int, size: int, queues: str) -> bool:
-        """Return whether the head's queue contains the record (docs/reference/storage.md, Consume queue)."""
+        """Return whether a consume queue names the record (docs/reference/storage.md, Consume queue)."""
         sys_flag = int.from_bytes(head[SYS_FLAG_AT : SYS_FLAG_AT + 4], "big", signed=True)
         form = head_for(sys_flag)
         if len(head) < form.size or sys_flag & TRANSACTION_MASK in (PREPARED, ROLLBACK):
@@ -257,7 +265,7 @@ class LogReader:
 
 
 def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
-    """Return (log position, size) of a queue's record; None if the queue has no entry."""
+    """Return (log position, size) from the queue's entry at an offset, or None if there is no entry."""
     place = queue_offset * _UNIT.size
     try:
         files = [(base, path) for base, path in numbered_files(directory) if base <= place]
@@ -274,9 +282,10 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
 
 
 def _chain(data: bytes, position: int, framing: Framing) -> Rows:
-    """Return the consecutive valid records at the begin of the data.
+    """Return the consecutive valid records at the start of the data.
 
-    The loop reads only lengths, and numpy checks the rest: `record_starts` takes a third longer for that.
+    The loop reads only lengths, and numpy checks the other fields of all records at once: `record_starts`,
+    which checks them one by one, takes a third longer.
     """
     starts: list[int] = []
     gap = framing.gap
@@ -297,7 +306,7 @@ def _chain(data: bytes, position: int, framing: Framing) -> Rows:
 
 
 def _problem(data: bytes, position: int) -> str:
-    """Return the reason why no record begins at the start of the data."""
+    """Return a description of why no record begins at the start of the data."""
     if len(data) < MIN_SIZE:
         return f"the file ends behind {len(data)} bytes"
     if not data[:BLANK_SIZE].strip(b"\0"):

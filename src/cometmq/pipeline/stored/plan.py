@@ -1,6 +1,6 @@
-"""Division of store directories into slices of log files, one for each Spark task.
+"""Division of store directories into slices of log files, one slice for each Spark task.
 
-The end of the log is fixed here, so all actions on one frame see the same rows, even while a broker writes.
+Planning fixes the end of the log, so all actions on one frame see the same rows even while a broker writes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,21 @@ from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log, same_di
 log = logs.logger(__name__)
 
 _CONF_MAX = 1 << 20  # maximum bytes of a broker.conf
-_LOOK = 4096  # bytes after the last record that show whether data follows
+_LOOK = 4096  # bytes read after the last record, to find out whether data follows it
 
 _CLOCK_MARGIN_MS = 600_000
-"""Margin in ms for skipping slices by their first store times.
+"""Margin, in ms, with which slices outside the requested times are skipped.
 
-Store times ascend along a log, but a clock may be set back. Rows are selected by their own times.
+The first store times of two slices show which times a slice holds, because store times ascend along a log.
+The margin allows for a clock that was set back. Single rows are selected by their own store times.
 """
 
 
 @dataclass(frozen=True)
 class Slice(InputPartition):
-    """The work of one Spark task: the records of a file that begin from `start` to `stop`.
+    """The work of one Spark task: the records of a file that begin in [start, stop).
 
-    `first_ms` is the store time of the first record, None if it cannot be read.
+    `first_ms` is the store time of the first record, or None if it cannot be read.
     """
 
     file: LogFile
@@ -63,7 +64,7 @@ def plan_slices(options: StoreOptions) -> list[Slice]:
 
 
 def store_directories(paths: Sequence[str]) -> list[str]:
-    """Return the stores that the paths (or shell patterns) match, each once. Raises ConfigError.
+    """Return the store directories that the paths or shell patterns match, each once. Raises ConfigError.
 
     A store is a directory with a `commitlog` or a raft member's log, or a directory of log files.
     """
@@ -83,7 +84,8 @@ def store_directories(paths: Sequence[str]) -> list[str]:
 def _is_store(directory: str) -> bool:
     if os.path.isdir(os.path.join(directory, "commitlog")) or _has_member(directory):
         return True
-    # The log of a raft member alone does not show which entries are committed.
+    # A raft member's bare log directory is refused, because the log alone does not show which entries are
+    # committed.
     return os.path.isdir(directory) and bool(numbered_files(directory)) and not _has_entries(directory)
 
 
@@ -99,12 +101,12 @@ def _has_entries(directory: str) -> bool:
 
 
 def broker_name(directory: str) -> str:
-    """Return the brokerName of the store's broker.conf; without one, the name of the directory."""
+    """Return the brokerName in the store's broker.conf, or else the name of the directory."""
     return _settings(directory).get("brokerName", "") or os.path.basename(directory)
 
 
 def _settings(directory: str) -> dict[str, str]:
-    """Return the settings in the store's broker.conf; none if it cannot be read."""
+    """Return the settings in the store's broker.conf, or none if the file cannot be read."""
     try:
         with opened(os.path.join(directory, "broker.conf")) as fd:
             text = os.pread(fd, _CONF_MAX, 0).decode("utf-8")
@@ -116,7 +118,8 @@ def _settings(directory: str) -> dict[str, str]:
 def _queue_directory(directory: str) -> str:
     """Return the directory of the store's consume queues.
 
-    It is the directory in its broker.conf, if it exists and the file was not copied from another store.
+    The directory named in the store's broker.conf is used if it exists, unless the file was copied from
+    another store.
     """
     settings = _settings(directory)
     configured = os.path.expanduser(settings.get("storePathConsumeQueue", ""))
@@ -138,7 +141,7 @@ def _files(directory: str) -> list[LogFile]:
         try:
             length = os.stat(path).st_size
         except FileNotFoundError:
-            continue  # the retention of a running broker has deleted the file
+            continue  # the retention of a running broker has deleted the file meanwhile
         if length > MAX_FILE_BYTES:
             raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
         if length and base < member.committed:
@@ -148,7 +151,7 @@ def _files(directory: str) -> list[LogFile]:
 
 
 def _slices(directory: str, options: StoreOptions) -> list[Slice]:
-    """Return the slices of a store's log, in order, up to its current end."""
+    """Return the slices of a store's log, in log order, up to the log's current end."""
     name = broker_name(directory)
     found: list[Slice] = []  # slices, newest first
     for file in reversed(_files(directory)):
@@ -158,7 +161,8 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
             continue
         with reader:
             borders = _borders(reader, options.slice_bytes)
-            # Files that a broker has reserved may follow the last record.
+            # Only the file that holds the last record can have unused space at its end: files after it are
+            # reserved and empty, and files before it are full.
             end = file.end if found or file.framing.gap else _end(reader, borders[-1], options)
             if end > file.base:
                 for start, stop in reversed([*pairwise([*borders, end])]):
@@ -174,7 +178,11 @@ def _slices(directory: str, options: StoreOptions) -> list[Slice]:
 
 
 def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
-    """Return the begins of a file's slices: its begin, and about every `slice_bytes` a queued record."""
+    """Return the start positions of a file's slices.
+
+    The first is the start of the file. The others are about `slice_bytes` apart, each at a record that a
+    consume queue names.
+    """
     file = reader.file
     borders = [file.base]
     if file.queues is None or not reader.read(file.base, BLANK_SIZE).strip(b"\0"):
@@ -188,7 +196,7 @@ def _borders(reader: LogReader, slice_bytes: int) -> list[int]:
 
 
 def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
-    """Return the position after the last whole record of a file from `start` on; `start` if there is none."""
+    """Return the position after the last whole record at or after `start`, or `start` if there is none."""
     file, last, found = reader.file, None, None
     for found in reader.walk(start, file.end, options.batch_bytes):
         if isinstance(found, Block):
@@ -216,7 +224,7 @@ def _first_ms(reader: LogReader, start: int) -> int | None:
 
 
 def _in_time(found: Sequence[Slice], options: StoreOptions) -> list[Slice]:
-    """Return the slices that may hold records of the requested time."""
+    """Return the slices that may hold records of the requested time range."""
     starts = [each.first_ms for each in found]
     least = -math.inf if options.starting_ms is None else options.starting_ms - _CLOCK_MARGIN_MS
     most = math.inf if options.ending_ms is None else options.ending_ms + _CLOCK_MARGIN_MS

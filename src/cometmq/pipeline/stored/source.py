@@ -25,7 +25,7 @@ log = logs.logger(__name__)
 
 
 class StoreReader(DataSourceReader):
-    """A read of store directories, planned once by `load()`."""
+    """A read of store directories. `load()` plans it once, so its rows do not change."""
 
     def __init__(self, schema: StructType, options: StoreOptions) -> None:
         self._arrow = check_schema(schema)
@@ -35,15 +35,15 @@ class StoreReader(DataSourceReader):
         return plan_slices(self._options)
 
     def read(self, partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-        # Spark passes None if nothing was planned.
+        # Spark passes None if the plan has no slices.
         return read_slice(partition, self._arrow, self._options) if isinstance(partition, Slice) else iter(())
 
 
 def read_slice(part: Slice, schema: pa.Schema, options: StoreOptions) -> Iterator[pa.RecordBatch]:
-    """Return the requested records of a slice in log order, in batches of `schema`.
+    """Return the requested records of a slice in log order, in batches with the columns of `schema`.
 
-    The options decide whether damage and lost files raise BadStoreRecordError and LogLossError or log a
-    warning. Raises StoreCorrupt, OSError.
+    The options decide whether damage and missing files raise BadStoreRecordError and LogLossError or log a
+    warning. Raises StoreCorrupt and OSError.
     """
     decoder = ColumnDecoder(
         schema,
@@ -84,7 +84,7 @@ def _batches(
 
 
 def _wanted(block: Block, options: StoreOptions) -> Rows:
-    """Return the records of the requested times and topics. Other fields are not examined."""
+    """Return the records within the requested times and topics. Only store time and topic are compared."""
     rows = block.rows
     if options.starting_ms is not None:
         rows = rows.pick(rows.field("store_timestamp") >= options.starting_ms)
