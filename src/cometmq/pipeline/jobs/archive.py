@@ -1,10 +1,10 @@
 """The archive job: write the messages of topics to a Parquet table, each message exactly once.
 
-Spark plans, schedules and retries. One Python task pulls, decodes and writes the messages of its ranges
-(table/task.py). The driver commits each batch in one step (table/directory.py). The directory is the only
-state: a job that is killed at any point and restarted continues after the last commit. The end of a range is
-fixed before the range is read, so each message is in exactly one committed range. A batch whose counts do not
-match its ranges is not committed.
+Spark plans, schedules and retries the tasks. One Python task pulls, decodes and writes the messages of its
+ranges (table/task.py). The driver commits each batch in one step (table/directory.py). The directory is the
+only state: a job that is killed at any point and restarted continues after the last commit. The end of a
+range is fixed before the range is read, so each message is in exactly one committed range. A batch whose
+record counts do not match its ranges is not committed.
 """
 
 from __future__ import annotations
@@ -58,15 +58,16 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # maximum queues, and maximum messages per queue, sampled to infer the fields of JSON bodies
+_SAMPLE = 100  # maximum queues sampled for the fields of JSON bodies, and messages per queue
 
 log = logs.logger(__name__)
 
 
 class QueueSummary(msgspec.Struct):
-    """The result of a run for one queue. The run read the offsets from `start` to `end` - 1.
+    """The result of a run for one queue, of which the run read the offsets from `start` to `end` - 1.
 
-    A queue that was deleted and created again during the run has one summary for each of its lives.
+    A queue that was deleted and created again during the run has one summary for each of its lives, that is,
+    for the old queue and for its replacement.
     """
 
     topic: str
@@ -94,30 +95,33 @@ class ArchiveSummary(msgspec.Struct):
     resumed_behind_batch: int | None = None
     queues: list[QueueSummary] = []
     away: list[str] = []
-    """Brokers with messages of the topics that were unreachable, or readable only from a replica, at the end.
+    """Brokers with messages of the topics that at the end were unreachable or readable only from a replica.
 
     The routes or the archive's log name these brokers. A replica may lack the newest messages.
     """
     unreadable: list[UnreadableQueue] = []
-    """Queues with messages that are not archived and could not be read when the run last checked.
+    """Queues whose unarchived messages could not be read when the run last checked.
 
-    Such a topic has fewer read queues than before, or no read permission.
+    The topic of such a queue has fewer read queues than before, or no read permission.
     """
     replaced: int = 0
-    """Number of queues that were deleted and created again. Their unarchived messages are unknown."""
+    """Number of queues that were deleted and created again.
+
+    How many messages of the deleted queues were not archived is unknown.
+    """
     put_off: str | None = None
-    """Last error of a continuous run that was stopped before the next attempt."""
+    """The error after which a continuous run would have tried again, if the run was stopped before that."""
     checkpoint_problem: str | None = None
     """Reason why the newest checkpoint of the archive's log could not be written.
 
-    The batches are committed.
+    The batches are committed nevertheless.
     """
     groups_left_out: int = 0
-    """Number of consumer groups whose offsets were not recorded, because a limit was exceeded."""
+    """Number of consumer groups whose offsets were not recorded because a limit was exceeded."""
 
     @property
     def complete(self) -> bool:
-        """Whether the table holds a message for every offset of the ranges, and no source was missing.
+        """Whether the table holds a message for every offset of the ranges, and every source could be read.
 
         False if a broker was missing, a queue was replaced, or a queue with messages was unreadable.
         """
@@ -186,7 +190,7 @@ def _check_compression(codec: str, level: int | None) -> None:
 
 @dataclass(slots=True)
 class Job:
-    """One run of the archive job: its options, and the values derived from them."""
+    """One run of the archive job: its options, and the values derived from the options."""
 
     spark: SparkSession
     given: ArchiveOptions
@@ -200,7 +204,7 @@ class Job:
     summary: ArchiveSummary = field(init=False)
     queues: dict[MessageQueue, QueueSummary] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    expected: int = 0  # number of records of this run, as far as known
+    expected: int = 0  # number of records that this run archives, as far as is known
     batch: int = 0  # number of the next batch
     known: Offsets = field(default_factory=dict)  # the next offset to archive, by queue
     marks: Marks = field(default_factory=dict)
@@ -247,9 +251,10 @@ class Job:
                 return summary
 
     def _round(self, stop: threading.Event) -> None:
-        """Archive the messages that the brokers hold now."""
+        """Archive the messages that the brokers hold at the time of the call."""
         held = look_twice(lambda: self.cluster.bounds(self.cluster.queues(self.topics)), self.known)
-        # A replica may lack the newest messages of its master.
+        # A queue that is read from a replica is not certain, because the replica may lack the newest
+        # messages.
         certain = [queue for queue, bounds in held.items() if not bounds.replica]
         away = self.cluster.away(self.topics, self.known, certain)
         if away != self.summary.away:
@@ -276,15 +281,15 @@ class Job:
         )
 
     def _became_unreadable(self) -> bool:
-        """Return whether a change of a topic has made queues unreadable since this cycle began."""
+        """Return whether a change of a topic has made queues unreadable since the run last checked."""
         before = {item.queue for item in self.summary.unreadable}
-        with suppress(CometError):  # this error must not replace the first one
-            self.cluster.queues(self.topics)  # the call reads the routes again
+        with suppress(CometError):  # an error here must not hide the error of the batch
+            self.cluster.queues(self.topics)  # requests the routes again
             self._look_for_unreadable()
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
     def _keep_groups(self, queues: list[MessageQueue]) -> None:
-        """Record the groups' offsets beside the table, each limited to the end of the archived range."""
+        """Record the groups' offsets beside the table, each limited to the archived end of its queue."""
         named = [name for name in self.given.groups if name != "*"]
         stored = stored_groups(self.cluster, queues) if "*" in self.given.groups else ()
         names = list(dict.fromkeys([*named, *stored]))
@@ -314,10 +319,10 @@ class Job:
         self.summary.queues += [self.queues.pop(queue) for queue in sorted(anew) if queue in self.queues]
 
     def _enter(self, held: dict[MessageQueue, Bounds]) -> None:
-        """Commit the start offsets of queues that are new to the archive, before they are read.
+        """Commit the start offsets of queues that are new to the archive, before the queues are read.
 
-        The commit fixes the meaning of "latest" for later runs. A new queue of a known topic is read from its
-        first offset.
+        After the commit, "latest" means the same offset in all later runs. A new queue of a known topic is
+        read from its first offset.
         """
         topics = {queue.topic for queue in self.known}
         new = sorted(held.keys() - self.known.keys())
@@ -346,9 +351,9 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """Return the marks of these offsets.
+        """Return the mark of the record before each of these offsets.
 
-        Brokers are queried only for offsets that have changed and for the queues in `anew`.
+        Brokers are queried only for offsets that differ from the archive's, and for the queues in `anew`.
         """
         same = {
             queue: mark
@@ -410,9 +415,9 @@ class Job:
         edges: Iterable[tuple[Offsets, Marks]],
         held: dict[MessageQueue, Bounds],
     ) -> bool:
-        """Return whether the record before the start or the end of a range has changed during the read.
+        """Return whether a record before the start or end of a range has changed since the range was planned.
 
-        In that case the rows may come from two queues: the deleted one and its replacement.
+        In that case the rows may come from two queues: the deleted queue and its replacement.
         """
         for offsets, marks in edges:
             kept = {queue: marks[queue] for queue in queues if queue in marks}
@@ -423,7 +428,7 @@ class Job:
         return False
 
     def read_batch(self, batch: int, ranges: list[QueueRange]) -> list[TaskResult]:
-        """Read the ranges in one Spark job. Raise the first error of its tasks."""
+        """Read the ranges in one Spark job. Raises the first error of its tasks."""
         records = sum(item.count for item in ranges)
         groups = pack(ranges, default_tasks(records, slots(self.spark)))
         if not groups:
@@ -502,7 +507,10 @@ class Job:
 
 
 def _added_up(ranges: list[QueueRange], results: list[TaskResult]) -> dict[MessageQueue, QueueCount]:
-    """Return the counts of each queue of the batch: those of its tasks, and losses before they ran."""
+    """Return the counts of each queue of the batch.
+
+    They include the counts of the tasks, and the records that were already lost when the ranges were planned.
+    """
     counted = {item.queue: QueueCount(lost=item.lost) for item in ranges}
     for result in results:
         for queue, count in result.queues.items():

@@ -1,6 +1,7 @@
-"""Queries on an archive that its log answers: contents, files, batches and completeness.
+"""Queries that the log of an archive answers: contents, files, batches and completeness.
 
-This process reads the log, in the same way on disks and on object stores. The results are Spark DataFrames.
+This process reads the log itself, in the same way on disks and on object stores. The results are Spark
+DataFrames.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ def manifest(spark: SparkSession, output: str) -> DataFrame:
     """Return one row for each committed range of an archive.
 
     A row has the offsets from `start` to `end` - 1 of a queue and the number of records that became rows
-    (`records`), were set aside (`bad`) or were missing on the broker (`lost`). Old adjacent ranges are merged
-    into one row with the number and time of their newest batch.
+    (`records`), were set aside as undecodable (`bad`) or were missing on the broker (`lost`). Old adjacent
+    ranges are merged into one row, which has the number and time of their newest batch.
 
     An empty range with `replaces` marks a queue that was deleted and created again; `replaces` is the offset
     up to which the old queue had been read. `life` counts the replacements: equal offsets of different lives
@@ -65,10 +66,11 @@ def files(spark: SparkSession, output: str) -> DataFrame:
 
 
 def batches(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each of the newest batches that added messages; the log merges older batches.
+    """Return one row for each of the newest batches that added messages.
 
-    Columns are the commit time (s since 1970), the duration in seconds, the number of records, and their
-    bytes in the format of the brokers' stores.
+    Older batches have no rows of their own, because the log merges them. Columns are the commit time (s since
+    1970), the duration in seconds, the number of records, and their bytes in the format of the brokers'
+    stores.
     """
     return (
         spark.createDataFrame(_log(output).ranges)
@@ -80,11 +82,11 @@ def batches(spark: SparkSession, output: str) -> DataFrame:
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each life of a queue (`manifest`) with its range, records and gaps.
+    """Return one row for each life of a queue (see `manifest`), with its range, records and gaps.
 
-    `gaps` and `overlaps` count the ranges that do not begin where the previous range ended. `missing` counts
-    the offsets of the ranges that have no row in the table. All three are 0 if each message is in the table
-    exactly once.
+    `gaps` and `overlaps` count the ranges that begin after or before the end of the previous range. `missing`
+    counts the offsets of the ranges that have no row in the table. All three are 0 if each message is in the
+    table exactly once.
     """
     queue = [*_QUEUE, "life"]
     before = F.lag("end").over(Window.partitionBy(*queue).orderBy("start", "end"))
@@ -138,8 +140,8 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     table, live = ArchiveTable(output), _log(output).files
     if not live.num_rows:
         raise FileNotFoundError(f"{table.output} contains no archived messages yet")
-    # The schema is explicit because Spark would infer a number from a topic named 007, and would use one
-    # file's columns for all files.
+    # The schema is explicit because Spark would infer a number from a directory of a topic named 007, and
+    # would apply one file's columns to all files.
     columns = columns_in(table.last_commit())
     if table.direct and read_as is None:
         return by_workers(spark, table.uri, live.to_pylist(), _divided(columns))
@@ -149,9 +151,9 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 
 
 def _plain(spark: SparkSession) -> DataFrameReader:
-    """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters.
+    """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters, not as patterns.
 
-    Spark's streaming sources set the same option for that purpose.
+    The option is the one that Spark's streaming sources set for this purpose.
     """
     return spark.read.option("__globPaths__", "false")
 
@@ -166,7 +168,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     reader = _plain(spark).schema(from_arrow_schema(columns))
     elsewhere = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
-        # Files hold all columns themselves, except where another archive has UTC times as directory names.
+        # Directory names need not be parsed, because the files hold all columns. The exception are archives
+        # in which UTC times are directory names.
         reader = reader.option("recursiveFileLookup", "true")
         rows = by_workers(spark, lake.uri, live, columns) if elsewhere else reader.parquet(*paths)
         day, hour = (
@@ -176,7 +179,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    # Tools of the table format do not escape the directory name that Spark reads as null.
+    # Spark reads this directory name as null, because tools of the table format do not escape it. Python
+    # workers read it as a name.
     if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
         return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)
@@ -186,22 +190,25 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
     """Return the recorded offsets of consumer groups (`archive(groups=…)`).
 
     Columns are batch, time, group, topic, broker_name, queue_id and offset, the next offset to consume. The
-    rows of one batch form one snapshot; the largest batch is the newest. The newest 100 snapshots are kept,
-    and the last snapshot of each of 100 earlier days, at most a million rows in total. No offset exceeds the
-    end of the archive as of its batch.
+    rows of one batch form one snapshot; the snapshot with the largest batch number is the newest. The newest
+    100 snapshots are kept, and for 100 earlier days the last snapshot of the day, with at most a million rows
+    in total. No offset exceeds the end of the archive as of its batch.
     """
     return spark.createDataFrame(GroupLog(*open_filesystem(output)).read())
 
 
 def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    """Return the rows of these files. `columns`: the files' own columns, then those of directory names."""
+    """Return the rows of these files, read by Spark's Python workers.
+
+    `columns` has the columns in the files first, and then the columns in directory names.
+    """
     tasks = min(len(live), _TASKS_PER_SLOT * slots(spark))
     reader = _reader(uri, live, columns)
     return spark.range(0, len(live), 1, tasks).mapInArrow(reader, from_arrow_schema(columns))
 
 
 def _divided(columns: pa.Schema) -> pa.Schema:
-    """Return the columns, with the columns of directory names moved to the end."""
+    """Return the schema with the columns that come from directory names moved to the end."""
     names = [name for name, _ in _PARTITION]
     return pa.schema([*(field for field in columns if field.name not in names), *_PARTITION])
 
@@ -209,7 +216,7 @@ def _divided(columns: pa.Schema) -> pa.Schema:
 def _reader(
     uri: str, live: list[dict[str, Any]], schema: pa.Schema
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function for `mapInArrow` that maps indexes of files to the files' rows."""
+    """Return a function for `mapInArrow` that maps indexes of files to the rows of these files."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         filesystem, root = open_filesystem(uri)

@@ -13,7 +13,7 @@ from cometmq.pipeline.jobs.archive_query import batches, completeness, files
 
 
 def archive_report(spark: SparkSession, summary: ArchiveSummary) -> Report:
-    """Return a report of the run and of the archive's contents by its log. No message is read."""
+    """Return a report of the run and of the archive's contents according to its log. No message is read."""
     report = Report(f"Archive {summary.output}")
     report.summary(summary)
     counted = bool(summary.records and summary.seconds)
@@ -40,7 +40,7 @@ def _of_the_table(report: Report, spark: SparkSession, output: str) -> None:
 
 
 def _by_hour(files: DataFrame) -> dict[str, list[tuple[float, float]]]:
-    """Return the messages of each of the newest hours, for the topics with the most messages."""
+    """Return the number of messages in each of the newest hours, for the topics with the most messages."""
     largest = files.groupBy("topic").agg(F.sum("rows").alias("rows")).orderBy(F.desc("rows")).limit(LINES_MAX)
     hour = F.expr("unix_timestamp(to_timestamp(dt)) + hour * 3600").alias("epoch_s")
     counted = (

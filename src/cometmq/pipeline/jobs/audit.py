@@ -37,8 +37,8 @@ _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # maximum samples of each kind
 _MOST = 50  # maximum rows of a list in the summary
-GROUPS_MAX = 1000  # maximum groups per topic; each group has a row for each message
-_GAP_MAX = 1 << 40  # maximum gap in offsets; a damaged record must not make sums exceed 64 bits
+GROUPS_MAX = 1000  # maximum groups per topic, because each group has a row for each message
+_GAP_MAX = 1 << 40  # maximum counted gap between offsets, so that sums with damaged records fit 64 bits
 _JOB = "audit"
 
 
@@ -49,10 +49,11 @@ class Limits:
     Attributes:
         begin_ms: Messages stored earlier are not counted.
         end_ms: Messages stored at this time or later are not counted.
-        delay_ms: A window closes when a message was stored this long after its end, or when `end_ms` is this
+        delay_ms: A window is closed once a message was stored this long after its end, or `end_ms` is this
             long ago.
-        late_ms: A message is late if more time passed since it was born.
-        disorder_ms: A message may be born this much earlier than the previous message of the same client.
+        late_ms: A message is late if it was stored more than this long after it was born.
+        disorder_ms: A message may be born up to this much earlier than the previous message of the same
+            client.
     """
 
     begin_ms: int | None = None
@@ -63,9 +64,10 @@ class Limits:
     disorder_ms: int = 1000
 
     def wider(self) -> tuple[int | None, int | None]:
-        """Return the span to read.
+        """Return the time range to read.
 
-        The span is wider than the audited one, so that related messages outside of its edges are read, too.
+        It is wider than the audited time range, so that messages outside of it that are related to audited
+        messages are read, too.
         """
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
         return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
@@ -74,11 +76,12 @@ class Limits:
         """Return the time up to which windows are closed if the inputs end at `newest_ms`."""
         if self.end_ms is not None and self.end_ms + self.delay_ms <= now_ms:
             return self.end_ms
-        # A broker's clock may have been ahead temporarily.
+        # The newest store time may be in the future, because a broker's clock may have been ahead
+        # temporarily.
         return None if newest_ms is None else min(newest_ms, now_ms) - self.delay_ms
 
     def open(self, closed_to_ms: int | None) -> Column:
-        """Return whether more messages of a row's window may still arrive."""
+        """Return a condition that is true for rows whose window may still receive messages."""
         if closed_to_ms is None:
             return F.lit(True)
         end = F.unix_millis("window") + self.window_s * 1000
@@ -123,7 +126,7 @@ class GroupAudit(msgspec.Struct):
 
 
 class Finding(msgspec.Struct):
-    """One finding. The unit of `value`, messages or ms, depends on the kind."""
+    """One finding of the audit. The unit of `value` depends on the kind of finding: messages or ms."""
 
     kind: str
     window_ms: int
@@ -137,7 +140,7 @@ class Finding(msgspec.Struct):
 
 
 class AuditSummary(msgspec.Struct):
-    """The result of an audit over closed windows: the topics and groups with most findings, and samples."""
+    """The result of an audit over closed windows: samples, and the topics and groups with most findings."""
 
     source: str
     output: str | None = None
@@ -145,20 +148,20 @@ class AuditSummary(msgspec.Struct):
     bad_traces: int = 0
     """Trace records that could not be read. The trace job lists them."""
     left_out: int = 0
-    """Number of groups that were not examined, because a topic has more than 1000."""
+    """Number of groups that were not examined because a topic has more than 1000 groups."""
     windows: int = 0
     open_windows: int = 0
     closed_to_ms: int | None = None
-    """Time in ms since 1970. Windows that ended earlier are closed."""
+    """Time in ms since 1970. Windows that ended at or before this time are closed."""
     missing: int = 0
     doubled: int = 0
     out_of_order: int = 0
     late: int = 0
     anew: int = 0
     lost: int = 0
-    """Messages that a producer's trace reports as sent but that are missing from the topic, of all topics."""
+    """Messages, in all topics, that a producer's trace reports as sent but that the topic does not hold."""
     group_lost: int = 0
-    """Messages that were acknowledged and never consumed, of all groups."""
+    """Messages, over all groups, that were acknowledged but never consumed."""
     topics: list[TopicAudit] = []
     groups: list[GroupAudit] = []
     samples: list[Finding] = []
@@ -167,7 +170,7 @@ class AuditSummary(msgspec.Struct):
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
 
-    Some messages may be outside the span.
+    Some of these messages may be outside the requested time range.
     """
     seconds: float = 0.0
 
@@ -175,7 +178,7 @@ class AuditSummary(msgspec.Struct):
     def complete(self) -> bool:
         """Whether no loss was found, all queues were readable and every requested topic exists.
 
-        Duplicate messages do not count, because RocketMQ permits them.
+        Duplicate messages do not make an audit incomplete, because RocketMQ permits them.
         """
         return not (self.missing or self.lost or self.group_lost or self.absent or self.unreadable)
 
@@ -183,10 +186,8 @@ class AuditSummary(msgspec.Struct):
 def checked(rows: DataFrame, limits: Limits) -> DataFrame:
     """Return a row for each message with its `window` and its faults.
 
-    Copies of one record count as one message.
-
-    `missing` is the number of missing offsets before the message. `doubled`, `out_of_order`, `late` and
-    `anew` are 1 or 0. `rows` has the columns COLUMNS.
+    Copies of one stored record count as one message. `missing` is the number of missing offsets before the
+    message. `doubled`, `out_of_order`, `late` and `anew` are 1 or 0. `rows` has the columns COLUMNS.
     """
     born, stored = F.unix_millis("born_timestamp"), F.unix_millis("store_timestamp")
     order = ("queue_offset", "physical_offset")
@@ -224,9 +225,9 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def sent(rows: DataFrame, limits: Limits) -> DataFrame:
-    """Return the messages that producers' traces report as stored: window, topic and msg_id.
+    """Return the messages that producers' traces report as stored, with window, topic and msg_id.
 
-    Delayed messages are left out, and half messages unless they were committed. `rows` is the result of
+    Delayed messages are left out, and so are half messages that were not committed. `rows` is the result of
     `trace.traces`.
     """
     plain = [MessageType.NORMAL.value, MessageType.ORDER.value]
@@ -239,9 +240,9 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """Return how often and when first listeners finished each message: group, msg_id, times, first_ms.
+    """Return, for each group and message, how often and when first a listener finished the message.
 
-    `rows` is the result of `trace.traces`.
+    Columns are group, msg_id, times and first_ms. `rows` is the result of `trace.traces`.
     """
     done = (
         calls(rows)
@@ -256,11 +257,11 @@ def consumed(rows: DataFrame) -> DataFrame:
 
 
 def groups_of(found: DataFrame, done: DataFrame | None, positions: DataFrame | None) -> DataFrame | None:
-    """Return the groups of each topic: topic, group, `place` and `traced`.
+    """Return the groups of each topic, with the columns topic, group, `place` and `traced`.
 
-    `place` is the rank of the group within its topic. Groups with offsets rank first, then those that
-    consumed the most messages, because any client can write names to the trace topic. `traced` is 0 if the
-    group writes traces, else NULL. The arguments are those of `in_groups`.
+    `place` is the rank of the group within its topic. Groups with offsets rank first, because any client can
+    write group names to the trace topic; the other groups rank by the number of messages that they consumed.
+    `traced` is 0 if the group writes traces, else NULL. The arguments are those of `in_groups`.
     """
     pairs = []
     if positions is not None:
@@ -288,8 +289,8 @@ def in_groups(
 ) -> DataFrame:
     """Return a row for each message and each group of its topic: acknowledged, times consumed, lost, late.
 
-    Unknown values are None. `found`: result of `checked`; `groups`: result of `groups_of`; `done`: result of
-    `consumed`; `positions`: group, topic, broker_name, queue_id and offset.
+    Unknown values are NULL. `found` is the result of `checked`, `groups` that of `groups_of`, and `done` that
+    of `consumed`. `positions` has the columns group, topic, broker_name, queue_id and offset.
     """
     some = groups.filter(F.col("place") <= GROUPS_MAX).drop("place")
     rows = found.filter("doubled = 0").join(F.broadcast(some), "topic")
@@ -298,7 +299,8 @@ def in_groups(
         rows = rows.withColumns({"times": nothing, "first_ms": nothing})
     else:
         rows = rows.join(done, ["group", "msg_id"], "left")
-        # A missing trace does not count as a loss for a group that writes no traces at all.
+        # A message without a trace counts as consumed 0 times only if the group writes traces; otherwise the
+        # number is unknown.
         rows = rows.withColumn("times", F.coalesce("times", "traced"))
     if positions is None:
         rows = rows.withColumn("offset", nothing)
@@ -315,12 +317,15 @@ def in_groups(
 
 
 def _many(condition: Column) -> Column:
-    """Return the number of rows for which the condition is true; None if it is unknown for all rows."""
+    """Return the number of rows for which the condition is true, or NULL if it is unknown for all rows."""
     return F.sum(condition.cast("int"))
 
 
 def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
-    """Return the table `topics`: a row for each window and topic. `gone`: result of `sent` with `there`."""
+    """Return the table `topics`: a row for each window and topic.
+
+    `gone` is the result of `sent` with the column `there`.
+    """
     counts = found.groupBy("window", "topic").agg(
         F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
     )
@@ -334,7 +339,10 @@ def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
 
 
 def group_windows(rows: DataFrame) -> DataFrame:
-    """Return the table `groups`: a row for each window, topic and group. `rows`: result of `in_groups`."""
+    """Return the table `groups`: a row for each window, topic and group.
+
+    `rows` is the result of `in_groups`.
+    """
     times = F.col("times")
     return rows.groupBy("window", "topic", "group").agg(
         F.count("*").alias("messages"),
@@ -432,7 +440,10 @@ def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
 
 
 def _count_left_out(summary: AuditSummary, kept: Sequence[DataFrame], groups: DataFrame | None) -> None:
-    """Count the unreadable trace records, if traces were kept, and the groups that were not examined."""
+    """Store in the summary the number of unreadable trace records and of groups that were not examined.
+
+    Trace records are only counted if the audit has traces.
+    """
     if len(kept) > 1:
         summary.bad_traces = kept[1].filter("kind = 'bad'").count()
     if groups is not None:
@@ -448,7 +459,7 @@ def _held(spark: SparkSession, positions: str | DataFrame | None) -> DataFrame |
 
 
 def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, every: DataFrame) -> DataFrame:
-    """Return the rows of the requested topics; without names, those of the source's topics."""
+    """Return the rows of the requested topics or, if none are named, of the topics in the source."""
     if topics:
         return rows.filter(F.col("topic").isin(*topics))
     if pattern is not None:
@@ -457,13 +468,13 @@ def _of_topics(rows: DataFrame, topics: Sequence[str], pattern: str | None, ever
 
 
 def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
-    """Add the column `there`, which is 1 for the messages that the source holds."""
+    """Add the column `there`, which is 1 for messages that are in the source."""
     there = every.select("topic", "msg_id").distinct().withColumn("there", F.lit(1))
     return said.join(there, ["topic", "msg_id"], "left")
 
 
 def _newest_ms(frames: list[DataFrame]) -> int | None:
-    """Return the time up to which all of the inputs extend."""
+    """Return the time up to which each of the inputs has rows."""
     newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
     return None if None in newest else min(newest)
 

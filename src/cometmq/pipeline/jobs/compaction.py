@@ -1,8 +1,8 @@
-"""Compaction of an archive: merge the small files of closed hours into large ones, in separate commits.
+"""Compaction of an archive: merge the small files of closed hours into large files, in separate commits.
 
-A commit of a compaction names the files that it removes and adds, and no ranges: the set of messages in the
-table does not change. A compaction that is killed before its commit changes nothing. If it is killed
-afterwards, the next run completes it, as for a batch.
+A compaction's commit names the files that it removes and the files that it adds, but no ranges: the set of
+messages in the table does not change. A compaction that is killed before its commit changes nothing. If it is
+killed after its commit, the next run completes it, as after a batch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cometmq.pipeline.table.merging import Merge, merge
 
 log = logs.logger(__name__)
 
-_MERGES = 64  # maximum merges per commit: a kill can lose this much work
+_MERGES = 64  # maximum merges per commit, because a killed run loses uncommitted merges
 _FILES = 1000  # maximum files per merge
 
 File = dict[str, Any]
@@ -58,7 +58,7 @@ class CompactSummary(msgspec.Struct):
     deleted: int = 0
     """Number of files deleted from an object store or from a Delta or Iceberg table.
 
-    Such files were replaced by an earlier compaction or left by a killed job.
+    An earlier compaction had replaced these files, or a killed job had left them.
     """
     seconds: float = 0.0
     checkpoint_problem: str | None = None
@@ -119,9 +119,10 @@ def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
 
 
 def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> Iterator[list[File]]:
-    """Return the files of each merge, of hours that ended before `closed`.
+    """Yield the files of each merge, in hours that ended before `closed`.
 
-    Files that their owner has deleted, and files without another file to merge with, are skipped.
+    Files that the archive's owner has deleted, and files for which there is no other file to merge with, are
+    skipped.
     """
     small = now.files.filter(pc.less(now.files["bytes"], (target_bytes + 1) // 2))
     begun = _begun_anew(now)
@@ -142,8 +143,8 @@ def plan(table: ArchiveTable, now: Log, closed: datetime, target_bytes: int) -> 
 def _begun_anew(now: Log) -> dict[str, list[int]]:
     """Return, for each topic, the batches at which one of its queues was deleted and created again.
 
-    Files from before and after such a batch are not merged, because the batch of a file shows to which life
-    of a queue its rows belong.
+    A file from before such a batch is not merged with a file from after it, because the batch of a file shows
+    to which life of a queue (the deleted queue or its replacement) the rows belong.
     """
     begun: dict[str, list[int]] = defaultdict(list)
     anew = now.ranges.filter(pc.is_valid(now.ranges["replaces"]))
@@ -175,7 +176,7 @@ def _one_commit(
     target_bytes: int,
     summary: CompactSummary,
 ) -> None:
-    """Merge and commit. `last` becomes the new commit."""
+    """Merge the chosen files in one Spark job and commit the result. `last` is changed to the new commit."""
     began, number = time.monotonic(), last["batch"] + 1
     staging = table.staging(number)
     units = [

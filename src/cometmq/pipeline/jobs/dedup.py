@@ -1,9 +1,9 @@
 """The dedup job: keep one of the messages with the same business key.
 
-The batch form orders the messages of a topic with one key by store time, broker, queue and offset, so the
-result does not depend on how Spark divides the work. With a window, a message is a duplicate only if it was
-stored at most that long after the previous message with its key. `deduplicated` is the streaming form, with
-Spark's own operator.
+The batch form orders the messages of a topic with the same key by store time, broker, queue and offset, so
+the result does not depend on how Spark divides the work. With a window, a message is a duplicate only if it
+was stored within the window's length after the previous message with its key. `deduplicated` is the streaming
+form, which uses Spark's own operator.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _ORDER = ("store_timestamp", *_PLACE, "physical_offset")
 
 
 class Removed(msgspec.Struct):
-    """A duplicate, and the message that was kept instead: the first or last of its key, by `kept`."""
+    """A duplicate, and the message kept instead: the first or last one with its key, according to `keep`."""
 
     topic: str
     key: str
@@ -73,7 +73,7 @@ class DedupSummary(msgspec.Struct):
     topics: list[TopicCount] = []
     samples: list[Removed] = []
     absent: list[str] = []
-    """Requested topics without messages in the span."""
+    """Requested topics without messages in the requested time range."""
     seconds: float = 0.0
 
     @property
@@ -102,7 +102,7 @@ def marked(
     except PySparkException as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError("key", key, f"keys, msg_id or an expression in SQL ({problem})") from error
-    # The replacement key spreads messages without a key over all tasks.
+    # Messages without a key get a replacement for it, so that they are spread over all tasks.
     by_key: list[str | Column] = ["topic", F.coalesce("dedup_key", _alone())]
     one_key = Window.partitionBy(*by_key)
     if window_s is not None:
@@ -129,22 +129,22 @@ def _key(key: str) -> Column:
 
 
 def _alone() -> Column:
-    """Return a unique replacement for the key of a message without one."""
+    """Return a unique replacement for the missing key of a message."""
     return F.concat_ws("/", F.lit("\0"), *_PLACE)
 
 
 def deduplicated(stream: DataFrame, key: str, within_s: float) -> DataFrame:
     """Remove duplicates from a stream of the `cometmq` source.
 
-    Of messages of a topic with the same key, stored at most `within_s` seconds apart, the first to arrive is
-    kept. Spark drops a message that arrives late, after a message that was stored more than `within_s`
-    seconds later, and counts it as numRowsDroppedByWatermark; `within_s` must therefore exceed the time
-    difference between queues. Spark's state grows with the number of keys within `within_s`.
+    Of messages of a topic that have the same key and were stored at most `within_s` seconds apart, the first
+    to arrive is kept. If a message arrives after a message that was stored more than `within_s` seconds
+    later, Spark drops it as late and counts it in numRowsDroppedByWatermark. Therefore `within_s` must exceed
+    the time difference between queues. Spark's state grows with the number of keys within `within_s`.
 
     Args:
         stream: A streaming DataFrame of the source.
         key: `keys`, `msg_id`, or an SQL expression over the columns. Messages whose key is empty or NULL have
-        no duplicates.
+            no duplicates.
         within_s: Maximum difference between the store times of duplicates, in seconds.
 
     Returns:

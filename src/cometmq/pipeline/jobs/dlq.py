@@ -1,7 +1,8 @@
 """The jobs on dead letters: count them by group, topic, reason and hour, and send selected ones again.
 
-A redrive uses the code of `cometmq dlq resend` (dlq_task.py). Each dead letter is sent once, over all runs.
-Dead letters with too many resends, and those that cannot be sent, go to a quarantine table for inspection.
+A redrive uses the code of `cometmq dlq resend` (dlq_task.py). Each dead letter is sent again only once, even
+over several runs. Dead letters that have been resent too often or cannot be sent go to a quarantine table for
+inspection.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ _JOB = "dlq"
 class DeadLetters(msgspec.Struct):
     """Dead letters of a group with the same original topic and reason within an hour.
 
-    `topic` is the original topic. `most_resends` is the maximum number of times that one of them had been
-    resent.
+    `topic` is the original topic. `most_resends` is the largest number of earlier resends among these dead
+    letters.
     """
 
     group: str
@@ -78,7 +79,7 @@ class DlqSummary(msgspec.Struct):
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
 
-    Some messages may be outside the span.
+    Some of these messages may be outside the requested time range.
     """
     seconds: float = 0.0
 
@@ -103,25 +104,25 @@ class RedriveSummary(msgspec.Struct):
     """Number of dead letters that an earlier run had sent again."""
     failed: int = 0
     refused: int = 0
-    """Number of dead letters with too many resends.
+    """Number of dead letters that have already been resent too often.
 
-    They are in the table `quarantine` with those that failed.
+    They are in the table `quarantine`, together with the dead letters that failed.
     """
     without_body: int = 0
     """Number of dead letters that cannot be sent, because the source is an archive without bodies."""
     left: int = 0
-    """Number of dead letters that were not tried, because an earlier one of their group could not be sent."""
+    """Number of dead letters that were not tried because an earlier one of their group could not be sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
 
-    Some messages may be outside the span.
+    Some of these messages may be outside the requested time range.
     """
     seconds: float = 0.0
 
     @property
     def complete(self) -> bool:
-        """Whether each dead letter that was not refused has been sent again, and all queues were read."""
+        """Whether each dead letter that was not refused has been sent again, and all queues were readable."""
         return not (self.failed or self.left or self.without_body or self.unreadable)
 
 
@@ -313,7 +314,10 @@ def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
 
 
 def _refusal(max_resends: int) -> Column:
-    """Return the reason why a dead letter is not sent again; NULL if it is sent."""
+    """Return an expression for the reason why a dead letter is not sent again.
+
+    It is NULL if the letter is sent.
+    """
     often = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
     return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)
 
@@ -321,7 +325,7 @@ def _refusal(max_resends: int) -> Column:
 def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
     """Return the number of dead letters to send, by group.
 
-    The selected and the refused dead letters are counted in the summary.
+    The function also enters the numbers of selected and of refused dead letters in the summary.
     """
     without_body = F.col("refusal") == _NO_BODY
     columns = (
@@ -343,7 +347,7 @@ def _sizes(summary: RedriveSummary, found: DataFrame) -> dict[str, int]:
 
 
 def _tried(spark: SparkSession, rows: DataFrame, sizes: dict[str, int], task: RedriveTask) -> DataFrame:
-    """Return the result for each dead letter.
+    """Send the dead letters again and return the result for each.
 
     One task handles all dead letters of a group, the oldest first.
     """

@@ -26,7 +26,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
 from cometmq.protocol.record.one import body_crc
 
 LEFT = "LEFT"
-"""State of a dead letter that was not tried, because an earlier one of its group could not be sent."""
+"""State of a dead letter that was not tried because an earlier one of its group could not be sent."""
 _BATCH_ROWS = 1000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 SCHEMA = pa.schema(
@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
     ]
 )
-"""Columns of a result: the position and the state of a dead letter (a state of admin's Resend, or LEFT)."""
+"""Columns of a result: the dead letter's position, and its state (a state of admin's Resend, or LEFT)."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class RedriveTask:
 
 
 def task_function(task: RedriveTask) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return the function for `mapInArrow` from rows of dead letters, sorted by topic, to rows of SCHEMA."""
+    """Return the function for `mapInArrow` that maps dead letters, sorted by topic, to rows of SCHEMA."""
     return partial(_in_task, task)
 
 
@@ -76,12 +76,14 @@ async def _redriven(task: RedriveTask, letters: Iterator[MessageExt]) -> AsyncIt
             taken: deque[MessageExt] = deque()
             group = topic.removeprefix(DLQ_PREFIX)
             try:
-                # The results arrive in the order of the dead letters.
+                # Each result belongs to the oldest entry of `taken`, because results arrive in the order of
+                # the dead letters.
                 async for result in resend(admin.client, _taking(some, taken), group, task.how):
                     said = msgspec.structs.asdict(result) | {"state": result.state.value}
                     yield _row(taken.popleft(), group, said)
             except CometError as error:
-                # An iterator, because a list of all dead letters could have millions of entries.
+                # The remaining dead letters are read one by one, because a list of them could have millions
+                # of entries.
                 for letter in itertools.chain(taken, some):
                     yield _row(letter, group, {"state": LEFT, "problem": str(error)})
 
@@ -98,9 +100,10 @@ def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]
 
 
 def letter_of(row: dict[str, Any]) -> MessageExt:
-    """Convert a row with a body to the message that the admin client would read.
+    """Convert a row with a body to a message as the admin client would read it.
 
-    The body is decompressed, unless the source keeps bodies as stored, which the checksum shows.
+    The body is decompressed if the source keeps bodies as they are stored; the checksum shows whether it
+    does.
     """
     sys_flag, body = row["sys_flag"], row["body"]
     if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:

@@ -2,7 +2,7 @@
 
 | source | messages |
 |---|---|
-| `/data/archive`, `s3://…` | of an archive: a directory or URI, as of its last commit |
+| `/data/archive`, `s3://…` | of an archive (a directory or URI), as of its last commit |
 | `store:/backup/*/store,/other` | of store directories (`cometmq-store`), without requests to a broker |
 | `live:host:port;host:port` | of topics of these name servers (`cometmq`), as of the time of planning |
 """
@@ -37,7 +37,7 @@ STORE = "store:"
 LIVE = "live:"
 _TIMEOUT_MS = 30_000
 OF_USERS = rf"(?!%|{SYSTEM_TOPIC_PREFIX}|(?:{'|'.join(sorted(SYSTEM_TOPICS | UNSENDABLE_TOPICS))})$).+"
-"""Pattern for topics of users: neither the brokers' topics nor topics of a group (retries, dead letters)."""
+"""Pattern for topics of users. It excludes brokers' topics and topics of a group (retries, dead letters)."""
 
 
 def messages(
@@ -112,7 +112,7 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """Return None for an end in the future: all messages that exist now are before it."""
+    """Return None if the end is in the future, because all existing messages are before such an end."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
@@ -132,14 +132,14 @@ def unreadable(
 
 
 def check_span(begin_ms: int | None, end_ms: int | None) -> None:
-    """Raise ConfigError for an invalid time, and for a begin that is not before the end."""
+    """Raise ConfigError for an invalid time, or for a start that is not before the end."""
     for key, time_ms in (("begin", begin_ms), ("end", end_ms)):
         if time_ms is not None and not 0 <= time_ms <= MAX_MS:
             raise ConfigError(key, str(time_ms), "a time of the years 1970 to 9998, in ms")
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
     if end_ms is not None:
-        # An end in the future is valid, because all existing messages are before it.
+        # An end in the future is valid, so the check receives the current time instead.
         check_time("end", min(end_ms, int(time.time() * 1000)), end=True)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")
@@ -177,10 +177,10 @@ def _of_archive(
 
 
 def group_offsets(spark: SparkSession, path: str) -> DataFrame:
-    """Return the offsets of groups: group, topic, broker_name, queue_id and the next offset to consume.
+    """Return the offsets of groups, with the columns group, topic, broker_name, queue_id and offset.
 
-    The rows come from the newest snapshot in an archive, or from the samples of the newest hour in the lag
-    job's table.
+    `offset` is the next offset to consume. If the path is an archive, the rows come from its newest snapshot;
+    if it is the lag job's table, they come from the samples of the newest hour.
     """
     newest = GroupLog(*open_filesystem(path)).newest()
     if newest.num_rows:
@@ -194,5 +194,5 @@ def group_offsets(spark: SparkSession, path: str) -> DataFrame:
 
 
 def _hour(time_ms: int) -> str:
-    """Return the archive's directory name for the hour of a time. Spark can skip other directories."""
+    """Return the name of an archive's directory for an hour, by which Spark can skip other hours."""
     return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H")

@@ -1,8 +1,8 @@
 """The lag job: sample the lag of consumer groups, in messages and in time, into a table.
 
-A sample requests all queues of all groups from the brokers concurrently. Spark computes rates and forecasts
-from the samples. The time lag of a queue is the age of the first message that the group has not consumed, so
-a topic with one message per hour is not late when one message has been waiting for a second.
+A sample requests the lag of all groups in all queues from the brokers concurrently. Spark computes rates and
+forecasts from the samples. The time lag of a queue is the age of the first message that the group has not
+consumed: in a topic with one message per hour it is one second if the message has been waiting for a second.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ from cometmq.text import local_time
 log = logs.logger(__name__)
 
 WINDOWS_S = (60, 300, 3600)
-_SLACK = 1.1  # factor by which a window is extended, because samples may be slightly late
+_SLACK = 1.1  # factor that lengthens a window, because samples may be slightly late
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # maximum rows of a list in the summary
-_PROBLEMS = 10  # maximum problems in the summary: the first ones of a run and the latest
-_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # the pattern includes staged files
+_PROBLEMS = 10  # maximum of the first problems in the summary, and of the latest problems
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # also matches staged files
 _SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
 _RECENT = 1000  # maximum files that are read
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -95,10 +95,10 @@ _QUEUE = ("group", "topic", "broker_name", "queue_id")
 
 
 class GroupLag(msgspec.Struct):
-    """The lag of a group over all its queues and the samples of a window. Rates are in messages/s.
+    """The lag of a group over all its queues and all samples of a window. Rates are in messages/s.
 
     Attributes:
-        time_lag_ms: The largest time lag of a queue.
+        time_lag_ms: The largest time lag among the queues.
         expires_in_s: Seconds until retention deletes the first message that the group has not consumed, if
             the rates of the window continue. None: never.
     """
@@ -144,10 +144,10 @@ class LagSummary(msgspec.Struct):
 def sample(
     namesrv: str, groups: Sequence[str] = (), *, timeout_ms: int = 30_000
 ) -> tuple[list[QueueLag], list[str]]:
-    """Return the current lag of groups, and the failed requests as text.
+    """Return the current lag of groups, and a description of each failed request.
 
-    Without names, the groups are all that have ever been online. Raises UnknownNameError for a named group
-    that has consumed nothing, and network errors.
+    Without names, all groups that have ever been online are sampled. Raises UnknownNameError for a named
+    group that has consumed nothing, and network errors.
     """
     addresses = parse_addresses(namesrv)
     thread = LoopThread.acquire()
@@ -181,9 +181,9 @@ def sample(
 def _unreadable(
     cluster: Cluster, places: Sequence[tuple[str, MessageQueue, int]], problems: list[str]
 ) -> list[tuple[str, MessageQueue, int]]:
-    """Return the groups' offsets in unreadable queues that hold unconsumed messages.
+    """Return the groups' offsets in unreadable queues that hold messages which the groups have not consumed.
 
-    No broker reports the lag of an unreadable queue. Each result is added to the problems.
+    No broker reports the lag in an unreadable queue. Each result is also added to `problems`.
     """
     topics: dict[str, set[str]] = {}
     for group, queue, _ in places:
@@ -236,7 +236,10 @@ def _queue_lag(
 def _store_times(
     cluster: Cluster, wanted: set[tuple[MessageQueue, int]], problems: list[str]
 ) -> dict[tuple[MessageQueue, int], int]:
-    """Return the store times of the messages at these offsets, as far as brokers return them."""
+    """Return the store times of the messages at these offsets.
+
+    Messages that no broker returns are omitted.
+    """
     stored: dict[tuple[MessageQueue, int], int] = {}
     while True:
         try:
@@ -244,7 +247,7 @@ def _store_times(
                 found = cluster.marks(each).items()
                 stored |= {(queue, each[queue]): mark.stored_ms for queue, mark in found}
             return stored
-        except BrokerError as error:  # One topic may be unreadable while others are readable.
+        except BrokerError as error:  # The error concerns one topic; other topics may be readable.
             left = {place for place in wanted if place[0].topic != error.topic}
             problems.append(str(error))
             if len(left) == len(wanted):
@@ -253,7 +256,10 @@ def _store_times(
 
 
 def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, int]]:
-    """Divide the offsets into few mappings with one offset per queue, because groups share queues."""
+    """Divide the offsets into few mappings, each with one offset per queue.
+
+    More than one mapping is needed because several groups share a queue.
+    """
     rounds: list[dict[MessageQueue, int]] = []
     used: dict[MessageQueue, int] = {}
     for queue, offset in sorted(wanted):
@@ -303,10 +309,10 @@ class SampleFiles:
         return spark.read.schema(from_arrow_schema(SCHEMA)).parquet(*paths)
 
     def newest(self, spark: SparkSession) -> DataFrame | None:
-        """Return the samples of the newest hour. None if there is no sample.
+        """Return the samples of the newest hour, or None if there is no sample.
 
-        The hour before the newest sample is included, because a broker may have been unreachable at the
-        newest one.
+        The hour ends with the newest sample. A single sample would not suffice, because a broker may have
+        been unreachable when it was taken.
         """
         names = [name for name in self.names() if _FILE.fullmatch(name)]
         last_ms = _taken_ms(names[-1]) if names else 0
@@ -330,9 +336,9 @@ def _taken_ms(name: str) -> int:
 class Samples:
     """The table of samples: one Parquet file per sample, named after the interval in which it was taken.
 
-    A sample is written as a whole or not at all. If the interval already has a sample (of a killed or a
-    concurrent run), that one is kept. Once an hour, samples that are `keep_days` older than the newest are
-    removed.
+    A sample is written completely or not at all. If a killed or concurrent run has already written a sample
+    for the interval, that sample is kept. Once an hour, samples that are `keep_days` older than the newest
+    sample are removed.
     """
 
     def __init__(self, output: str, interval_s: float, keep_days: float = 30.0) -> None:
@@ -346,7 +352,7 @@ class Samples:
         self._removed_ms: int | None = None
 
     def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
-        """Add a sample. Return False if its interval already has one."""
+        """Add a sample, or return False if its interval already has one."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
         if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
@@ -362,7 +368,7 @@ class Samples:
         return True
 
     def read(self, spark: SparkSession, since_ms: int) -> DataFrame:
-        """Return the samples of `since_ms` or later. The table must have at least one such file."""
+        """Return the samples taken at or after `since_ms`. The table must have at least one such sample."""
         least = f"lag-{max(since_ms - self._interval_ms, 0):013d}.parquet"
         names = [name for name in self._files.names() if name >= least]
         return self._files.read(spark, names).filter(F.col("sampled_ms") >= since_ms)
@@ -395,7 +401,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
     def rate(name: str) -> Column:
         grown = F.col(f"last_{name}") - F.col(f"first_{name}")
-        return F.when(grown >= 0, grown * 1000 / span)  # no rate, because the offset was reset
+        return F.when(grown >= 0, grown * 1000 / span)  # NULL if the offset was reset
 
     slope = (F.col("last_time_lag_ms") - F.col("first_time_lag_ms")) / span
     left = F.greatest(F.lit(retention_h * 3_600_000) - F.col("last_time_lag_ms"), F.lit(0.0))
@@ -429,7 +435,7 @@ def group_windows(queues: DataFrame) -> DataFrame:
 
 
 class _Sampling:
-    """The samples of a run, its table if any, and its problems. Problems are also logged immediately."""
+    """The samples of a run, its table if it has one, and its problems, which are also logged immediately."""
 
     def __init__(self, take: Callable[[], tuple[list[QueueLag], list[str]]], table: Samples | None) -> None:
         self._take = take
@@ -463,14 +469,14 @@ class _Sampling:
                 try:
                     self._table.append(self.newest, self.newest_ms)
                     self.kept = True
-                except (OSError, pa.ArrowException) as error:  # log only: the next sample may succeed
+                except (OSError, pa.ArrowException) as error:  # only logged: the next sample may succeed
                     self._note([f"not in the table: {error}"])
             if not self.kept:
                 since_ms = self._since_ms()
                 self._taken = [row for row in self._taken if row.sampled_ms >= since_ms] + self.newest
 
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the samples of the longest window, including those of earlier runs."""
+        """Return the samples of the longest window, including samples of earlier runs."""
         if self._table is not None and self.kept:
             return self._table.read(spark, self._since_ms())
         return spark.createDataFrame(pa.Table.from_pylist([asdict(row) for row in self._taken], SCHEMA))
@@ -516,7 +522,7 @@ def lag(spark: SparkSession, given: LagOptions) -> LagSummary:
             given.on_progress(run.tries, given.samples or None)
         if run.tries == given.samples:
             break
-        # The wait ends when the next interval begins.
+        # Wait until the next interval begins.
         stop.wait(given.interval_s - time.time() % given.interval_s)
     if run.failed is not None and not run.samples:
         raise run.failed

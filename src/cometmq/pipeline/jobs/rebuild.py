@@ -1,7 +1,7 @@
-"""The rebuild job: make the consume queues and the index of a large store from its log, with many tasks.
+"""The rebuild job: build the consume queues and the index of a large store from its log, with many tasks.
 
 The existing store is not modified. New directories are built elsewhere and moved into `output` when they are
-complete. `cometmq.store.inspect` does the work and defines the parts. The result equals that of `cometmq
+complete. `cometmq.store.inspect` does the work and divides it into parts. The result equals that of `cometmq
 store rebuild`.
 """
 
@@ -24,7 +24,7 @@ from cometmq.pipeline.table.objects import shown
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
 _JOB = "rebuild"
-_INDEX = -1  # number of the index among the numbers of parts
+_INDEX = -1  # the part number that stands for the index
 _MOST = 50  # maximum findings in the summary
 U = TypeVar("U")
 R = TypeVar("R")

@@ -1,9 +1,9 @@
 """The replay job: send the messages of an archive, of store directories or of live topics to topics again.
 
-Spark reads and sorts the source, so that one task receives the messages of a source queue in order of their
-offsets and sends them (replay_task.py). The messages of a queue go to one target queue, or each message goes
-to the queue of its key. A state directory (replay_state.py) records what was sent and acknowledged; a later
-run continues from there.
+Spark reads and sorts the source, so that one task receives all messages of a source queue in the order of
+their offsets, and sends them (replay_task.py). Either all messages of a source queue go to one target queue,
+or each message goes to the queue of its key. A state directory (replay_state.py) records which messages were
+sent and acknowledged; a later run continues after them.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _QUEUE = ("topic", "broker_name", "queue_id")
 
 
 class ReplayQueue(msgspec.Struct):
-    """The messages of a source queue to send: those at offsets `start` to `end` (inclusive), and their topic.
+    """The messages to send from a source queue (offsets `start` to `end`, inclusive), and their target topic.
 
-    `target_queue` is "BROKER/NUMBER", or "" if keys determine the queue or the run is dry.
+    `target_queue` is "BROKER/NUMBER", or "" if keys determine the queue or the run is a dry run.
     """
 
     topic: str
@@ -66,7 +66,7 @@ class ReplaySummary(msgspec.Struct):
     planned: int = 0
     """Number of messages that remained to be sent when the run began."""
     planned_bytes: int = 0
-    """Bytes of the planned messages in the format of the source's store."""
+    """Size of the planned messages in bytes, in the format of the source's store."""
     messages: int = 0
     """Number of messages that this run sent and a broker acknowledged."""
     bytes: int = 0
@@ -74,16 +74,16 @@ class ReplaySummary(msgspec.Struct):
     sent_before: int = 0
     """Number of messages that earlier runs sent."""
     bad: int = 0
-    """Number of messages, of all runs, that could not be sent.
+    """Number of messages that could not be sent, over all runs of this replay.
 
-    The directory `state`/bad has them and the reasons.
+    The directory `state`/bad contains these messages, with the reasons.
     """
     doubled: int = 0
-    """Number of rows that repeat a record of the source, as in copies of a store."""
+    """Number of rows that repeat a record of the source, for example in a copy of a store."""
     system: int = 0
-    """Number of messages of topics that belong to brokers and groups. These messages are not sent."""
+    """Number of messages in topics that belong to brokers or groups. These messages are not sent."""
     own: int = 0
-    """Number of messages that this replay itself had sent to the source. These messages are not sent."""
+    """Number of messages in the source that this replay itself had sent there. They are not sent again."""
     targets_read: list[str] = []
     """Live topics that match the pattern but are not read, because this replay sends to them."""
     positions: int = 0
@@ -91,10 +91,10 @@ class ReplaySummary(msgspec.Struct):
     positions_before: int = 0
     """Number of offsets that an earlier run set.
 
-    Offsets are set only once, because the groups consume afterwards.
+    Offsets are set only once, because the groups move on when they consume.
     """
     absent: list[str] = []
-    """Requested topics without messages in the span."""
+    """Requested topics without messages in the requested time range."""
     left: int = 0
     """Number of planned messages that remain to be sent."""
     seconds: float = 0.0
@@ -102,7 +102,7 @@ class ReplaySummary(msgspec.Struct):
 
     @property
     def complete(self) -> bool:
-        """Whether all messages of the span are sent, and every requested topic has messages."""
+        """Whether all messages of the requested times are sent, and every requested topic has messages."""
         return not (self.left or self.bad or self.absent)
 
 
@@ -139,7 +139,7 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # taken first, because the progress must include the last sends of an earlier run
+        kept.take_over(run)  # before the progress is read, so that it includes all sends of an earlier run
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
@@ -165,7 +165,7 @@ def _count(
     after: Mapping[MessageQueue, Sent],
     stop: threading.Event,
 ) -> None:
-    """Add the remaining messages of the source's queues to the summary."""
+    """Enter the source's queues in the summary, with the messages that remain to be sent."""
     counted = _rows(spark, asked, after, _COUNTED)
     planned = run_action(spark, "replay: counting", lambda: plan(counted, after), stop=stop)
     summary.queues = _choose(planned, asked, summary)
@@ -190,7 +190,10 @@ def _check(given: ReplayOptions) -> None:
 def _rows(
     spark: SparkSession, asked: Asked, after: Mapping[MessageQueue, Sent], columns: Sequence[str]
 ) -> DataFrame:
-    """Return the rows of the source that were not sent, including later rows with lower offsets."""
+    """Return the rows of the source that were not sent yet.
+
+    The rows include those with lower offsets that came after the last sent message of their queue.
+    """
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
     )
@@ -206,7 +209,7 @@ def _rows(
 
 
 class Planned(msgspec.Struct):
-    """The contents of a source queue, and the positions of its first and last messages in the log."""
+    """The contents of a source queue, and the log positions of its first and last messages."""
 
     queue: MessageQueue
     start: int
@@ -217,7 +220,7 @@ class Planned(msgspec.Struct):
 
 
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """Return the queues of a source from one scan of all its records. `after`: the progress of each queue.
+    """Return the queues of a source, found by one scan of all its records. `after`: each queue's progress.
 
     Raises ReplayError if there are too many queues, or if a queue's offsets are not in the order of the log.
     """
@@ -276,9 +279,9 @@ def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) ->
 def _leave_targets(
     summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
 ) -> None:
-    """Remove this replay's target topics, which a pattern of live topics may match, from the plan.
+    """Remove from the plan those live topics matched by the source's pattern to which this replay sends.
 
-    Raises ConfigError if such a topic is named, or if each topic would be sent to itself.
+    Raises ConfigError if such a topic is named explicitly, or if each topic would be sent to itself.
     """
     read = {queue.topic: queue.target for queue in summary.queues}
     both = sorted(read.keys() & {*read.values(), *targets})
@@ -295,7 +298,7 @@ def _leave_targets(
 
 
 def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
-    """Return whether two lists of name servers lead to the same topic, by the brokers of its routes."""
+    """Return whether two lists of name servers lead to the same topic; the brokers in its routes show it."""
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
         with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
@@ -320,9 +323,9 @@ def _target_queues(options: WriteOptions, names: Iterable[str]) -> dict[str, lis
 
 
 def target_queue(source: MessageQueue, queues: Sequence[MessageQueue]) -> MessageQueue:
-    """Return the target queue for a source queue: the one of the same broker and number, if it exists.
+    """Return the target queue for a source queue, preferably the queue with the same broker name and number.
 
-    A restored cluster then has the messages in their original queues.
+    If the target has that queue, messages of a restored cluster are in their original queues.
     """
     same = [
         queue for queue in queues if queue == MessageQueue(queue.topic, source.broker_name, source.queue_id)
@@ -344,7 +347,7 @@ def share_out(queues: Sequence[ReplayQueue], tasks: int) -> list[list[ReplayQueu
 def shares(
     groups: Sequence[Sequence[ReplayQueue]], rate: float | None, byte_rate: float | None
 ) -> dict[int, Share]:
-    """Return the rate limits of the tasks, in proportion to their work, so that they end together."""
+    """Return each task's share of the rate limits, in proportion to its work, so that all end together."""
     total = sum(queue.messages for group in groups for queue in group)
     parts = [sum(queue.messages for queue in group) / total for group in groups]
     return {
@@ -374,7 +377,7 @@ class _Run:
         self.stopped = False
 
     def start(self, queues: list[ReplayQueue], *, begun: bool) -> None:
-        """Determine the queues of the targets and make this run the owner of the state.
+        """Determine the queues of the target topics and make this run the owner of the state.
 
         Raises ReplayError if that fails.
         """
@@ -383,7 +386,7 @@ class _Run:
         self._state.start(self._replay, self._run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' offsets, unless an earlier run has set them: the groups may have moved on."""
+        """Set the groups' offsets, unless an earlier run has set them: the groups may have moved on since."""
         before = self._state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -408,8 +411,8 @@ class _Run:
         by_key = self._replay.asked.order == "key"
         place = (self._state.path, self._run, self._replay.id)
         task = ReplayTask(self._options, *place, ways, self._replay.queues, by_key, shares(groups, *limits))
-        # A task has all messages of its queues. It sends to its queues in turn, so that several queues
-        # receive messages concurrently.
+        # Each source queue belongs to one task. The sort order makes a task alternate between its queues, so
+        # that several target queues receive messages concurrently.
         ends = [
             (queue.topic, queue.broker_name, queue.queue_id, number, queue.start, queue.end)
             for number, group in enumerate(groups)
@@ -436,13 +439,16 @@ class _Run:
             self._on_progress(self._sent(), self._total)
 
     def _look(self) -> None:
-        """Report the progress of the tasks, and end them after their batches when a stop is requested."""
+        """Report the progress of the tasks.
+
+        After a request to stop, end each task after its current batch.
+        """
         if self._stop.is_set() and not self.stopped:
             self.stopped = self._state.owned_by(self._run)
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task is sending, and none will: each task checks the owner first
+                    self._unread.set()  # no task sends or will send: each checks the owner first
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

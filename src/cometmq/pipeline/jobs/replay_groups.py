@@ -22,12 +22,12 @@ _TARGET = ("topic", "broker_name", "queue_id")
 
 
 def target_offsets(sent: DataFrame, positions: DataFrame, replay: str) -> DataFrame:
-    """Return the next offset for each group and queue of the targets.
+    """Return the next offset to consume for each group and queue of the target topics.
 
     Columns are group, topic, broker_name, queue_id and offset. `sent` has the messages of the targets with
-    their properties; `positions` has the same columns for the source. If several source queues went to one
-    queue, the result is the lowest offset that any of them needs, so that the group may receive messages
-    twice but misses none.
+    their properties; `positions` has the same columns as the result, for the source. If several source queues
+    went to one target queue, the result is the lowest of their offsets, so that the group may receive
+    messages twice but misses none.
     """
     origin = sent.filter(F.expr(f"properties['REPLAY_ID'] = '{replay}'")).select(
         *_TARGET,
@@ -74,7 +74,7 @@ def set_groups(
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):
                 raise refusal
-            stored = cluster.committed(group, sorted(offsets))  # waits while brokers are unreachable
+            stored = cluster.committed(group, sorted(offsets))  # retries while brokers are unreachable
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
                 problem = f"not set on {', '.join(away)}; run again when the broker is back"

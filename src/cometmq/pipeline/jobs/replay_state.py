@@ -3,11 +3,12 @@
     state/replay.json                  the id, the arguments, the queues of the target topics
     state/owner                        the run that may send now; its tasks check it before each batch
     state/progress/<run>-<task>.json   the last acknowledged message of each source queue
-    state/positions.json               marks that the groups' offsets were set, which is done once
+    state/positions.json               exists once the groups' offsets have been set (only done once)
     state/bad/*.parquet                messages that could not be sent, with the reason
 
-If two runs begin at the same time, one of them creates replay.json. Every file is replaced as a whole, so a
-killed run leaves the old or the new version. A later run needs all of these files except the last.
+If two runs begin at the same time, only one of them creates replay.json. Every file is replaced as a whole,
+so after a kill a file has either its old or its new content. A later run needs all of these files except
+those in state/bad.
 """
 
 from __future__ import annotations
@@ -36,11 +37,11 @@ T = TypeVar("T")
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The arguments that must stay the same when a replay is continued.
+    """The arguments that must not change when a replay is continued.
 
     Attributes:
         source: The source without keys, secrets and options.
-        source_hash: SHA-256 of a URI with its options, such as the endpoint. "" for a path.
+        source_hash: SHA-256 of the source's URI with its options, such as the endpoint. "" for a path.
     """
 
     source: str
@@ -55,9 +56,10 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Replay(msgspec.Struct):
-    """A replay over all its runs.
+    """A replay, which may consist of several runs.
 
-    `queues` are those of the target topics at the first run. Order is kept only if they do not change.
+    `queues` are the queues of the target topics at the first run. The order of messages is kept only while
+    these queues do not change.
     """
 
     id: str
@@ -67,7 +69,7 @@ class Replay(msgspec.Struct):
 
 
 class Sent(msgspec.Struct):
-    """The progress in a source queue: the last finished message, and the number of rows read by a task.
+    """The progress in a source queue: the last finished message, and the number of rows that a task has read.
 
     The number includes rows that were not sent.
     """
@@ -101,7 +103,7 @@ class Progress(msgspec.Struct):
 
 
 class PositionsSet(msgspec.Struct):
-    """The number of groups' offsets that were set."""
+    """The content of positions.json: the number of groups' offsets that were set."""
 
     positions: int
 
@@ -111,7 +113,7 @@ class ReplayState:
 
     def __init__(self, path: str) -> None:
         self._filesystem, self._root = open_filesystem(path)
-        # Workers may have another working directory.
+        # A local path is stored as an absolute path, because workers may have another working directory.
         self.path = path if "://" in path else self._root
         self.shown = shown(self.path)
         self.bad_path = joined(self.path, "bad")
@@ -131,10 +133,10 @@ class ReplayState:
         return replay
 
     def begin(self, asked: Asked) -> Replay:
-        """Return the replay to continue, or a new one, which is not written yet.
+        """Return the replay to continue, or a new replay, which is not written yet.
 
-        Arguments without times mean the times of the first run. Raises ReplayError for the directory of
-        another replay.
+        If the arguments have no times, the times of the first run apply. Raises ReplayError if the directory
+        belongs to another replay.
         """
         replay = self.replay()
         asked = _kept(asked)
@@ -142,7 +144,7 @@ class ReplayState:
             return Replay(uuid.uuid4().hex, asked)
         if asked.begin_ms is None and asked.end_ms is None:
             asked = msgspec.structs.replace(asked, begin_ms=replay.asked.begin_ms, end_ms=replay.asked.end_ms)
-        # An older state holds the source as given, or without secrets and without a hash.
+        # The state of an older version may hold the source with secrets, or have no hash of the source.
         old, hash_ = _kept(replay.asked), replay.asked.source_hash
         if hash_ or old.source == replay.asked.source:
             old = msgspec.structs.replace(old, source_hash=hash_ or asked.source_hash)
@@ -157,7 +159,7 @@ class ReplayState:
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
-        """Make this run the owner. With `begun`, the run has already taken the directory over.
+        """Make this run the owner. `begun` means that the run has already taken over the directory.
 
         Raises ReplayError if another run has become the owner first.
         """
@@ -178,7 +180,7 @@ class ReplayState:
         self._write("positions.json", msgspec.json.encode(PositionsSet(positions)))
 
     def take_over(self, run: str) -> None:
-        """Make this run the only one that may send. With "", no run may send."""
+        """Make this run the only one that may send. If `run` is "", no run may send."""
         self._write("owner", run.encode())
 
     def owned_by(self, run: str) -> bool:
@@ -188,11 +190,11 @@ class ReplayState:
         self._write(f"progress/{run}-{task}.json", msgspec.json.encode(progress))
 
     def saved(self, run: str, task: int) -> Progress:
-        """Return the progress of an earlier attempt of this task in this run, whose worker died."""
+        """Return the progress of this task that an earlier attempt, whose worker died, saved in this run."""
         return self._progress(f"progress/{run}-{task}.json")
 
     def all_saved(self, run: str = "") -> list[Progress]:
-        """Return the progress of all tasks, or of the tasks of a run."""
+        """Return the progress of all tasks of the given run, or of all runs if `run` is ""."""
         names = (info.base_name for info in self._list("progress"))
         wanted = sorted(name for name in names if name.startswith(run) and name.endswith(".json"))
         return [self._progress(f"progress/{name}") for name in wanted]
@@ -231,10 +233,10 @@ class ReplayState:
         return content
 
     def _create(self, name: str, content: bytes) -> bool:
-        """Create a file as a whole. Return whether this call created it.
+        """Create a file with its complete content. Return whether this call created it.
 
-        On a local disk and on object stores, only one of several runs succeeds. On other file systems that
-        depends on the file system.
+        If several runs create the file at the same time on a local disk or an object store, only one of them
+        succeeds. On other file systems this is not certain.
         """
         path = posixpath.join(self._root, name)
         try:
@@ -248,7 +250,7 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # if the response was lost, the owner in the object decides
+        except OSError as error:  # the write may have succeeded, so the content decides
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:
@@ -280,13 +282,13 @@ class ReplayState:
 
 
 def _kept(asked: Asked) -> Asked:
-    """Return the arguments as the state holds them."""
+    """Return the arguments in the form in which the state stores them."""
     hash_ = hashlib.sha256(without_user(asked.source).encode()).hexdigest() if "://" in asked.source else ""
     return msgspec.structs.replace(asked, source=shown(asked.source), source_hash=hash_)
 
 
 def reached(saved: Iterable[Progress]) -> dict[MessageQueue, Sent]:
-    """Return the progress of each source queue."""
+    """Return the progress of each source queue over all saved progress."""
     found: dict[MessageQueue, Sent] = {}
     for progress in saved:
         for sent in progress.queues:

@@ -2,7 +2,7 @@
 
 Messages are sent in batches. When all messages of a batch are acknowledged, the task records its progress and
 then checks whether its run may continue. After a kill, only the current batch of each task may be sent twice;
-the second copies have the ids of the first ones.
+the messages of the second send have the same ids as those of the first.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ COLUMNS = (
 """Columns of the source that a task needs."""
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 << 20
-BATCH_S = 2.0  # seconds after which a slow replay records its progress even if a batch is not full
+BATCH_S = 2.0  # seconds after which progress is recorded even if the batch is not full
 SHARDING_KEY = "__SHARDINGKEY"
-_BURST_S = 0.05  # seconds; messages that may be sent within this time are sent together
-_KEPT = (BUYER_ID, INSTANCE_ID)  # RocketMQ's own properties that a copy keeps, besides keys and tags
+_BURST_S = 0.05  # seconds; messages that are due within this time are sent together
+_KEPT = (BUYER_ID, INSTANCE_ID)  # properties of RocketMQ itself that a copy keeps, besides keys and tags
 
 
 class Share(msgspec.Struct, frozen=True):
-    """A task's share of the rate limits, per second."""
+    """One task's share of the rate limits: messages and bytes per second."""
 
     messages: float | None = None
     bytes: float | None = None
@@ -64,7 +64,7 @@ class Pace:
     def wait_s(self, now_s: float, size: int) -> float:
         """Count a message of `size` bytes as sent.
 
-        Return the seconds for which the sender must wait now, mostly 0.
+        Return the number of seconds, mostly 0, that the sender must wait before it sends the message.
         """
         if self._share.messages is not None:
             self._messages_at = max(self._messages_at, now_s - _BURST_S) + 1 / self._share.messages
@@ -80,9 +80,9 @@ class ReplayTask:
 
     Attributes:
         ways: The target topic and queue of each source queue.
-        by_key: Whether a message's key chooses among `queues`.
+        by_key: Whether the key of a message selects one of `queues`.
         queues: The queues of the target topics.
-        shares: The rate limits by task.
+        shares: The rate limits, by task.
     """
 
     options: WriteOptions
@@ -96,7 +96,7 @@ class ReplayTask:
 
 
 def in_task(task: ReplayTask, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Map the rows of a task, sorted by offset, to a pickled Progress or CometError, for `mapInArrow`."""
+    """Send the rows of a task, sorted by offset. Yield a pickled Progress or CometError, for `mapInArrow`."""
     first = next((batch for batch in batches if batch.num_rows), None)
     if first is None:
         return
@@ -142,7 +142,8 @@ class Sending:
         self._sent = {sent.queue: sent for sent in self.progress.queues}
         self._done_before = {sent.queue: sent.offset for sent in self.progress.queues}
         self._ids: dict[MessageQueue, Callable[[int], str]] = {}
-        # An attempt that begins at the same position writes the file again; a later attempt does not.
+        # The file name contains the number of bad messages, so an attempt that begins at the same position
+        # overwrites the file, and an attempt that begins later keeps it.
         self._bad = BadRows(self._state.bad_path, f"{task.run}-{self.number}-{self.progress.bad}")
         self._pace = Pace(task.shares.get(self.number, Share()), self.clock())
         self._rows: Counter[MessageQueue] = Counter()
@@ -151,12 +152,12 @@ class Sending:
         self._bad.refused(message, refusal)
 
     def send_all(self, sender: Sender, rows: Iterator[dict[str, Any]]) -> Progress:
-        """Send until the rows end or another run has taken over.
+        """Send until there are no more rows or another run has taken over.
 
         Raises ReplayError and the errors of sending.
         """
         held, size, since = 0, 0, self.clock()
-        self._state.save(self.task.run, self.number, self.progress)  # before the first send
+        self._state.save(self.task.run, self.number, self.progress)  # before any send
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
@@ -205,7 +206,7 @@ class Sending:
         self._state.save(self.task.run, self.number, progress)
 
     def _place(self, row: dict[str, Any]) -> Sent | None:
-        """Return the progress of the row's queue; None if the row is already finished.
+        """Return the progress of the row's queue, or None if the row has been handled before.
 
         Raises ReplayError if the rows come from two queues of the same name.
         """
@@ -216,7 +217,7 @@ class Sending:
         self._rows[queue] += 1
         same = (offset, place) == (sent.offset, sent.physical_offset)
         if same or offset <= self._done_before.get(queue, -1):
-            sent.rows = max(sent.rows, self._rows[queue])  # an earlier attempt has counted some of the rows
+            sent.rows = max(sent.rows, self._rows[queue])  # an earlier attempt counted some of the rows
             return None
         if offset == sent.offset or place <= sent.physical_offset:
             raise began_anew(queue)
@@ -227,9 +228,9 @@ class Sending:
         sent.rows = max(sent.rows, self._rows[sent.queue])
 
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
-        """Return the message for a row; None if the row is not sent."""
+        """Return the message for a row, or None if the row must not be sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # this replay itself has sent the message to the source
+            self.progress.own += 1  # this replay has sent this message to the source
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)
@@ -288,7 +289,10 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
 
 
 def _plain_body(row: Mapping[str, Any]) -> bytes:
-    """Return the body, decompressed if the source keeps bodies as stored, which the checksum shows."""
+    """Return the body, decompressed if the source keeps bodies as stored.
+
+    The checksum shows whether it does.
+    """
     body: bytes | None = row["body"]
     if body is None:
         raise SinkRowError(row["queue_offset"], "body", "is not in the source, an archive without bodies")

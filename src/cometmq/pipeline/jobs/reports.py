@@ -1,7 +1,7 @@
 """Reports of the audit, trace, lag and throughput jobs: a summary, and plots over time.
 
-Plots over time come from the job's tables. A job without `output` leaves no tables, so its report has no such
-plots.
+The data of the plots come from the job's tables. A job without `output` writes no tables, so its report has
+no plots over time.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ def trace_report(spark: SparkSession, summary: TraceSummary) -> Report:
 def lag_report(spark: SparkSession, summary: LagSummary, output: str | None = None) -> Report:
     """Return a report of the groups' current lag and of all samples.
 
-    `output` is the job's directory, required if its URI has keys or options, which the summary omits.
+    `output` is the job's directory. It is required if its URI has keys or options, because the summary omits
+    these.
     """
     report = Report("Lag of consumer groups")
     report.bars("Lag", {row.group: float(row.lag) for row in reversed(summary.groups)}, "messages")
@@ -94,7 +95,7 @@ def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report
 def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str, list[tuple[float, float]]]:
     """Return a line over the column `window` for each of the names with the largest values.
 
-    A line has the newest points, without those in the future: a client whose clock is ahead would otherwise
+    A line has the newest points, except points in the future: a client whose clock is ahead would otherwise
     displace all other points.
     """
     named = rows.select(

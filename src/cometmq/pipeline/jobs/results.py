@@ -1,4 +1,4 @@
-"""Shared parts of the jobs that report: time windows, and tables in a directory of the job."""
+"""The parts that several jobs share: time windows, summaries, and tables in a job's directory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
-_HALF = re.compile(r"_.*\.tmp")  # name of a marker file that a killed run did not complete
+_HALF = re.compile(r"_.*\.tmp")  # name of a marker file that a killed run left incomplete
 
 
 class Summary(Protocol):
@@ -34,7 +34,7 @@ class Summary(Protocol):
 
 
 def window(at_ms: str | Column, window_s: int) -> Column:
-    """Return the column `window`: the begin of the window that contains a time."""
+    """Return the column `window`, which holds the start of the window that contains a time."""
     at = F.col(at_ms) if isinstance(at_ms, str) else at_ms
     return F.timestamp_millis(at - F.pmod(at, F.lit(window_s * 1000))).alias("window")
 
@@ -56,9 +56,10 @@ def report_on(
     tables: Callable[[], Mapping[str, DataFrame]],
     given: Cancelled,
 ) -> None:
-    """Fill a summary, and write the tables if the summary has an output.
+    """Fill a summary, and write the tables if the summary has an output directory.
 
-    Spark caches the `frames`, from which both are computed. Raises JobFailed, JobStopped.
+    The summary and the tables are computed from the `frames`, which Spark caches meanwhile. Raises JobFailed
+    and JobStopped.
     """
     began = time.monotonic()
     for frame in frames:
@@ -89,7 +90,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # object stores create it when it is closed
+            with filesystem.open_output_stream(mark) as stream:  # object stores create it on close
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)
@@ -99,14 +100,14 @@ def own_directory(output: str, job: str) -> str:
 
 
 def spark_directory(spark: SparkSession, output: str, job: str) -> str:
-    """Return the path or URI of `own_directory` for Spark: without key, secret and options.
+    """Return the result of `own_directory` in a form for Spark: without key, secret and options.
 
-    Spark has these in its own configuration. Raises ConfigError if Spark does not find the directory.
+    Spark has these values in its own configuration. Raises ConfigError if Spark does not find the directory.
     """
     place = shown(own_directory(output, job))
     if "://" in place:
         try:
-            _ = spark.read.text(place).schema  # Spark Connect accesses the directory only here
+            _ = spark.read.text(place).schema  # only this property makes Spark Connect access the directory
         except (PySparkException, Py4JError) as error:
             raise ConfigError("output", place, f"a place that Spark can write to ({cause(error)})") from None
     return place
@@ -130,7 +131,7 @@ def write_tables(
     """Write each table to `output/NAME`, replacing the table of an earlier run.
 
     `output` is the result of `spark_directory`. A table without the file `_SUCCESS` is incomplete. Raises
-    JobFailed, JobStopped.
+    JobFailed and JobStopped.
     """
     for name, table in tables.items():
         write = partial(table.write.mode("overwrite").parquet, f"{output}/{name}")

@@ -1,8 +1,8 @@
 """`cometmq pipeline run FILE.yml`: from sources through SQL to sinks, as a batch or as streams.
 
 The whole file is checked before anything is written: first its form (run_file.py), then its tables. Every
-source is opened, Spark analyses every query against the sources, and sinks are checked against the columns
-that they would receive. Errors name the file and the line.
+source is opened, Spark analyses every query against the sources, and each sink is checked against the columns
+that it would receive. Error messages name the file and the line.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class RunSummary(msgspec.Struct):
     seconds: float = 0.0
     complete: bool = False
     unreadable: list[UnreadableQueue] = []
-    """Unreadable queues of the sources at the end of the run (live/unreadable.py)."""
+    """Queues of the sources that were unreadable at the end of the run (live/unreadable.py)."""
 
 
 @dataclass(slots=True)
@@ -97,7 +97,7 @@ class _Run:
     stop: threading.Event
     summary: RunSummary
     tables: dict[str, DataFrame] = field(default_factory=dict)
-    # the streams' offsets in their sources; None if unknown
+    # offsets that the streams have reached in their sources; None if unknown
     read: Offsets | None = field(default_factory=dict)
 
 
@@ -149,10 +149,10 @@ def run(
 
 
 def _unreadable(run: _Run) -> list[UnreadableQueue]:
-    """Return the queues that a batch skipped, or for which streams are waiting.
+    """Return the unreadable queues, which a batch skipped or for which streams are waiting.
 
-    The result omits queues of clusters that are unreachable at the end of the run, and of streams that had
-    nothing to read. The source's warnings name those.
+    The result omits queues of clusters that are unreachable at the end of the run, and queues of streams that
+    had nothing to read. Warnings of the source name the omitted queues.
     """
     found: set[UnreadableQueue] = set()
     for source in run.pipeline.sources:
@@ -178,7 +178,7 @@ def _prepare(run: _Run) -> None:
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
     for step in pipeline.steps:
-        # The parentheses accept only a query, so no command can change data during the check.
+        # Within parentheses Spark accepts only a query, so no command can change data during the check.
         _enter(run, step, step.sql_line, partial(run.spark.sql, f"SELECT * FROM ({step.sql}\n)"))
     for sink in pipeline.sinks:
         try:
@@ -193,9 +193,9 @@ def _prepare(run: _Run) -> None:
 
 
 def _check_scheme(run: _Run, text: Text) -> None:
-    """Raise an error for a path in a store for which this Spark session has no file system.
+    """Raise an error for a path with a scheme for which this Spark session has no file system.
 
-    Spark Connect cannot be queried; there the start of the run fails.
+    Spark Connect cannot report its file systems, so there the error appears only when the run starts.
     """
     scheme = scheme_of(text.value)
     if scheme is None or not isinstance(run.spark, SparkSession):
@@ -231,13 +231,13 @@ def _check_loop(pipeline: Pipeline, sink: Sink) -> None:
 
 
 def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) -> None:
-    """Create the table's view. An error of Spark is reported with the line of the file."""
+    """Create the table's view. An error of Spark is reported with its line in the pipeline file."""
     try:
         frame = make()
         if table.watermark is not None:
             line = table.watermark.line
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
-        _ = frame.schema  # Spark Connect analyses the query only here
+        _ = frame.schema  # only this property makes Spark Connect analyse the query
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
         deep = "StackOverflowError" in str(error)
         text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
@@ -263,7 +263,8 @@ def _opened(run: _Run, source: Source) -> DataFrame:
         return archived(spark, place) if source.format == "archive" else _of_delta(spark, place)
     streaming = run.pipeline.streaming and source.format == "cometmq"
     if source.format == "cometmq":
-        # Spark would report unreachable brokers and missing topics only when it reads.
+        # This check finds unreachable brokers and missing topics, which Spark would report only when it
+        # reads.
         wanted = read_options(options, streaming=streaming)
         with _cluster(wanted) as cluster:
             cluster.queues(wanted.topics)
@@ -278,7 +279,10 @@ def _opened(run: _Run, source: Source) -> DataFrame:
 
 
 def _of_delta(spark: SparkSession, place: str) -> DataFrame:
-    """Return the last version of a Delta table. delta-rs reads it in the workers: Spark has no reader."""
+    """Return the latest version of a Delta table.
+
+    Workers read it with delta-rs, as Spark has no Delta reader.
+    """
     check_package("format", "delta", "deltalake", "delta")
     from cometmq.pipeline.table import delta
 
@@ -317,11 +321,10 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
 
 
 def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
-    """Check the output before the start.
+    """Check a stream's output mode before any query starts.
 
-    Spark checks the output only when the query starts, when others may already run.
-
-    Spark Connect cannot be queried; there the start of the query fails.
+    Spark itself checks it only when the query starts, and other queries may run by then. Spark Connect does
+    not offer the check, so there the error appears only at the start of the query.
     """
     if not frame.isStreaming:
         raise ConfigError("from", sink.table.value, "a table that comes from a source of format cometmq")
@@ -384,9 +387,12 @@ def _print(show: Callable[[str], object], name: str, frame: DataFrame, batch: in
 
 
 def _streams(run: _Run) -> None:
-    """Start all sinks and wait for them. If a query fails, the others end after their current batches."""
+    """Start all sinks and wait for them.
+
+    If one query fails, the other queries end after their current batches.
+    """
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    newest: dict[str, int] = {}  # the newest batch of each sink that was counted
+    newest: dict[str, int] = {}  # number of the newest counted batch, by sink
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
@@ -428,7 +434,7 @@ def _started(run: _Run, sink: Sink) -> StreamingQuery:
 
 
 def _finish(query: StreamingQuery) -> None:
-    """Stop a query between two batches: wait for the current batch, however long it lasts."""
+    """Stop a query between two batches. This waits for the current batch, however long it lasts."""
     before = _last_batch(query)
     while query.isActive and query.status["isTriggerActive"] and _last_batch(query) == before:
         time.sleep(0.05)
@@ -436,7 +442,7 @@ def _finish(query: StreamingQuery) -> None:
 
 
 def _positions(queries: Sequence[StreamingQuery]) -> Offsets | None:
-    """Return the lowest offset of the queries in each queue; None if a query has made no progress."""
+    """Return, for each queue, the lowest offset of the queries, or None if a query has made no progress."""
     least: Offsets = {}
     for query in queries:
         if query.lastProgress is None:
@@ -457,7 +463,7 @@ def _count(
     newest: dict[str, int],
     may_fail: bool = True,
 ) -> None:
-    """Add the rows since the last call, and end all queries if one has failed."""
+    """Add to the summaries the rows written since the last call. End all queries if one has failed."""
     for _, summary, query in queries:
         for progress in query.recentProgress:  # the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)
@@ -470,16 +476,16 @@ def _count(
 
 
 def _rows(observed: Mapping[str, Row]) -> int:
-    """Return the number of rows of a batch.
+    """Return the number of rows in a batch's observed metrics.
 
-    Spark Connect returns a row as {"values": [...], "schema": ...}.
+    Spark Connect returns the metrics in the form {"values": [...], "schema": ...}.
     """
     named: dict[str, Any] = observed[_WRITTEN].asDict() if _WRITTEN in observed else {"rows": 0}
     return int(named["rows"] if "rows" in named else named["values"][0])
 
 
 class _failing:  # noqa: N801 - reads as a statement
-    """A context manager that converts Spark's errors to one line that names the sink."""
+    """A context manager that converts Spark's errors to a one-line error that names the sink."""
 
     def __init__(self, run: _Run, sink: Sink) -> None:
         self._run, self._sink = run, sink

@@ -1,8 +1,8 @@
 """The file of `cometmq pipeline run`: sources, SQL steps and sinks, read and checked without Spark.
 
-All errors of a file are collected, each with its line. run.py checks what requires Spark, such as whether a
-query fits its tables. `${NAME}` in options and paths is an environment variable; messages for users show its
-name, never its value.
+All errors of a file are collected, each with its line. run.py makes the checks that require Spark, such as
+whether a query fits its tables. `${NAME}` in options and paths stands for an environment variable; messages
+for users show its name, never its value.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _REFUSED = {
     "delta": "is read, not written: write parquet, or archive topics with --format delta",
     "iceberg": "is no format here: archive topics with --format iceberg, and read them as archive",
 }
-"""Formats that users may try, with the formats to use instead."""
+"""Formats that users may try but that are not supported, each with the format to use instead."""
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
-_SECRET = 4  # minimum characters of a value that is hidden: shorter values occur in ordinary words
+_SECRET = 4  # minimum length of a value that is hidden, because shorter values occur in words
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
@@ -48,7 +48,7 @@ _SINK = ("from", "format", "path", "options", "save", "output", "trigger", "chec
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text of the file. `shown` is the text as written, without the values of variables."""
+    """A string of the file. `shown` is the string as written, without the values of variables."""
 
     value: str
     shown: str
@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """The maximum delay of rows, measured in a column of times."""
+    """How late rows may be, measured in a column of times."""
 
     column: str
     delay: str
@@ -66,7 +66,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A source or a step, which later steps and sinks use by its name."""
+    """A source or a query step. Later steps and sinks refer to it by its name."""
 
     name: str
     line: int
@@ -75,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Source(Table):
-    """A source to read. `columns` selects columns, as DDL."""
+    """A source to read. `columns` selects columns, in the form of a DDL schema."""
 
     format: str
     path: Text | None
@@ -92,10 +92,10 @@ class Step(Table):
 
     sql: str
     sql_line: int
-    own_lines: bool  # whether the lines of `sql` equal lines of the file
+    own_lines: bool  # whether each line of `sql` is a line of the file
 
     def line_of(self, line: int) -> int:
-        """Return the file's line for a line of the query, counted from 1."""
+        """Return the number of the file's line that holds a line of the query, counted from 1."""
         return self.sql_line + line - 1 if self.own_lines else self.sql_line
 
 
@@ -128,7 +128,7 @@ class Pipeline:
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
-    secrets: Mapping[str, str] = field(repr=False)  # the name `${NAME}` by the value that it replaces
+    secrets: Mapping[str, str] = field(repr=False)  # the name `${NAME}`, by the value of the variable
 
     def hide(self, text: str) -> str:
         """Return `text` with the values of variables replaced by their names."""
@@ -265,7 +265,7 @@ class _Reader:
 
     def _check_names(self, tables: list[Any], sinks: list[Sink]) -> None:
         known: dict[str, int] = {}
-        for table in tables:  # Spark's table names are case-insensitive
+        for table in tables:  # because Spark's table names are case-insensitive
             if (first := known.setdefault(table.name.lower(), table.line)) != table.line:
                 self._wrong(table.line, f"the name {_said(table.name)} is taken in line {first}")
         for sink in sinks:
@@ -301,7 +301,7 @@ class _Reader:
     def _section(
         self, node: Node, what: str, known: tuple[str, ...], required: tuple[str, ...] = ()
     ) -> dict[str, Node]:
-        """Return the known keys of a mapping, with their nodes."""
+        """Return the nodes of a mapping's known keys. Unknown and missing keys are recorded as errors."""
         if not isinstance(node.value, dict):
             self._wrong(node.line, f"{what} must be a mapping with: {', '.join(known)}")
             return {}
@@ -390,7 +390,7 @@ class _Reader:
         return Watermark(column.value, delay.value, node.line) if column and delay else None
 
     def _filled(self, node: Node, text: str) -> Text:
-        """Return the text with the values of environment variables filled in."""
+        """Return the text with each environment variable replaced by its value."""
 
         def value(found: re.Match[str]) -> str:
             got = self._environment.get(found[1])
@@ -407,7 +407,10 @@ class _Reader:
         return Text(_VARIABLE.sub(value, text), text, node.line)
 
     def _check(self, given: dict[str, Node], node: Node, parse: Callable[[], object]) -> None:
-        """Parse options as the pipeline's formats do. An error is reported at the line of its option."""
+        """Parse options in the same way as the pipeline's formats.
+
+        An error is reported at its option's line.
+        """
         try:
             parse()
         except ConfigError as error:
@@ -416,8 +419,8 @@ class _Reader:
                 {key.lower(): item.line for key, item in options.items()} if isinstance(options, dict) else {}
             )
             line = lines.get(error.key.lower(), given["options"].line if "options" in given else node.line)
-            # The value must be hidden before the error shortens it: the rest of a shortened secret would not
-            # be recognized.
+            # The value must be hidden before the error message shortens it, because a shortened secret would
+            # no longer be recognised.
             value = _hidden(error.value, self._secrets)
             self._wrong(line, str(ConfigError(error.key, value, error.expected)))
 

@@ -1,4 +1,4 @@
-"""The paths that the parts of a run read and write: whether two paths may refer to the same files."""
+"""The paths that the parts of a run read and write, and whether two paths may refer to the same files."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from urllib.parse import unquote
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
 _PORTS = {"hdfs": ":8020"}  # default ports, which URIs may omit
-_MATCHES_MAX = 1000  # maximum directories to which a pattern is expanded
+_MATCHES_MAX = 1000  # maximum number of directories that a pattern is expanded to
 _BRACES_MAX = 100
 
 
 def local_path(path: str) -> str | None:
-    """Return the path on this machine; None for another store.
+    """Return the path on this machine, or None if the path is in another store.
 
     Spark accepts both `file:/a` and `file:///a`.
     """
@@ -28,16 +28,17 @@ def local_path(path: str) -> str | None:
 
 
 def scheme_of(path: str) -> str | None:
-    """Return the scheme of a URI that does not refer to this machine; None for a local path."""
+    """Return the scheme of a URI that does not refer to this machine, or None for a local path."""
     found = _SCHEME.match(path)
     return found[1] if found and local_path(path) is None else None
 
 
 def overlap(one: str, other: str) -> bool:
-    """Return whether one path may equal the other, or lie inside it.
+    """Return whether one path may equal the other path or lie inside it.
 
     Each argument may be a comma-separated list, contain patterns (`*`, `?`, `[a-c]`, `{a,b}`), be a URI, and
-    lead through symlinks. The result is True if it depends on names that do not exist yet.
+    lead through symlinks. The result is True if the answer depends on files or directories that do not exist
+    yet.
     """
     others = _places(other)
     return any(_meet(place, another) for place in _places(one) for another in others)
@@ -52,7 +53,7 @@ def _meet(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
 
 
 def _places(path: str) -> set[tuple[str, ...]]:
-    """Return the components of each location that `path` may mean, the store's first."""
+    """Return the possible locations of `path`, each as a tuple of the store and the path's components."""
     found: set[tuple[str, ...]] = set()
     for item in {path, *_divided(path)}:
         for each in _without_braces(item.strip()):
@@ -61,12 +62,12 @@ def _places(path: str) -> set[tuple[str, ...]]:
 
 
 def _divided(path: str) -> list[str]:
-    """Split a comma-separated list. Commas in braces do not separate."""
+    """Split a comma-separated list. Commas inside braces do not separate."""
     return [item for item in re.split(r",(?![^{]*\})", path) if item.strip()]
 
 
 def _without_braces(path: str) -> list[str]:
-    """Expand `a{b,c}` to `ab` and `ac`; a path with too many alternatives ends in `*` instead."""
+    """Expand `a{b,c}` to `ab` and `ac`. A path with too many alternatives is cut off and ends in `*`."""
     done, left = [], [path]
     while left:
         item = left.pop()
@@ -86,11 +87,13 @@ def _ways(path: str) -> set[tuple[str, ...]]:
         found = _SCHEME.match(path)
         assert found is not None
         scheme = found[1].lower()
-        # In abfs URIs a container precedes the @, in s3 URIs a key and a secret.
+        # In abfs URIs the part before the @ is a container; in s3 URIs it is a key and a secret, which do not
+        # identify the store.
         host = found[2] or "" if scheme.startswith("abfs") else (found[2] or "").rpartition("@")[2]
         store = f"{_SAME.get(scheme, scheme)}://{host.removesuffix(_PORTS.get(scheme, ''))}"
         rest = path[found.end() :]
-        # In a URI, `?` separates the options; in a pattern, it matches any character.
+        # Both readings are needed: in a URI, `?` may begin the options, and in a pattern it matches any
+        # character.
         return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}
     whole = os.path.abspath(local)
     matches = islice(glob.iglob(whole), _MATCHES_MAX) if _is_pattern(whole) else [whole]

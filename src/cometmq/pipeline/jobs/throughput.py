@@ -18,10 +18,10 @@ _COLUMNS = ("topic", "broker_name", "queue_id", "store_timestamp", "store_size")
 
 
 class TopicRate(msgspec.Struct):
-    """The totals of a topic over the whole span.
+    """The totals of a topic over the whole time range.
 
-    Bytes are those of records in the broker's store. Peaks are means of single windows; `peak_ms` is the
-    begin of the window with the most messages.
+    Bytes are sizes of records in the broker's store. A peak is the mean rate of the window with the highest
+    rate; `peak_ms` is the start of the window with the most messages.
     """
 
     topic: str
@@ -46,11 +46,11 @@ class ThroughputSummary(msgspec.Struct):
     last_ms: int | None = None
     topics: list[TopicRate] = []
     absent: list[str] = []
-    """Requested topics without messages in the span."""
+    """Requested topics without messages in the requested time range."""
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
 
-    Some messages may be outside the span.
+    Some of these messages may be outside the requested time range.
     """
     seconds: float = 0.0
 
@@ -66,7 +66,7 @@ class ThroughputSummary(msgspec.Struct):
 
     @property
     def bytes_per_s(self) -> float:
-        """Bytes per second over the same time as `messages_per_s`."""
+        """Bytes per second over the time range of `messages_per_s`."""
         return self.bytes / self._span_s
 
     @property
@@ -75,10 +75,10 @@ class ThroughputSummary(msgspec.Struct):
 
 
 def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
-    """Return one row for each window of `window_s` seconds and queue with messages in the window.
+    """Return one row for each queue and each window of `window_s` seconds in which the queue has messages.
 
-    A row has the messages, the bytes, both per second, and the times of the first and the last message in ms.
-    `found` has the columns topic, broker_name, queue_id, store_timestamp and store_size.
+    A row has the number of messages and bytes, both rates per second, and the times of the first and the last
+    message in ms. `found` has the columns topic, broker_name, queue_id, store_timestamp and store_size.
     """
     at_ms = F.unix_millis("store_timestamp")
     counted = found.groupBy(window(at_ms, window_s), "topic", "broker_name", "queue_id").agg(
@@ -91,7 +91,10 @@ def queue_rates(found: DataFrame, window_s: int) -> DataFrame:
 
 
 def topic_rates(queues: DataFrame, window_s: int) -> DataFrame:
-    """Return the totals of `queue_rates` by window and topic. `queues` counts the queues with messages."""
+    """Return the totals of `queue_rates` by window and topic.
+
+    The column `queues` is the number of queues with messages.
+    """
     counted = queues.groupBy("window", "topic").agg(
         F.count("*").alias("queues"),
         F.sum("messages").alias("messages"),

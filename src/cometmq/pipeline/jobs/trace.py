@@ -1,9 +1,9 @@
 """The trace job: latencies of sends, deliveries and listeners, and failures, from message traces.
 
 The job reads the records that clients write to a trace topic (docs/reference/client.md, Traces). A message's
-delay is the time from its storing to its first delivery. Its Pub record is joined to the SubBefore record by
-the message id, and the middle of the send stands for the time of storing, as in Java's tools. The delay
-compares clocks of different machines; `negative_delays` counts the contradictions.
+delay is the time from its storing to its first delivery. The message id joins its Pub record to its SubBefore
+record. As in Java's tools, the middle of the send is used as the time of storing. The delay compares clocks
+of different machines; `negative_delays` counts the deliveries that seem to precede the storing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _JOB = "trace"
 
 
 class SendLatency(msgspec.Struct):
-    """Latencies of a producer group's sends to a topic, in ms. Failures are responses other than SEND_OK."""
+    """Latencies of a producer group's sends to a topic, in ms. A response other than SEND_OK is a failure."""
 
     topic: str
     group: str
@@ -44,7 +44,7 @@ class SendLatency(msgspec.Struct):
 
 
 class ConsumeLatency(msgspec.Struct):
-    """Latencies of deliveries of a topic's messages to a consumer group, in ms; None if there are no records.
+    """Latencies of a topic's deliveries to a consumer group, in ms. A latency without records is None.
 
     `topic` is empty if no Pub record was found.
     """
@@ -77,7 +77,7 @@ class BadTrace(msgspec.Struct):
 
 
 class TraceSummary(msgspec.Struct):
-    """The result of a trace run. `sends` and `groups` have the 20 with the highest p99 cost."""
+    """The result of a trace run. `sends` and `groups` have the 20 entries with the highest p99 cost."""
 
     source: str
     output: str | None = None
@@ -92,7 +92,7 @@ class TraceSummary(msgspec.Struct):
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).
 
-    Some messages may be outside the span.
+    Some of these messages may be outside the requested time range.
     """
     seconds: float = 0.0
 
@@ -140,7 +140,7 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
         A DataFrame with the columns of SendLatency, and the begin of the window in `window` if `window_s` is
             set.
     """
-    # A client that received no response may have sent a trace message twice.
+    # Duplicates are dropped because a client that received no response may have sent a trace message twice.
     once = rows.filter("kind = 'Pub'").dropDuplicates(["msg_id", "part", "timestamp_ms"])
     first = F.col("part") == 0
     return once.groupBy(*_keys(window_s)).agg(
@@ -154,8 +154,8 @@ def sends(rows: DataFrame, window_s: int | None = None) -> DataFrame:
 def calls(rows: DataFrame) -> DataFrame:
     """Return one row for each call of a listener with a message, from SubBefore and SubAfter records.
 
-    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success; a
-    value is NULL if no record contains it.
+    Columns are request_id, msg_id, begun_ms, group, retries, ended_ms, ended_group, cost_ms and success. A
+    value that no record contains is NULL.
     """
     begun, ended = F.col("kind") == "SubBefore", F.col("kind") == "SubAfter"
     read = rows.filter(begun | ended)
@@ -215,7 +215,7 @@ def _keys(window_s: int | None) -> list[Column]:
 
 
 def _latency(name: str, value: Column) -> list[Column]:
-    """Return columns for p50, p95, p99 and maximum of a duration in ms."""
+    """Return columns for the p50, p95, p99 and maximum of a duration in ms."""
     parts = [("p50", 0.5), ("p95", 0.95), ("p99", 0.99)]
     found = [F.percentile_approx(value, share, _ACCURACY).alias(f"{name}_{part}") for part, share in parts]
     return [*found, F.max(value).alias(f"{name}_max")]

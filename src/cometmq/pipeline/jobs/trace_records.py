@@ -1,4 +1,4 @@
-"""Conversion of trace messages to rows: one for each message of a record, and one for each bad record."""
+"""Conversion of trace messages to rows: one row for each message that a record names, or for a bad record."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 _END = b"\x02"
 _BATCH_ROWS = 5000
 _BATCH_RAW = 8 << 20  # maximum characters of raw text in a batch
-_LONGEST = 1024  # maximum characters of a name or an id; those of RocketMQ have at most 255
-_MOST_IDS = 10_000  # maximum ids of a batch that Java traces in one record
+_LONGEST = 1024  # maximum length of a name or an id; RocketMQ's have at most 255
+_MOST_IDS = 10_000  # maximum message ids of a batch, which Java traces in one record
 
 SCHEMA = pa.schema(
     [
         ("kind", pa.string()),  # kind of the record, or "bad"
-        ("timestamp_ms", pa.int64()),  # by the client's clock; without a time, by the broker's clock
+        ("timestamp_ms", pa.int64()),  # by the client's clock, or by the broker's if the record has no time
         ("stored_ms", pa.int64()),  # store time of the trace message
         ("region", pa.string()),
         ("group", pa.string()),
         ("topic", pa.string()),
         ("msg_id", pa.string()),
-        ("part", pa.int32()),  # index in a batch that Java traces in one record: 0, 1 …
+        ("part", pa.int32()),  # index of the message in a batch that Java traces in one record
         ("request_id", pa.string()),
         ("cost_ms", pa.int64()),
         ("success", pa.bool_()),
-        ("code", pa.int64()),  # context code of a SubAfter, message type of a Pub
+        ("code", pa.int64()),  # context code of a SubAfter record, message type of a Pub record
         ("retries", pa.int64()),
         ("state", pa.string()),  # state of a transaction
         ("from_check", pa.bool_()),
-        ("broker_name", pa.string()),  # with queue_id and queue_offset: position of the trace message
+        ("broker_name", pa.string()),  # position of the trace message, with queue_id and queue_offset
         ("queue_id", pa.int32()),
         ("queue_offset", pa.int64()),
-        ("problem", pa.string()),  # reason why a record is bad
+        ("problem", pa.string()),  # why a bad record cannot be read
         ("raw", pa.string()),
     ]
 )
@@ -49,7 +49,7 @@ COLUMNS = (*PLACE, "store_timestamp", "body")
 
 
 def rows_of(body: bytes, stored_ms: int) -> Iterator[dict[str, Any]]:
-    """Return the rows of a body, without the position of its message.
+    """Return the rows for the body of a trace message, without the columns for the message's position.
 
     An unreadable record becomes a row of kind `bad` with the reason and up to 64 KiB of the raw text.
     """
@@ -98,15 +98,17 @@ def _rows(trace: AnyTrace, stored_ms: int) -> list[dict[str, Any]]:
 
 
 def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None:
-    """Raise an error for invalid names.
+    """Raise BodyError for invalid names.
 
-    Any sender can write any text to the trace topic, and the jobs count by group and by id.
+    The check is needed because any sender can write any text to the trace topic, and the jobs count by group
+    and by id.
     """
     if group and not is_legal_name(group, MAX_GROUP_LENGTH):
         raise BodyError("trace", "the name of a group is expected", "groupName")
     if len(ids) > _MOST_IDS:
         raise BodyError("trace", f"more than {_MOST_IDS} ids in a record", "msgId")
-    # Without this limit, each of a million ids could carry a copy of a name of a megabyte.
+    # The length is limited because each of a million ids could otherwise carry a copy of a name of a
+    # megabyte.
     for text in (*row.values(), *ids):
         if isinstance(text, str) and len(text) > _LONGEST:
             raise BodyError("trace", f"a name or an id of {len(text)} characters, {_LONGEST} are possible")
