@@ -1,7 +1,7 @@
 """The export of a server's metrics: none, a port that Prometheus scrapes, or a push to an OTLP collector.
 
-The event loop owns all state. The threads of the port and of the push request the samples from it and encode
-them themselves.
+The event loop owns the server's state. The threads of the port and of the push request the samples from the
+loop and encode the samples themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logs.logger(__name__)
 
 T = TypeVar("T")
 COLLECT_TIMEOUT_S = 10.0
-"""The maximum time in seconds that the loop may take to collect the samples."""
+"""Maximum time, in seconds, that the event loop may take to collect the samples."""
 
 
 class MetricsExporter:
@@ -42,8 +42,8 @@ class MetricsExporter:
 
         Args:
             settings: The metrics settings of the server.
-            interface: The address on which the server listens, used unless the settings contain another one.
-            collect: Adds the samples.
+            interface: The address on which the server listens. It is used if the settings have no address.
+            collect: Adds the samples to the families.
             why_not_ready: Returns the reason why the server is not ready, or "".
         """
         self._settings = settings
@@ -51,14 +51,14 @@ class MetricsExporter:
         self._collect = collect
         self._why_not_ready = why_not_ready
         self._loop = asyncio.get_running_loop()
-        self._asking = threading.Lock()  # so that one collection runs at a time
+        self._asking = threading.Lock()  # ensures that only one collection runs at a time
         self._cut_told = False
         self._running: MetricsPort | OtlpPush | None = None
         self.port: int | None = None
-        """The port that Prometheus scrapes, once it is started."""
+        """The port that Prometheus scrapes, or None if there is no open port."""
 
     async def start(self) -> None:
-        """Open the port or start to push. Raises ConfigError, also for a missing package."""
+        """Open the port, or start the push. Raises ConfigError, also if a package is missing."""
         settings = self._settings
         if settings.metrics_exporter_type == DISABLE:
             return
@@ -78,18 +78,18 @@ class MetricsExporter:
             raise ConfigError("metricsExporterType", settings.metrics_exporter_type, expected) from error
 
     async def stop(self) -> None:
-        """Close the port or stop to push."""
+        """Close the port, or stop the push."""
         running, self._running = self._running, None
         if running is not None:
             await asyncio.to_thread(running.stop)
 
     def families(self) -> Families:
-        """Collect the samples; called by threads. Raises TimeoutError if the loop is too busy."""
+        """Collect the samples. Threads call this. Raises TimeoutError if the event loop is too busy."""
         with self._asking:
             return self._ask(self._families())
 
     def why_not_ready(self) -> str:
-        """Return why the server is not ready, or ""; called by threads. Raises TimeoutError."""
+        """Return why the server is not ready, or "". Threads call this. Raises TimeoutError."""
 
         async def ask() -> str:
             return self._why_not_ready()

@@ -1,4 +1,4 @@
-"""Samples measured at one moment, in families and limited in number. It uses no I/O and no clock."""
+"""Samples measured at one moment, in families and limited in number. No I/O, no clock."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Family:
     """The samples of one metric.
 
     Attributes:
-        name: The name without the unit and without a counter's `_total`.
-        samples: The values of the labels, in their order, and the number.
+        name: The name without the unit and without the suffix `_total` of a counter.
+        samples: Pairs of the labels' values, in the order of the labels, and the number.
     """
 
     name: str
@@ -30,9 +30,9 @@ class Family:
 
 
 class Families:
-    """The families of one collection, in order.
+    """The families of one collection, in the order in which they were added.
 
-    It holds at most `most` samples. Further samples are dropped, and `cut` is set.
+    They hold at most `most` samples. Further samples are dropped, and `cut` is set.
     """
 
     def __init__(self, most: int, labels: Iterable[tuple[str, str]] = ()) -> None:
@@ -46,18 +46,19 @@ class Families:
 
     @property
     def full(self) -> bool:
-        """Whether the limit of samples is reached."""
+        """Whether the maximum number of samples is reached."""
         return self._left <= 0
 
     def gauge(self, name: str, words: str, value: float, *, unit: str = "", **labels: object) -> None:
         """Add a sample of a value that goes up and down.
 
-        Prometheus expects the unit at the end of the name, OpenTelemetry as a field.
+        The unit is a separate argument because Prometheus expects it at the end of the name, and
+        OpenTelemetry in a field.
         """
         self._add(name, words, "gauge", value, labels, unit)
 
     def counter(self, name: str, words: str, value: float, **labels: object) -> None:
-        """Add a sample of a value that only grows. `name` has no `_total`."""
+        """Add a sample of a value that only grows. `name` must not end in `_total`."""
         self._add(name, words, "counter", value, labels, "")
 
     def _add(

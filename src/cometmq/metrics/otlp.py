@@ -37,10 +37,10 @@ class Source(Protocol):
 
 
 class OtlpPush:
-    """A thread that pushes until `stop`.
+    """A thread that pushes samples periodically until `stop` is called.
 
-    If the collector does not respond, samples are lost. The log reports the beginning and the end of such a
-    period.
+    While the collector does not respond, samples are lost. The log reports the beginning and the end of such
+    a period.
     """
 
     def __init__(self, settings: MetricsSettings, source: Source) -> None:
@@ -75,7 +75,7 @@ class OtlpPush:
                 failed = done is not MetricExportResult.SUCCESS
             except TimeoutError:
                 failed = True
-            except Exception:  # after any failure, the next push may succeed
+            except Exception:  # continue after any failure, because the next push may succeed
                 failed = True
                 if not self._failed and not self._stopping.is_set():
                     log.exception("could not push the metrics")

@@ -1,4 +1,4 @@
-"""The port for Prometheus: /metrics, /healthz (the loop responds), /readyz (the server is ready).
+"""The port for Prometheus: /metrics, /healthz (the event loop responds), /readyz (the server is ready).
 
 The load is limited, however many clients scrape: the samples are collected and encoded at most once per
 second, and this takes at most a tenth of the time. All clients receive the same text in Prometheus' oldest
@@ -26,18 +26,21 @@ from cometmq.metrics.families import Families
 from cometmq.text import printable
 
 MAX_CONNECTIONS = 8
-"""The maximum number of connections.
+"""Maximum number of connections.
 
-A further connection replaces the oldest one that has not sent a request. If all have sent one, the further
-one is closed.
+At the limit, a further connection replaces the oldest connection that has not sent a request. If all have
+sent a request, the further connection is closed.
 """
 INACTIVITY_TIMEOUT_S = 10
-"""The timeout of an inactive connection, in seconds. At the limit it is the total time."""
+"""Seconds without activity after which a connection is closed.
+
+When MAX_CONNECTIONS is reached, the seconds are counted from the start of the connection.
+"""
 CLOSE_TIMEOUT_S = 1.0
-"""The time in seconds within which a closed connection frees its slot."""
+"""Maximum time, in seconds, until a closed connection frees its slot."""
 KEEP_S = 1.0
 REUSE_FACTOR = 10
-"""An answer is reused for at least this multiple of the time that its collection took."""
+"""A collected text is reused for at least this multiple of the time that its collection took."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -51,7 +54,7 @@ class Source(Protocol):
 
 
 class MetricsPort:
-    """Listens and answers in threads of its own until `stop`. Raises ConfigError."""
+    """A server that listens and responds in threads of its own until `stop` is called. Raises ConfigError."""
 
     def __init__(self, interface: str, port: int, source: Source) -> None:
         registry = CollectorRegistry(auto_describe=False)
@@ -89,7 +92,7 @@ class MetricsPort:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening. Requests in progress are still answered."""
+        """Stop listening. Requests in progress still get their response."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
@@ -106,11 +109,11 @@ class _Page:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._making = threading.Lock()
-        self._text: bytes | None = None  # the last text; None if the loop was too busy
+        self._text: bytes | None = None  # the last text, or None if the event loop was too busy
         self._until = 0.0
 
     def text(self) -> bytes:
-        """Return the text of all samples; called by threads. Raises TimeoutError."""
+        """Return the text of all samples. Threads call this. Raises TimeoutError."""
         with self._making:
             begun = time.monotonic()
             if begun >= self._until:
@@ -127,7 +130,7 @@ class _Page:
 
 
 class _Collector:
-    """The families in the form of the Prometheus library."""
+    """An adapter that gives the families to the Prometheus library."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
@@ -146,7 +149,7 @@ class _Handler(WSGIRequestHandler):
     server: _Server
 
     def get_environ(self) -> dict[str, Any]:
-        """Return the environment of a request. The server calls this once the request is read."""
+        """Return the environment of a request. The server calls this after the request has been read."""
         self.server.has_asked(self.connection)
         return super().get_environ()
 
@@ -168,7 +171,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         )[0]
         self.address_family = family
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
-        self._since: dict[socket.socket, float] = {}  # connections, oldest first
+        self._since: dict[socket.socket, float] = {}  # start time by connection, oldest first
         self._silent: dict[socket.socket, None] = {}  # connections that have not sent a request
         super().__init__(address[:2], _Handler)  # type: ignore[arg-type]
 
@@ -181,7 +184,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Answer in a thread if a slot is free."""
+        """Handle the request in a thread, if a slot is free."""
         if not self._room.acquire(blocking=False) and not self._make_room():
             self.shutdown_request(request)
             return
@@ -196,8 +199,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def _make_room(self) -> bool:
         """Free a slot for a new connection and occupy it. Return whether that was possible.
 
-        It closes connections that have not received their answer in time, and the oldest one without a
-        request.
+        Connections that have not received their response in time are closed, and so is the oldest connection
+        without a request.
         """
         late = time.monotonic() - INACTIVITY_TIMEOUT_S
         cut = [*list(self._silent)[:1], *(each for each, since in list(self._since.items()) if since < late)]
@@ -207,7 +210,7 @@ class _Server(ThreadingMixIn, WSGIServer):
         return bool(cut) and self._room.acquire(timeout=CLOSE_TIMEOUT_S)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer one request in its thread."""
+        """Handle one request in its thread."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -216,4 +219,4 @@ class _Server(ThreadingMixIn, WSGIServer):
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore a peer that closed its connection."""
+        """Ignore the error of a peer that closed its connection."""

@@ -28,7 +28,7 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
     )
 
     def check_metrics(self) -> None:
-        """Check the values. Raises ConfigError for an invalid one."""
+        """Check the values. Raises ConfigError for an invalid value."""
         kind = self.metrics_exporter_type
         if kind not in TYPES:
             raise ConfigError("metricsExporterType", kind, " or ".join(TYPES))
@@ -41,10 +41,10 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
             raise ConfigError("metricsGrpcExporterTarget", "", "host:port or URL of a collector")
 
     def metrics_ports(self, interface: str) -> list[tuple[str, str, int]]:
-        """Return the port for Prometheus, if there is one: its key, the interface and the port.
+        """Return the port for Prometheus as a list of (setting, interface, port), empty if there is no port.
 
         Args:
-            interface: The interface of the server, used if the settings name none for metrics.
+            interface: The interface of the server, used if the settings have no interface for metrics.
         """
         if self.metrics_exporter_type != PROM:
             return []
@@ -52,11 +52,11 @@ class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
         return [("metricsPromExporterPort", host, self.metrics_prom_exporter_port)]
 
     def metrics_labels(self) -> list[tuple[str, str]]:
-        """Return the labels of every sample. Raises ConfigError."""
+        """Return the labels that every sample has. Raises ConfigError."""
         return _pairs("metricsLabel", self.metrics_label, self.metrics_label)
 
     def metrics_headers(self) -> list[tuple[str, str]]:
-        """Return the headers of each push, often with a token. Raises ConfigError."""
+        """Return the headers of each push, which often contain a token. Raises ConfigError."""
         return _pairs("metricsGrpcExporterHeader", self.metrics_grpc_exporter_header, "***")
 
 

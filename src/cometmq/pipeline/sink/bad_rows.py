@@ -1,6 +1,7 @@
 """The Parquet table of rows that cannot be sent, with the reason: the option `badRecordsPath`.
 
-A task derives the names of its files from query, batch and partition, so a repeated task replaces its files.
+A task derives the names of its files from query, batch and partition, so a repeated task overwrites the files
+of its earlier attempt.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ log = logs.logger(__name__)
 
 PART_ROWS = 10_000
 PART_BYTES = 16 * 1024 * 1024
-"""Bytes of bodies and properties after which a task begins another file."""
+"""Size of bodies and properties, in bytes, after which a task begins another file."""
 
 SCHEMA = pa.schema(
     {
@@ -40,14 +41,14 @@ SCHEMA = pa.schema(
 )
 """The columns of the table: the invalid field, the reason, and the row in the sink's own columns.
 
-A row that a user has repaired can be sent again.
+Because of the sink's columns, a user can repair a row and send it again.
 """
 
 
 class BadRows:
-    """A buffer of rows that are written to `path`, a directory or URI.
+    """A buffer of rows that are written to `path`, a directory or a URI.
 
-    `count` is the number of rows added.
+    `count` is the number of rows that were added.
     """
 
     def __init__(self, path: str, name: str) -> None:

@@ -1,8 +1,9 @@
-"""Bulk encoding of rows that need no individual decision, as the items of batch sends.
+"""Bulk encoding of rows that need no individual treatment, as the items of batch sends.
 
-Most writes consist of rows with a body, and possibly keys and tags, for one topic. Arrow joins the parts of a
-whole batch, so that a row costs a fifth of the time that rows.py needs. A batch that contains any other or
-possibly invalid row is left to rows.py, which reports the problem of each row.
+Most writes consist of rows for one topic that have a body, and possibly keys and tags. Arrow joins the parts
+of a whole batch of such rows, so that a row costs a fifth of the time that rows.py needs. A batch that
+contains any other row, or a row that may be invalid, is left to rows.py, which reports the problem of each
+row.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 _ALONE = ("properties", "delay_level", "sharding_key", "msg_id", "flag")
-"""Columns that require individual treatment of a row."""
+"""Columns that require the individual treatment of a row."""
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SHIFTS = np.arange(36, -1, -4)
 _HEAD = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
-_RECORD_EXTRA = 32  # bytes of a record's fixed part, which count towards batchBytes
+_RECORD_EXTRA = 32  # size of a record's fixed part, which counts towards batchBytes
 
 
 class EncodedRows(Sequence[RowMessage]):
-    """Messages of one topic as contiguous items. A slice is the body of a request."""
+    """Messages of one topic, encoded as adjacent items. A slice of the items can be the body of a request."""
 
     def __init__(self, topic: str, items: Any, bodies: Any, begin: int, end: int) -> None:
         """Initialize the messages `begin` to `end` - 1.
 
         Args:
-            items: The begin of each item and the end of the last (a numpy array of n + 1), and the items'
-                bytes (a memoryview).
+            items: The start of each item and the end of the last item (a numpy array of n + 1), and the
+                items' bytes (a memoryview).
             bodies: Cumulative body lengths (a numpy array of n + 1).
         """
         self._topic, self._items, self._bodies = topic, items, bodies
@@ -72,7 +73,10 @@ class EncodedRows(Sequence[RowMessage]):
         return int(self._bodies[self._end] - self._bodies[self._begin])
 
     def parts(self, most_records: int, most_bytes: int) -> Iterator[EncodedRows]:
-        """Divide the rows into requests of limited size. A larger row is sent in a request of its own."""
+        """Divide the rows into requests of limited size.
+
+        A row above the limit is sent in a request of its own.
+        """
         sizes = self._items[0] + _RECORD_EXTRA * np.arange(len(self._items[0]))
         begin = self._begin
         while begin < self._end:
@@ -87,8 +91,8 @@ def encode_rows(
 ) -> EncodedRows | None:
     """Return all messages of a batch, or None if rows.py must examine each row.
 
-    `first_row` is the number of the batch's first row in its partition. The message ids equal those of
-    rows.py (MessageIds).
+    `first_row` is the number of the batch's first row in its partition. The message ids equal those that
+    rows.py would generate (MessageIds).
     """
     topic = options.topic
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
@@ -126,7 +130,10 @@ _TEXTS = ((b"\x02KEYS\x01", "keys"), (b"\x02TAGS\x01", "tags"))
 
 
 def _holds_separators(text: pa.BinaryArray) -> bool:
-    """Return whether a value may contain separators of properties. Values next to a slice count, too."""
+    """Return whether a value may contain separators of properties.
+
+    Values next to a slice are examined, too.
+    """
     data = text.buffers()[2]
     return data is not None and any(
         separator in memoryview(data).tobytes() for separator in (b"\x01", b"\x02")
@@ -140,7 +147,7 @@ def _row_numbers(first: int, count: int) -> pa.BinaryArray:
 
 
 def _bytes_of(rows: Any) -> pa.BinaryArray:
-    """Return the bytes of each row of a numpy array."""
+    """Return each row of a numpy array as one binary value."""
     width = rows.nbytes // len(rows)
     fixed = pa.FixedSizeBinaryArray.from_buffers(
         pa.binary(width), len(rows), [None, pa.py_buffer(rows.tobytes())]

@@ -44,9 +44,10 @@ from cometmq.protocol.record.arrow import COLUMNS
 from cometmq.text import is_utf8
 
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
-"""Maximum bytes of body and properties. Escapes in the header's JSON make the frame longer.
+"""Maximum size of body and properties, in bytes.
 
-Brokers have a lower limit (maxMessageSize) and report it. If a frame is too long, the broker closes the
+It is smaller than a frame, because escapes in the header's JSON make the frame longer. Brokers have a lower
+limit (maxMessageSize) and report messages above it; if a frame is too long, the broker only closes the
 connection.
 """
 _TEXT = (StringType,)
@@ -62,7 +63,8 @@ _COLUMNS: dict[str, tuple[type, ...]] = {
     "sharding_key": _TEXT,
     "msg_id": _TEXT,
 }
-# Properties that brokers and clients set for a stored message. They would be wrong on a new message.
+# Properties that brokers and clients set for a stored message. On a new message they would be wrong, so they
+# are not copied.
 _NOT_COPIED = frozenset((
     "CLUSTER", "WAIT", "MSG_REGION", "TRACE_ON", "UNIQ_KEY", "MIN_OFFSET", "MAX_OFFSET", "DELAY",
     "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "TRAN_PREPARED_QUEUE_OFFSET", "__transactionId__",
@@ -72,11 +74,11 @@ _NOT_COPIED = frozenset((
 
 
 _FIELDS = {"UNIQ_KEY": "msg_id", "KEYS": "keys", "TAGS": "tags"}
-"""The columns that hold single properties, by the property's name."""
+"""The columns for properties that have a column of their own, by the property's name."""
 
 
 class RowMessage(NamedTuple):
-    """A message ready to send. `properties` is the encoded string, without the delay level."""
+    """A message ready to be sent. `properties` is the encoded string, without the delay level."""
 
     topic: str
     body: bytes
@@ -87,7 +89,7 @@ class RowMessage(NamedTuple):
 
 
 def check_columns(schema: StructType, options: WriteOptions) -> None:
-    """Raise ConfigError if the frame cannot be written."""
+    """Raise ConfigError if messages cannot be made from the columns of the frame."""
     if {"body", "value"} <= set(schema.names):
         raise ConfigError("columns", "body, value", "one of the two: both mean the body of the message")
     names = {("body" if field.name == "value" else field.name): field for field in schema.fields}
@@ -122,10 +124,10 @@ def messages_of(
     make_id: Callable[[int], str],
     on_bad: Callable[[dict[str, Any]], None] | None = None,
 ) -> Iterator[RowMessage]:
-    """Return the messages of a batch. `first_row` is the number of its first row in its partition.
+    """Return the messages of a batch. `first_row` is the number of the batch's first row in its partition.
 
-    An invalid row is passed to `on_bad` (columns of bad_rows.SCHEMA). Without `on_bad`, SinkRowError is
-    raised.
+    An invalid row is passed to `on_bad` (with the columns of bad_rows.SCHEMA). Without `on_bad`, it raises
+    SinkRowError.
     """
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     columns["body"] = columns["body"].cast(pa.large_binary())
@@ -160,7 +162,7 @@ def messages_of(
 
 
 def is_valid(column: pa.Array) -> bool:
-    """Return whether all texts of a column are UTF-8. Spark's texts hold the bytes of a cast from binary."""
+    """Return whether all strings of a column are UTF-8. Strings that Spark casts from binary may not be."""
     try:
         column.validate(full=True)
     except pa.ArrowInvalid:
@@ -198,7 +200,7 @@ def _check_utf8(row: int, values: Iterable[tuple[str, Any]]) -> None:
 
 
 def _check_properties(row: int, properties: Iterable[tuple[str, str | None]]) -> None:
-    """Raise SinkRowError for a property that readers of the message could not read."""
+    """Raise SinkRowError for a property that a reader of the message could not decode."""
     for name, value in properties:
         if not name:
             raise SinkRowError(row, "properties", "a name is empty")
@@ -221,7 +223,7 @@ def message_of(
     delay_level: int | None = None,
     sharding_key: str | None = None,
 ) -> RowMessage:
-    """Return a message ready to send. Raises SinkRowError for a message that every broker would refuse."""
+    """Return a message ready to be sent. Raises SinkRowError for a message that every broker would refuse."""
     encoded = _encode(row, msg_id, tags, keys, properties)
     _check(row, topic, len(body) + len(encoded), flag or 0, delay_level or 0)
     return RowMessage(topic or "", body, encoded, flag or 0, delay_level or 0, sharding_key)
@@ -243,7 +245,7 @@ def _check(row: int, topic: str | None, size: int, flag: int, delay: int) -> Non
 
 @lru_cache(maxsize=1000)
 def topic_problem(topic: str) -> str:
-    """Return the reason why brokers refuse messages for a topic of this name; "" for a valid name."""
+    """Return why brokers refuse messages for a topic of this name, or "" for a valid name."""
     try:
         check_topic_name(topic)
     except MessageIllegal as error:
@@ -260,7 +262,8 @@ def _encode(
 ) -> bytes:
     pairs = {"UNIQ_KEY": msg_id, "WAIT": "true"}
     if properties:
-        # Arrow represents a map as a list of pairs. Readers ignore properties without a value.
+        # Arrow represents a map as a list of pairs. Properties without a value are left out, because readers
+        # ignore them.
         pairs |= {name: value for name, value in properties if value and name and name not in _NOT_COPIED}
     if keys:
         pairs["KEYS"] = keys

@@ -1,10 +1,10 @@
-"""Sends of a writing task to brokers: one batch in flight per queue, and several queues concurrently.
+"""Sends of a writing task to brokers: at most one batch in flight per queue, several queues concurrently.
 
 Sockets block, as in reading. A message counts as sent only when the broker has acknowledged it: `flush`
 returns when every batch is acknowledged, and raises an error if a batch exhausts its attempts. A batch that
-is refused because it contains an illegal message is halved until that message is alone. For a batch that was
-refused or had no response, the topic's route is looked up once and the batch is sent there, because the
-master may have moved.
+is refused because it contains an illegal message is halved repeatedly, until that message is alone. If a
+batch was refused or had no response, the topic's route is looked up once and the batch is sent to the address
+in the new route, because the master may have moved.
 """
 
 from __future__ import annotations
@@ -33,26 +33,27 @@ from cometmq.protocol.frame import Frame
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the master has not moved
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
-"""Text in the remark of SYSTEM_ERROR with which 5.x refuses a batch that is too large.
+"""Part of the remark with which 5.x refuses a batch that is too large; the code is SYSTEM_ERROR.
 
 Source: docs/reference/remoting.md, Sending.
 """
-_PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # seconds before the first retry, and maximum
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # first and maximum pause before a retry, in seconds
 
 
 @dataclass(slots=True)
 class _Batch:
     queue: MessageQueue
     messages: Sequence[RowMessage]
-    pinned: bool  # rows of one sharding key must stay in one queue
+    pinned: bool  # whether the batch must stay in its queue, because rows have a sharding key
     pauses: Backoff = field(default_factory=lambda: Backoff(_PAUSE_S, _MAX_PAUSE_S))
 
 
 @dataclass(slots=True)
 class _Topic:
-    """The queues of a topic. Messages without a key go to one queue until its batch is full.
+    """The queues of a topic. Messages without a sharding key go to one queue until its batch is full.
 
-    Messages with a key are distributed over `placed`, which stays the same even if a broker leaves the route.
+    Messages with a sharding key are distributed over the queues `placed`, which stay the same even if a
+    broker leaves the route.
     """
 
     queues: Sequence[MessageQueue]
@@ -67,8 +68,8 @@ class Sender:
     """A sender of messages to any topics. `messages` and `bytes` count acknowledged messages.
 
     Attributes:
-        first_queue: Index of the queue that is filled first, so that the tasks of a small write use different
-            queues.
+        first_queue: Index of the queue that is filled first. Tasks of a small write have different indexes,
+            so that they use different queues.
         on_illegal: Receives the messages that a broker refuses permanently. None: the refusal is raised.
     """
 
@@ -99,7 +100,7 @@ class Sender:
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
-        # Brokers refuse these messages in batches.
+        # Brokers refuse these messages in batches, so each is sent alone.
         alone = message.delay_level > 0 or message.topic.startswith(RETRY_PREFIX)
         size = len(message.body) + len(message.properties) + 32
         waiting = topic.waiting.setdefault(queue, [])
@@ -113,7 +114,7 @@ class Sender:
             self._dispatch(topic, queue)
 
     def send_rows(self, rows: EncodedRows) -> None:
-        """Send rows in batches of their own, after the waiting messages."""
+        """Send rows in separate batches, after the messages that are waiting."""
         topic = self._topics.get(rows.topic) or self._topic(rows.topic)
         for part in rows.parts(self._options.batch_records, self._options.batch_bytes):
             queue = topic.queues[topic.turn % len(topic.queues)]
@@ -122,10 +123,10 @@ class Sender:
             self._launch(topic, _Batch(queue, part, queue in topic.pinned))
 
     def _topic(self, name: str) -> _Topic:
-        """Return the queues of a topic, looked up for its first message.
+        """Return the queues of a topic, which are looked up for its first message.
 
-        Name servers do not know a topic whose only broker is unreachable, so the lookup has as many attempts
-        as a batch.
+        The lookup has as many attempts as a batch, because name servers do not list a topic while its only
+        broker is unreachable.
         """
         pauses = Backoff(_PAUSE_S, _MAX_PAUSE_S)
         while True:
@@ -208,7 +209,7 @@ class Sender:
             self._transmit(_Batch(batch.queue, messages, batch.pinned))
 
     def _broken(self, address: str, error: CometError) -> None:
-        """Send the batches of a lost connection again, because it is unknown whether they arrived."""
+        """Send the batches in flight on a lost connection again, as it is unknown whether they arrived."""
         wire = self._wires.pop(address, None)
         if wire is not None:
             wire.close()
@@ -231,20 +232,20 @@ class Sender:
         self._transmit(batch)
 
     def _look(self, name: str) -> None:
-        """Look up the topic's route once. If that fails, the topic keeps its queues."""
+        """Look up the topic's route once. If the lookup fails, the topic keeps its queues."""
         with suppress(RemotingError, NoRouteError):
             topic = self._topics[name]
             topic.queues = self._cluster.write_queues(name, wait=False) or topic.queues
 
     def _other_queue(self, batch: _Batch) -> MessageQueue:
-        """Return another queue to try, on another broker if there is one."""
+        """Return another queue for a batch, preferably on another broker."""
         queues = self._topics[batch.queue.topic].queues
         elsewhere = [queue for queue in queues if queue.broker_name != batch.queue.broker_name]
         candidates = elsewhere or list(queues)
         return candidates[(batch.queue.queue_id + batch.pauses.failures) % len(candidates)]
 
     def flush(self) -> None:
-        """Send the waiting messages and return when all messages are acknowledged."""
+        """Send the waiting messages, and return when all messages are acknowledged."""
         for topic in self._topics.values():
             for queue in list(topic.waiting):
                 if topic.waiting[queue]:
@@ -266,7 +267,7 @@ class Sender:
 
 
 def _frame(batch: _Batch, producer_group: str) -> Frame:
-    """Return a send request: a batch, or a plain message if it is alone."""
+    """Return a send request for a batch, or for a plain message if the batch has only one."""
     first = batch.messages[0]
     single = len(batch.messages) == 1
     if single:

@@ -1,9 +1,9 @@
 """The writing side of the Spark data source `cometmq`: rows to messages, from batch jobs and streams.
 
 Delivery is at least once: a repeated task or batch sends its rows again with the same message ids. The id
-(UNIQ_KEY) of a row derives from query, batch, partition and row number, so consumers and later jobs can
-distinguish a repetition from a new message. That requires that a partition has its rows in the same order
-when it is computed again.
+(UNIQ_KEY) of a row is derived from query, batch, partition and row number, so consumers and later jobs can
+distinguish a repetition from a new message. This requires that a partition has its rows in the same order
+when Spark computes it again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Written(WriterCommitMessage):
 
 
 class CometWriter(DataSourceArrowWriter):
-    """A batch write. Its id is generated when Spark plans the write, or set by the option `writeId`.
+    """A batch write. Its id is set by the option `writeId`, or else generated when Spark plans the write.
 
     A repeated job with the same id and the same rows sends the same message ids.
     """
@@ -56,9 +56,8 @@ class CometWriter(DataSourceArrowWriter):
 class CometStreamWriter(DataSourceStreamArrowWriter):
     """A streaming write.
 
-    It uses Spark's query and batch ids, so a batch repeated after a crash repeats its ids.
-
-    If Spark does not provide these ids, each task generates its own.
+    Message ids contain Spark's query and batch ids, so a batch that is repeated after a crash has the same
+    message ids. If Spark does not provide these ids, each task generates an id of its own.
     """
 
     def __init__(self, schema: StructType, options: WriteOptions, overwrite: bool = False) -> None:
@@ -73,8 +72,8 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
         query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # New ids, which no repetition can repeat, are better than the ids of another query's or batch's
-            # messages.
+            # A repetition then gets new ids, which is better than the ids of messages of another query or
+            # batch.
             query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 
@@ -103,7 +102,7 @@ def _write(iterator: Iterator[pa.RecordBatch], options: WriteOptions, query: str
 
 
 class MessageIds:
-    """Ids of 32 upper-case hex digits, as clients generate: 22 for the partition, 10 for the row."""
+    """Message ids of 32 upper-case hex digits, as clients generate: 22 for the partition, 10 for the row."""
 
     def __init__(self, query: str, batch: str, partition: int) -> None:
         digest = hashlib.sha256(f"{query}/{batch}/{partition}".encode()).hexdigest()

@@ -1,10 +1,10 @@
-"""Bodies as columns: the task that reads a body parses it, and its fields become columns.
+"""Bodies as columns: the task that reads a body also parses it, and its fields become columns.
 
     value         struct: the fields of the schema; null if the body could not be parsed
     body_rest     binary: content that no field of the schema holds; null if there is none
     body_error    string: why the body could not be parsed; null if it could
 
-A body that cannot be parsed becomes a row like any other, with its `body`, so no content is lost.
+A body that cannot be parsed becomes a row like any other row, with its `body`, so no content is lost.
 """
 
 from __future__ import annotations
@@ -21,22 +21,25 @@ import pyarrow.compute as pc
 from cometmq.errors import ConfigError
 
 MOST_BYTES = 1024 * 1024
-"""Maximum bytes of a parsed body. A malicious body becomes Python objects of some hundred times its size."""
+"""Maximum size of a parsed body, in bytes.
 
-MOST_VALUES = 250_000
-"""Maximum values in the arrays and maps of one body.
-
-Values are counted as in columns: a struct in an array counts as all of its fields, including fields without a
-value. Two bytes of Protobuf can encode a struct with hundreds of fields.
+The limit is needed because a malicious body can become Python objects of some hundred times its size.
 """
 
-_SLICE_BYTES = 4 * 1024 * 1024  # maximum bytes of bodies that are Python objects at one time
+MOST_VALUES = 250_000
+"""Maximum number of values in the arrays and maps of one body.
+
+Values are counted as they take space in columns: a struct in an array counts as all of its fields, even
+fields without a value, because two bytes of Protobuf can encode a struct with hundreds of fields.
+"""
+
+_SLICE_BYTES = 4 * 1024 * 1024  # maximum size of the bodies that exist as Python objects at one time
 _ERROR_CHARS = 300
 _WIDER = [[pa.int32(), pa.int64()], [pa.float32(), pa.float64()]]
 
 
 class Parsed(NamedTuple):
-    """A parsed body: its fields by name, the remaining content, and the reason if it has no fields."""
+    """A parsed body: its fields by name, the remaining content, and an error if it could not be parsed."""
 
     value: dict[str, Any] | None
     rest: bytes | None = None
@@ -47,7 +50,7 @@ class Parser(Protocol):
     """The interface of the parser for one body format."""
 
     def parse(self, body: bytes) -> Parsed:
-        """Parse a body. Never raises an error, whatever the body is."""
+        """Parse a body. This method never raises an error, even for an invalid body."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Bodies:
 
 
 def body_columns(column: pa.StructType) -> list[pa.Field]:
-    """Return the columns for parsed bodies, besides the message's own."""
+    """Return the columns that hold parsed bodies, without the message's own columns."""
     return [
         pa.field("value", column),
         pa.field("body_rest", pa.binary()),
@@ -121,7 +124,7 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts a type's values in arrays and maps, None if it has none (MOST_VALUES)."""
+    """Return a function that counts a value's items (MOST_VALUES), or None if it has no array or map."""
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 
@@ -165,10 +168,10 @@ def _parse(parser: Parser, body: bytes) -> Parsed:
 
 
 def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -> list[pa.Array]:
-    """Return the values of these rows as arrays.
+    """Return the values of the rows from `start` to `stop` as arrays.
 
-    A value that Arrow cannot represent in this type, such as a decimal with too many digits, is located by
-    bisection and becomes an error of its row.
+    Arrow cannot represent some values in their column's type, such as a decimal with too many digits. Such a
+    value is located by bisection and becomes an error of its row.
     """
     try:
         return [pa.array([item.value for item in parsed[start:stop]], column)]
@@ -181,10 +184,10 @@ def _arrow(parsed: list[Parsed], start: int, stop: int, column: pa.StructType) -
 
 
 def merged(old: pa.DataType, new: pa.DataType, *, widen: bool, path: str = "value") -> pa.DataType:
-    """Return the type that holds values of both types: the fields of both, and the wider of two numbers.
+    """Return a type that holds the values of both types: the fields of both, and the wider of two numbers.
 
-    Fields that `new` lacks are kept. `widen`: whether a number of the table may become wider. Raises
-    ConfigError.
+    Fields that `new` lacks are kept. `widen` permits a number column of the table to become wider. Raises
+    ConfigError if the types do not fit together.
     """
     if old == new:
         return old
@@ -217,7 +220,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def check_names(fields: pa.StructType, path: str = "") -> pa.StructType:
-    """Return `fields`. Raises ConfigError if it is empty, or if Spark would confuse two of its names."""
+    """Return `fields`. Raises ConfigError if there are none, or if two names are equal for Spark."""
     if not fields.num_fields:
         raise ConfigError("body_schema", path or "no fields", "a record with at least one field")
     seen: dict[str, str] = {}

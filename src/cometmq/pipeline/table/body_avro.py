@@ -1,7 +1,7 @@
 """Avro bodies: one datum in Avro's binary encoding, written with the schema of the archive's settings.
 
-The body has no header and no schema id of a registry. A datum of another schema is detected only if it cannot
-be read or leaves bytes unread.
+The body has no header and no schema id of a registry. A datum that was written with another schema is
+therefore detected only if it cannot be read or if bytes remain after it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ _LOGICAL = {
 }
 _DECIMAL = "cometmq-decimal"
 _MOST_READS = 2 * MOST_VALUES
-"""Maximum reads of a body.
+"""Maximum number of reads that fastavro may make in one body.
 
-fastavro reads each byte of a number and each text separately, so this limit admits all bodies with a
-permitted number of values. The exact count follows later (bodies.py).
+fastavro reads each byte of a number and each text with a separate call. The limit admits every body with a
+permitted number of values; bodies.py counts the values exactly afterwards.
 """
 
 _BAD = (EOFError, ValueError, TypeError, IndexError, KeyError, OverflowError, RecursionError, MemoryError)
@@ -61,7 +61,7 @@ class AvroParser:
 
 
 class _FewReads(BytesIO):
-    """A stream that raises ValueError for a body with too many values, before they become objects."""
+    """A stream that raises ValueError when a body has too many values, before they become Python objects."""
 
     _left = _MOST_READS
 
@@ -89,7 +89,7 @@ fastavro.read.LOGICAL_READERS.update({f"{kind}-{_DECIMAL}": _decimal for kind in
 
 
 def _with_decimals(schema: Any) -> Any:
-    """Return the schema with decimals renamed to the type of this module's reader."""
+    """Return the schema with decimal types renamed, so that fastavro uses this module's reader for them."""
     if isinstance(schema, list):
         return [_with_decimals(item) for item in schema]
     if not isinstance(schema, dict):
@@ -101,9 +101,8 @@ def _with_decimals(schema: Any) -> Any:
 def fields_of(schema: str) -> pa.StructType:
     """Return the columns of an Avro schema.
 
-    int becomes bigint and float double, so that writers may widen them.
-
-    Raises ConfigError for types without a column: unions of several types, recursive records, null alone.
+    The type int becomes bigint and float becomes double, so that writers may widen these fields later. Raises
+    ConfigError for types without a column: unions of several types, recursive records, and null alone.
     """
     try:
         parsed = fastavro.parse_schema(_without_other_logical_types(json.loads(schema)))
@@ -116,9 +115,9 @@ def fields_of(schema: str) -> pa.StructType:
 
 
 def _without_other_logical_types(schema: Any) -> Any:
-    """Return the schema without the logical types that have no column.
+    """Return the schema without the logical types for which there is no column.
 
-    Their values are read as the base types.
+    Values of such a type are read as values of its base type.
     """
     if isinstance(schema, list):
         return [_without_other_logical_types(item) for item in schema]
@@ -142,7 +141,7 @@ def _arrow(schema: Any, named: dict[str, pa.DataType | None], path: str) -> pa.D
         return _arrow(kinds[0], named, path)
     if isinstance(schema, str):
         kind = _PLAIN.get(schema) or named.get(schema)
-        if kind is None:  # the type null, or a record that is still being defined (recursion)
+        if kind is None:  # the type null, or a recursive reference to an unfinished record
             raise ConfigError(
                 "body_schema", f"{path} {schema}", "a type other than null, and no record within itself"
             )

@@ -1,11 +1,12 @@
 """JSON bodies: an object whose fields become columns, without any loss of information.
 
-A field that is not in the schema, or whose value the type cannot represent completely, goes to `body_rest` as
-it was written: {"its name": its text}. A number is represented as float or double if the shortest text of the
-column's value is the same number: 0.1 is, 2^53 + 1 and 1e-400 are not.
+If a field is not in the schema, or its column cannot represent the value completely, the field goes to
+`body_rest` exactly as it was written: {"its name": its text}. A float or double represents a number
+completely if the shortest text of the column's value is the same number: this holds for 0.1, but not for 2^53
++ 1 and 1e-400.
 
-pyarrow's JSON reader is not used: it reads text by lines, fails for all lines at the first invalid one, and
-has no place for remaining content.
+pyarrow's JSON reader is not used, because it splits text into lines, fails for all lines at the first invalid
+line, and cannot return the remaining content.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _TYPES = "boolean, int, bigint, float, double, decimal, string, binary, date, ti
 _KEPT_AS_THEY_ARE = (bytes, date, datetime, Decimal)
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError, ValueError)
 _MOST_FIELDS = 1000  # maximum fields with a column of their own, at all depths
-_MOST_PLACES = 10 * _MOST_FIELDS  # maximum candidates for fields, including structs and arrays
+_MOST_PLACES = 10 * _MOST_FIELDS  # maximum candidates for columns, including structs and arrays
 _MOST_DEPTH = 8
 _MOST_NAME = 128  # maximum characters of a name
 _MOST_EXPONENT = 1000
@@ -60,16 +61,16 @@ _SAMPLE_BYTES = 4 * 1024 * 1024
 _SAMPLE_ITEMS = 100  # maximum items of an array that are sampled
 
 _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
-"""Translation that turns any number into a sequence of 0, except for its exponent."""
+"""A translation that changes every digit of a number to 0, so that only its length and exponent remain."""
 
 
 class _Lossy(NamedTuple):
-    """A type that may not represent a JSON value completely.
+    """How to detect values that a type cannot represent completely.
 
     Attributes:
-        words: Texts in a body (unchanged, or translated by `_DIGITS`) that show such a value.
+        words: Byte strings that a body with such a value contains, as it is or translated by `_DIGITS`.
         exact: A type that represents the value completely.
-        same: Returns whether the two values are equal.
+        same: Returns whether a value of the lossy type equals the exact value.
     """
 
     words: tuple[bytes, ...]
@@ -83,7 +84,7 @@ def _same_float(made: float, exact: Decimal) -> bool:
 
 
 def _same_time(made: datetime, exact: str) -> bool:
-    made.astimezone(UTC)  # astimezone raises OverflowError if the time leaves Python's range of years
+    made.astimezone(UTC)  # raises OverflowError if the time is outside Python's range of years
     finer = re.search(r"\.[0-9]{6}([0-9]+)", exact)
     return finer is None or not finer[1].strip("0")
 
@@ -94,17 +95,19 @@ def _is_usual(made: Decimal, _: Decimal) -> bool:
 
 
 _LOSSY = {
-    # A number with fewer digits and without an exponent is exact: 15 digits in a double, 6 in a float.
+    # A double is exact for numbers with at most 15 digits and no exponent, a float for at most 6 digits, so
+    # only longer numbers need the comparison.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
-    pa.timestamp("us", "UTC"): _Lossy(  # a time like 00.1234567 is finer than the column
+    pa.timestamp("us", "UTC"): _Lossy(  # a time such as 00.1234567 has more digits than the column
         (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
     ),
     pa.binary(): _Lossy(
         (b'="', b"\\"), str, lambda made, exact: binascii.b2a_base64(made, newline=False).decode() == exact
     ),
 }
-# pyarrow 26 reads beyond its table of powers for 1e-99999999, which may crash the process.
+# Every decimal is checked, because pyarrow 26 reads beyond its table of powers for 1e-99999999 and may crash
+# the process.
 _LOSSY_DECIMAL = _Lossy((b"",), Decimal, _is_usual)
 
 
@@ -125,11 +128,12 @@ class JsonParser:
         self._whole_exact = _exact_reader(fields, "body")
         self._exact = {field.name: _exact_reader(field.type, field.name) for field in fields}
         self._encoder = msgspec.json.Encoder(decimal_format="number")
-        # Numbers are not converted, because a number of a million digits would take minutes.
+        # Numbers are read only as their length, because the conversion of a number with a million digits
+        # would take minutes.
         self._names = json.JSONDecoder(object_pairs_hook=_once, parse_int=len, parse_float=len)
 
     def parse(self, body: bytes) -> Parsed:
-        # A struct needs memory for all of its fields, and `{}` can be a struct.
+        # Each `{` may begin a struct, which needs memory for all of its fields even if it is `{}`.
         if self._widest > 1 and body.count(b"{") * self._widest > MOST_VALUES:
             return Parsed(None, error=too_many_values())
         try:
@@ -143,8 +147,8 @@ class JsonParser:
                 suspect = any(word in both for word in self._suspects)
                 if suspect and not self._whole_exact(value, body):
                     return self._by_parts(body)
-            # Each name and text has two quotes. If the output has as many quotes as the input, no name
-            # occurred twice.
+            # This finds repeated names: each name and each text has two quotes, so a name that occurs twice
+            # in the input makes the number of quotes in the output smaller.
             if b"\\" in body or body.count(b'"') != self._encoder.encode(found).count(b'"'):
                 self._names.decode(body.decode())
             return Parsed(value)
@@ -172,7 +176,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that tells whether a value of this type equals its text. None: it always does."""
+    """Return a function that checks if a value of this type equals its text, or None if it always does."""
     same = _comparing(kind)
     if same is None:
         return None
@@ -195,14 +199,14 @@ def _once(pairs: list[tuple[str, Any]]) -> None:
 
 
 def _widest(kind: pa.DataType, *, many: bool = False) -> int:
-    """Return the number of columns of the widest struct in an array or a map."""
+    """Return the number of columns of the widest struct that is inside an array or a map."""
     inner = [kind.field(number).type for number in range(kind.num_fields)]
     many_inner = many or not pa.types.is_struct(kind)
     return max([value_width(kind) if many else 1, *(_widest(one, many=many_inner) for one in inner)])
 
 
 def _words(kind: pa.DataType) -> set[bytes]:
-    """Return the texts that bodies contain if this type cannot represent them completely."""
+    """Return the byte strings that show that a body may have values which this type cannot represent."""
     if kind.num_fields:
         return {word for number in range(kind.num_fields) for word in _words(kind.field(number).type)}
     lossy = _lossy(kind)
@@ -210,9 +214,9 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """Return a function that compares a value of this type with its text; None if no comparison is needed.
+    """Return a function that compares a value of this type with its exact value, or None if none is needed.
 
-    In the text, values of float and double are decimals, and times and bytes are text.
+    Exact values of float and double are decimals; exact values of times and bytes are strings.
     """
     if pa.types.is_struct(kind):
         parts = [(field.name, same) for field in kind if (same := _comparing(field.type))]
@@ -238,7 +242,7 @@ def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
 def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
     """Return the Python type into which msgspec decodes values of this type.
 
-    `exact`: use decimals and text instead of types that may lose information. Raises ConfigError for types
+    With `exact`, decimals and strings replace types that may lose information. Raises ConfigError for types
     that JSON bodies cannot have.
     """
     for arrow, python in _PLAIN:
@@ -263,11 +267,12 @@ def _python_type(kind: pa.DataType, path: str, *, exact: bool = False) -> Any:
 
 
 def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
-    """Return the fields that bodies have in common: integers as bigint, other numbers as double.
+    """Return the fields that bodies have in common. Integers become bigint, other numbers double.
 
-    Omitted are fields with different types, without any value, with a name that differs from another only in
-    case, and with an invalid name. Beyond `_MOST_FIELDS`, the rarest fields are omitted with a warning. At
-    most `_SAMPLE_BODIES` bodies and `_SAMPLE_BYTES` bytes are read. Raises ConfigError if no field remains.
+    A field is omitted if its values have different types, if it never has a value, if its name differs from
+    another name only in case, or if its name is invalid. If more than `_MOST_FIELDS` remain, the rarest
+    fields are omitted with a warning. At most `_SAMPLE_BODIES` bodies and `_SAMPLE_BYTES` bytes are read.
+    Raises ConfigError if no field remains.
     """
     root, room = _Place(), _Room(_MOST_PLACES)
     count = size = 0
@@ -293,17 +298,17 @@ def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
 
 
 class _Room(msgspec.Struct):
-    """The number of candidate columns for which memory remains."""
+    """How many more candidate columns may be added before the memory limit is reached."""
 
     left: int
 
 
 class _Place(msgspec.Struct, eq=False):
-    """The observed values at one path of the bodies.
+    """The values that were observed at one path of the bodies.
 
     Attributes:
         kind: An Arrow type, `dict`, `list`, "mixed" for no common type, or None while unknown.
-        inner: The paths below this one by name. The path of an array's items has the name "".
+        inner: The paths below this path, by name. The path of an array's items has the name "".
     """
 
     kind: Any = None
@@ -332,7 +337,7 @@ class _Place(msgspec.Struct, eq=False):
             place.add(item, room, depth + 1)
 
     def leaves(self) -> Iterator[_Place]:
-        """Yield this path or the paths below it that are columns."""
+        """Yield those paths, among this path and the paths below it, that are columns."""
         if isinstance(self.kind, pa.DataType):
             yield self
         for place in self.inner.values():

@@ -1,7 +1,7 @@
 """Protobuf bodies: one message of a type that a FileDescriptorSet describes.
 
-`protoc --include_imports --descriptor_set_out=FILE` creates the descriptor set. Fields that it does not
-contain, at any depth, go to `body_rest`: the message with only those fields.
+`protoc --include_imports --descriptor_set_out=FILE` creates the descriptor set. Fields that the descriptor
+set does not contain, at any depth, go to `body_rest`, as an encoded message that has only those fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PLAIN = {
     _F.CPPTYPE_INT32: pa.int64(),
     _F.CPPTYPE_UINT32: pa.int64(),
     _F.CPPTYPE_INT64: pa.int64(),
-    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # decimals, because Spark has no unsigned numbers
+    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # decimals, because Spark has no unsigned integers
     _F.CPPTYPE_FLOAT: pa.float64(),
     _F.CPPTYPE_DOUBLE: pa.float64(),
     _F.CPPTYPE_BOOL: pa.bool_(),
@@ -59,8 +59,9 @@ class ProtobufParser:
 def fields_of(descriptors: bytes, name: str) -> pa.StructType:
     """Return the columns of a message type.
 
-    Integers of 32 bits become bigint and float becomes double, so that writers may widen them; uint64 becomes
-    decimal(20,0), an enum its value's name. Raises ConfigError for a recursive message.
+    Integers of 32 bits become bigint and float becomes double, so that writers may widen these fields later.
+    uint64 becomes decimal(20,0), and an enum becomes the name of its value. Raises ConfigError for a
+    recursive message.
     """
     kind, _ = _record(_descriptor(descriptors, name), (), _Room())
     return check_names(kind)
@@ -88,12 +89,15 @@ def _descriptor(descriptors: bytes, name: str) -> Descriptor:
 
 
 class _Room:
-    """The number of values that the arrays and maps of a body may still hold."""
+    """How many more values the arrays and maps of a body may hold."""
 
     left = 0
 
     def for_all(self, items: Any, width: int) -> Any:
-        """Return the items. Raises ValueError for too many, before Python has an object for each."""
+        """Return the items.
+
+        Raises ValueError for too many items, before Python creates an object for each.
+        """
         self.left -= len(items) * width
         if self.left < 0:
             raise ValueError(too_many_values())
@@ -101,9 +105,9 @@ class _Room:
 
 
 def _record(descriptor: Descriptor, outer: tuple[str, ...], room: _Room) -> tuple[pa.DataType, _Read]:
-    """Return the type and the reader of a message.
+    """Return the type of a message and the function that reads it.
 
-    A message without fields becomes a boolean column, true if the message is set.
+    A message without fields becomes a boolean column, which is true if the message is set.
     """
     path = (*outer, descriptor.full_name)
     if descriptor.full_name in outer:
@@ -152,7 +156,7 @@ def _single(field: FieldDescriptor, path: tuple[str, ...], room: _Room) -> tuple
 
 
 def _keep_unknown(message: Message) -> None:
-    """Clear the fields of the descriptor, so that only unknown fields remain."""
+    """Clear all fields that the descriptor contains, so that only unknown fields remain."""
     for field, value in message.ListFields():
         left = 0
         for item in _messages(field, value):

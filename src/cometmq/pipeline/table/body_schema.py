@@ -1,7 +1,7 @@
-"""The archive job's settings for bodies, and the resulting columns of its table.
+"""The archive job's settings for parsing bodies, and the columns of the table that result from them.
 
-This module runs on the driver. A table's commits record the type of the column `value`, in Spark's form, so a
-later run knows the fields of earlier runs.
+This module runs on the driver. A table's commits record the type of the column `value`, in Spark's form, so
+that a later run knows the fields of earlier runs.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from cometmq.pipeline.table.bodies import Bodies, body_columns, check_names, mer
 from cometmq.pipeline.table.body_json import JsonParser, inferred
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
-_COLUMN = "value"  # key of the column's type in a commit
+_COLUMN = "value"  # key under which a commit records the type of the column `value`
 
 
 @dataclass(frozen=True, slots=True)
 class BodyOptions:
-    """The settings for parsing bodies. `fields` is None for JSON whose fields are to be inferred."""
+    """The settings for parsing bodies. `fields` is None if the fields of JSON bodies are to be inferred."""
 
     format: BodyFormat
     schema: tuple[bytes, str]
@@ -35,10 +35,10 @@ class BodyOptions:
     keep: bool
 
     def bodies(self, known: pa.StructType | None, sample: Iterable[bytes], *, widen: bool) -> Bodies:
-        """Return the tasks' settings for a table whose column `value` is `known` (None: no such column).
+        """Return the settings that tasks need, for a table whose column `value` has the type `known`.
 
-        `sample` has bodies, which are read only if the fields are to be inferred. Raises ConfigError for a
-        field that does not fit the table.
+        `known` is None if the table has no such column. `sample` has bodies, which are read only if the
+        fields are to be inferred. Raises ConfigError for a field that does not fit the table.
         """
         fields = self.fields or known or inferred(sample)
         column = fields if known is None else merged(known, fields, widen=widen)
@@ -93,17 +93,17 @@ def _from_ddl(ddl: str) -> pa.StructType:
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("body_schema", ddl, f"fields as in `id bigint, name string` ({problem})") from None
-    JsonParser(check_names(fields))  # raises an error for types that JSON does not have
+    JsonParser(check_names(fields))  # checks that JSON has all of these types
     return fields
 
 
 def with_column(commit: dict[str, Any], column: pa.StructType | None) -> dict[str, Any]:
-    """Return the commit with the type of the column `value`."""
+    """Return the commit, extended by the type of the column `value`."""
     return commit if column is None else commit | {_COLUMN: from_arrow_type(column).jsonValue()}
 
 
 def column_in(commit: dict[str, Any] | None) -> pa.StructType | None:
-    """Return the type of the column `value` as of a commit; None if the table has no such column."""
+    """Return the type of the column `value` as of a commit, or None if the table has no such column."""
     if commit is None or _COLUMN not in commit:
         return None
     return to_arrow_type(StructType.fromJson(commit[_COLUMN]), timezone="UTC")

@@ -1,9 +1,9 @@
 """The archive as a Delta table, by delta-rs: no JVM, no jars.
 
 A batch is one version of the table. It consists of files, a transaction identifier (`txn`, application
-`cometmq`, version = batch) and, in Delta's commitInfo, a copy of the batch's record. The identifier survives
-checkpoints and the clean-up of the log, commitInfo does not. So the identifier gives the batch's number, and
-the position is read from another copy of the record, in `_cometmq/commits`.
+`cometmq`, version = batch) and, in Delta's commitInfo, a copy of the batch's record. Checkpoints and the
+clean-up of Delta's log keep the identifier but may delete commitInfo. So the number of the newest batch is
+read from the identifier, and the offsets from another copy of the record, in `_cometmq/commits`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DeltaArchive(LakeTable):
             try:
                 schema = _schema(ARCHIVE_SCHEMA)
                 DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
-            except DeltaError:  # another job has created the table, or it cannot be created
+            except DeltaError:  # another job has created the table, or creation is impossible
                 self._open()
 
     def last_commit(self) -> dict[str, Any] | None:
@@ -68,7 +68,8 @@ class DeltaArchive(LakeTable):
         batch = self._table.transaction_version(APPLICATION)
         if batch is None:
             return None
-        # The copy may belong to an older table of this path, or be missing, so the log is read first.
+        # The log is read first, because the copy in `_cometmq/commits` may be missing or belong to an older
+        # table at this path.
         for info in self._table.history(1):
             if PROPERTY in info and (said := json.loads(info[PROPERTY]))["batch"] == batch:
                 return dict(said)
@@ -95,7 +96,8 @@ class DeltaArchive(LakeTable):
                 "append",
                 table.schema(),
                 _BY,
-                # Retries are disabled because they would add the batch after another transaction.
+                # Retries are disabled because a retry would add the batch even after a transaction of another
+                # job.
                 commit_properties=CommitProperties(
                     custom_metadata={PROPERTY: json.dumps(commit)},
                     max_commit_retries=0,
@@ -114,7 +116,7 @@ class DeltaArchive(LakeTable):
             [f"partition.{name}" for name in _BY] + ["path"]
         )
         found = rows.rename_columns([*_BY, "path"]).to_pylist()
-        # The log contains paths as URIs.
+        # Paths in Delta's log are quoted like URIs.
         return [file | {"path": unquote(file["path"])} for file in found], pa.schema(table.schema())
 
 
@@ -139,7 +141,10 @@ def _added(file: dict[str, Any]) -> AddAction:
 
 
 def _table(path: str, version: int | None = None) -> DeltaTable:
-    """Return a Delta table. An s3:// URI has keys and endpoint in the form of archives' URIs."""
+    """Return a Delta table.
+
+    An s3:// URI may have keys and an endpoint, in the same form as an archive's URI.
+    """
     if not path.startswith("s3://"):
         return DeltaTable(path, version=version)
     options = _storage(path, open_filesystem(path)[0])

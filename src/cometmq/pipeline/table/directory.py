@@ -10,9 +10,9 @@
 
 Spark, Hive and pyarrow ignore names that begin with `_` when they read the directory. A batch becomes part of
 the table in one step, the creation of its commit file. Then its files are renamed from staging into the
-table, and `published` records that. If the job fails or dies in between, its staging directory remains and
-the next run completes the renames, so each file is in the table exactly once. Files without a commit are
-never renamed, and the next run deletes them.
+table, and `published` records that all of them are there. If the job fails or dies in between, its staging
+directory remains and the next run completes the renames, so each file is in the table exactly once. Files
+without a commit are never renamed, and the next run deletes them.
 
 Object stores cannot rename. There, tasks write files under their final names, the commit file is created by a
 conditional put (objects.py), and nothing is published: readers use only the log. A compaction deletes files
@@ -53,10 +53,10 @@ _WRITTEN = re.compile(r"(part|bad)-[0-9a-f]{32}\.parquet")
 _OF_ONE_BATCH = {"batch", "run", "by", "time", "seconds", "ranges", "files", "quarantine", "removes"}
 _STALE_S = 24 * 3600.0
 UNNAMED_FOR = timedelta(days=1)
-"""Retention of files without a commit: the maximum duration of a batch."""
+"""Time for which files without a commit are kept. No batch may take longer than this."""
 _HOME = "_cometmq"
 _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
-"""Errors of file systems without locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
+"""Error numbers of file systems that do not support locks: NFS without a lock daemon, Lustre, FUSE, 9p …"""
 
 
 class ArchiveTable:
@@ -66,18 +66,18 @@ class ArchiveTable:
 
     def __init__(self, output: str) -> None:
         self.filesystem, self.root = open_filesystem(output)
-        # Workers may have another working directory, so the path is absolute.
+        # The path is made absolute, because workers may have another working directory.
         self.uri = output if "://" in output else self.root
         self.output = shown(self.uri)
         self.run_id = uuid.uuid4().hex[:12]
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
-        self._committing = False  # whether a commit file may exist whose files are not all in the table
+        self._committing = False  # whether a commit may exist whose files are not all in the table
         self.checkpoints = Checkpoints()
 
     @property
     def direct(self) -> bool:
-        """Whether files are written under their final names, as on object stores."""
+        """Whether tasks write files under their final names, as on object stores."""
         return self._put is not None
 
     def exists(self) -> bool:
@@ -104,7 +104,8 @@ class ArchiveTable:
         self._check_kind()
         last = self.last_commit()
         if not self.direct:
-            # Published files belong to the archive's owner, who may delete old days.
+            # Files of published batches are not checked, because they belong to the archive's owner, who may
+            # delete old days.
             if last is not None and self._published() < last["batch"]:
                 self.publish(last)
             self._delete_stale_staging()
@@ -114,9 +115,8 @@ class ArchiveTable:
     def _lock(self) -> None:
         """Acquire the lock that excludes other jobs on a local disk.
 
-        The kernel releases it when the process ends.
-
-        On a disk without locks, the second job fails at its commit, as on remote stores.
+        The kernel releases the lock when the process ends. On a file system without locks, the second job
+        fails at its commit instead, as on remote stores.
         """
         if not isinstance(self.filesystem, fs.LocalFileSystem):
             return
@@ -139,7 +139,7 @@ class ArchiveTable:
             os.pwrite(self._lock_file, this_process().encode(), 0)
 
     def abandon(self) -> None:
-        """Release the lock and keep all files unchanged, like a killed process."""
+        """Release the lock and leave all files as they are, as if the process had been killed."""
         if self._lock_file is not None:
             os.close(self._lock_file)
             self._lock_file = None
@@ -151,7 +151,7 @@ class ArchiveTable:
             others = [name for name in names if not name.startswith(("_", "."))]
             if others:
                 raise ArchiveError(self.output, f"contains files that no archive job wrote ({others[0]} …)")
-            # Of two jobs that create an archive at the same time, only one succeeds in creating the file.
+            # If two jobs create an archive at the same time, only one of them succeeds in creating this file.
             self._create(path, json.dumps({"format": FORMAT, "id": uuid.uuid4().hex}).encode())
         found = (read_json(self.filesystem, path) or {}).get("format")
         if found != FORMAT:
@@ -163,7 +163,7 @@ class ArchiveTable:
             self._try_put(path)
 
     def _try_put(self, path: str) -> None:
-        """Test the conditional put by putting a file over itself: some stores ignore the condition."""
+        """Test the conditional put with a file that exists, because some stores ignore the condition."""
         assert self._put is not None
         with self.filesystem.open_input_stream(path) as stream:
             content = stream.read()
@@ -176,7 +176,7 @@ class ArchiveTable:
             raise ArchiveError(self.output, problem)
 
     def last_commit(self) -> dict[str, Any] | None:
-        """Return the newest commit; None if there is none."""
+        """Return the newest commit, or None if there is none."""
         number = table_log.last_number(self.filesystem, self.root)
         return None if number is None else read_commit(self.filesystem, self.root, number)
 
@@ -200,10 +200,12 @@ class ArchiveTable:
         return relative
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table. Raises ArchiveError if another job has committed its number.
+        """Make a batch part of the table.
 
-        On object stores, a compaction and an archive job may run concurrently: the second to commit uses the
-        next number and writes it into `commit`.
+        Raises ArchiveError if another job has committed a batch of this number.
+
+        On object stores, a compaction and an archive job may run concurrently: the job that commits second
+        uses the next number and writes it into `commit`.
         """
         for file in _files(commit):
             where = file.get("staged", file["path"])
@@ -219,7 +221,10 @@ class ArchiveTable:
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give this commit the next number if the other commit does not conflict, else raise ArchiveError."""
+        """Give this commit the next number if the commit with its number does not conflict with it.
+
+        Raises ArchiveError if the two commits conflict.
+        """
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])
         merges, merged = set(commit.get("removes", ())), set(other.get("removes", ()))
@@ -244,13 +249,13 @@ class ArchiveTable:
                 self.move(staged, path, batch)
             else:
                 self._delete_file(self._at(path))
-        # The file is overwritten in place. A partly written number is lower than the true one, so in the
-        # worst case some files are checked again.
+        # The file is overwritten in place. A partly written number is lower than the true number, so in the
+        # worst case some files are checked a second time.
         with self.filesystem.open_output_stream(self._at(_HOME, "published")) as stream:
             stream.write(str(batch).encode())
 
     def move(self, staged: str, path: str, batch: int) -> None:
-        """Move a file of a batch into the table unless that was done before."""
+        """Move a file of a batch into the table, unless it has already been moved."""
         source, target = self._at(staged), self._at(path)
         self.filesystem.create_dir(os.path.dirname(target), recursive=True)
         try:
@@ -266,7 +271,7 @@ class ArchiveTable:
                 ) from None
 
     def _published(self) -> int:
-        """Return the last batch whose files were all moved; -1 if unknown."""
+        """Return the last batch whose files have all been moved, or -1 if it is unknown."""
         try:
             with self.filesystem.open_input_stream(self._at(_HOME, "published")) as stream:
                 return int(stream.read())
@@ -274,7 +279,10 @@ class ArchiveTable:
             return -1
 
     def _delete_stale_staging(self) -> None:
-        """Remove staging directories of dead runs: all others or, without the lock, old ones."""
+        """Remove the staging directories of dead runs.
+
+        With the lock, every other run is dead. Without it, only the old directories are removed.
+        """
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in listing(self.filesystem, self._at(_HOME, "staging")):
             if time.time() - (info.mtime.timestamp() if info.mtime else 0.0) >= oldest:
@@ -300,18 +308,19 @@ class ArchiveTable:
         """Delete files of an object store that are no longer needed, and return their number.
 
         These are files that were removed from the table more than `retention` ago, and files without a commit
-        that are older than both times, because their jobs failed or died.
+        that are older than `retention` and `unnamed`, because the jobs that wrote them failed or died.
         """
         if not self.direct:
             return 0
         found = written_files(self.filesystem, self.root)
-        # The log is read after the files were listed, so that it includes files committed meanwhile.
+        # The log is read after the listing, so that it includes batches that were committed meanwhile.
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # Commits have times of their job's clock, files have times of the store's clock.
+        # The two ages are computed with different clocks: commits have the time of their job's clock, and
+        # files that of the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),
@@ -326,10 +335,10 @@ class ArchiveTable:
         return len(old)
 
     def _create(self, path: str, content: bytes) -> bool:
-        """Create a file durably and as a whole. Return False if a file of that name exists.
+        """Create a complete file durably. Return False if a file of that name exists.
 
-        On a local disk and on object stores, only one of several jobs succeeds. On other file systems that
-        depends on the file system.
+        If several jobs create the file at the same time on a local disk or an object store, only one of them
+        succeeds. On other file systems this is not certain.
         """
         if self._put is not None:
             return self._create_object(path, content)
@@ -344,7 +353,10 @@ class ArchiveTable:
         return True
 
     def _create_object(self, path: str, content: bytes) -> bool:
-        """Create an object. If the response was lost and the put repeated, the object's content decides."""
+        """Create an object. Return False if another one exists.
+
+        If the response of a put was lost and the put was repeated, the object's content shows who created it.
+        """
         assert self._put is not None
         problem = None
         try:
@@ -366,12 +378,12 @@ class ArchiveTable:
 
 
 def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system, and the path on it, of a local path or a URI."""
+    """Return the file system of a local path or a URI, and the path on that file system."""
     if "://" not in output:
         return fs.LocalFileSystem(), os.path.abspath(output)
     try:
         filesystem, path = fs.FileSystem.from_uri(output)
-    except pa.ArrowInvalid as error:  # the error may contain the key and the secret
+    except pa.ArrowInvalid as error:  # the error's text may contain the key and the secret
         problem = str(error).replace(output, shown(output))
         for secret in filter(None, (urlsplit(output).username, urlsplit(output).password)):
             problem = problem.replace(secret, "…")
@@ -388,7 +400,7 @@ def make_directory(filesystem: fs.FileSystem, path: str, output: str) -> None:
 
 
 def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
-    """Return the files that tasks have written under final names, with their modification times."""
+    """Return the modification times of the files that tasks have written under final names, by path."""
     tops = [info.path for info in listing(filesystem, root) if info.base_name.startswith("topic=")]
     return {
         info.path: info.mtime or datetime.max.replace(tzinfo=UTC)
@@ -399,7 +411,7 @@ def written_files(filesystem: fs.FileSystem, root: str) -> dict[str, datetime]:
 
 
 def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
-    """Return the time by the clock of the archive's store, which dates files.
+    """Return the time by the clock of the archive's store, which sets the times of files.
 
     This machine's clock may differ.
     """
@@ -410,24 +422,24 @@ def store_now(filesystem: fs.FileSystem, root: str) -> datetime:
 
 
 def check_whole(log: Log, output: str) -> None:
-    """Raise ArchiveError if a commit is missing, because its files would look like uncommitted files."""
+    """Raise ArchiveError if a commit is missing, because its files would be treated as uncommitted files."""
     if log.missing:
         problem = f"{commit_path(log.first_missing)} is missing: nobody knows which files are its own"
         raise ArchiveError(output, f"{problem}, none is deleted")
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a commit without a batch copies from the previous commit for the archive job."""
+    """Return the fields that a commit without a batch copies from the previous one, for the archive job."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 
 def this_process() -> str:
-    """Return a name of this process for other users of the directory."""
+    """Return a name by which other users of the directory can identify this process."""
     return f"process {os.getpid()} on {socket.gethostname()}"
 
 
 def author(commit: Mapping[str, Any]) -> str:
-    """Return the job that made a commit, and the time.
+    """Return a text with the job that made a commit and the time of the commit.
 
     Commits of older versions lack some of these fields.
     """
@@ -437,16 +449,16 @@ def author(commit: Mapping[str, Any]) -> str:
 
 
 def create_local(path: str, content: bytes) -> bool:
-    """Create a local file durably and as a whole. Return False if a file of that name exists."""
+    """Create a complete local file durably. Return False if a file of that name exists."""
     directory, _, name = path.rpartition("/")
-    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # readers ignore names with this prefix
+    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # readers ignore names that begin with _
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as stream:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.link(temporary, path)  # fails if the name exists, unlike a rename
+        os.link(temporary, path)  # unlike a rename, a link fails if the name exists
     except FileExistsError:
         return False
     finally:
@@ -456,7 +468,10 @@ def create_local(path: str, content: bytes) -> bool:
 
 
 def _files(commit: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a commit's files with `path`, the final path, and, if staged, `staged`, the path in staging."""
+    """Return a commit's files.
+
+    `path` is the final path, and `staged` the path in staging if the file has one.
+    """
     return [*commit["files"], *commit["quarantine"]]
 
 
@@ -470,9 +485,9 @@ LONGEST_VALUE = 255 - len("topic=")
 
 
 def partition_value(text: str) -> str:
-    """Escape a value for a directory's name like Hive and Spark (`%RETRY%g` becomes `%25RETRY%25g`).
+    """Escape a value for a directory's name as Hive and Spark do (`%RETRY%g` becomes `%25RETRY%25g`).
 
-    The name that stands for null is a valid topic name, so it is escaped, too.
+    The name that stands for null is also a valid topic name, so a topic of that name is escaped, too.
     """
     if text == NULL:
         return f"%{ord(text[0]):02X}{text[1:]}"

@@ -1,4 +1,4 @@
-"""The table formats of an archive, and the interface that the archive job uses."""
+"""The table formats of an archive, and the interface through which the archive job uses them."""
 
 from __future__ import annotations
 
@@ -29,25 +29,32 @@ class Table(Protocol):
     """The format's name."""
     checkpoints: Checkpoints
     topic_in_files: bool
-    """Whether files hold the column `topic`; otherwise only their path does."""
+    """Whether the files hold the column `topic`. Otherwise the topic is only in their paths."""
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or check the table. Return the last commit, None if there is none."""
+        """Create or check the table. Return the last commit, or None if there is none."""
 
     def staging(self, batch: int) -> str:
-        """Return the directory for the files of this batch, relative to the output. "": their final paths."""
+        """Return the directory for the files of this batch, relative to the output.
+
+        "" means that tasks write the files under their final paths.
+        """
 
     def commit(self, commit: dict[str, Any]) -> None:
-        """Make a batch part of the table in one step. Raises ArchiveError if another job was first."""
+        """Make a batch part of the table in one step.
+
+        Raises ArchiveError if another job has committed a batch of the same number.
+        """
 
     def close(self) -> None:
         """Release the table."""
 
 
 def open_table(output: str, table_format: str, catalogue: str | None = None) -> Table:
-    """Return the archive at `output`. `catalogue`: a local file for a new Iceberg table on an object store.
+    """Return the archive at `output`.
 
-    Raises ConfigError for an unknown format, or one whose package is not installed.
+    `catalogue` is a local file for a new Iceberg table on an object store. Raises ConfigError for an unknown
+    format, or a format whose package is not installed.
     """
     if catalogue is not None and table_format != "iceberg":
         raise ConfigError("catalogue", catalogue, "nothing: only Iceberg tables have one")

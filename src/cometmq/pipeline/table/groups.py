@@ -1,9 +1,10 @@
-"""The offsets of consumer groups beside an archive. A restore needs them to let the groups continue.
+"""The offsets of consumer groups beside an archive. After a restore, they let the groups continue.
 
     output/_cometmq/groups/00000000000000000007.json      a snapshot as of this batch: one line of JSON
 
-No offset exceeds the archived end of its queue: a group with a higher offset has read the whole archive. The
-newest 100 snapshots are kept, and the last snapshot of each day, for 100 earlier days with snapshots.
+No offset exceeds the archived end of its queue: the offset of a group that had read further is reduced to
+that end. The newest 100 snapshots are kept, and for 100 earlier days with snapshots the last snapshot of the
+day.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ POSITIONS = pa.schema(
 )
 MOST_GROUPS = 1000
 """Maximum number of groups whose offsets are recorded."""
-_MOST_POSITIONS = 100_000  # maximum offsets of a snapshot, which is about 15 MB of JSON
+_MOST_POSITIONS = 100_000  # maximum offsets in a snapshot; they are about 15 MB of JSON
 _MOST_READ = 1_000_000  # maximum offsets that are read, over all snapshots
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
@@ -55,7 +56,7 @@ _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 
 def stored_groups(cluster: Cluster, queues: Iterable[MessageQueue]) -> list[str]:
-    """Return the groups with stored offsets for the queues' topics on their brokers. Raises BrokerError."""
+    """Return the groups that have stored offsets for the queues' topics. Raises BrokerError."""
     names: set[str] = set()
     for queue in {(queue.broker_name, queue.topic): queue for queue in queues}.values():
         header = TopicRequestHeader(topic=queue.topic)
@@ -77,7 +78,7 @@ def _picture(kept: dict[str, Any]) -> pa.Table:
 
 
 class GroupLog:
-    """The offsets of groups beside the archive in this directory."""
+    """The log of groups' offsets beside the archive in a directory."""
 
     def __init__(self, filesystem: fs.FileSystem, root: str) -> None:
         self._filesystem = filesystem
@@ -86,9 +87,9 @@ class GroupLog:
         self._days: dict[str, str] = {}
 
     def keep(self, batch: int, groups: Mapping[str, Offsets], archived: Offsets) -> int:
-        """Write the changes since the last snapshot. Return the number of groups beyond the limits.
+        """Write a snapshot if offsets have changed. Return the number of groups that exceed the limits.
 
-        `archived`: the end of each queue in the archive.
+        `archived` has the end of each queue in the archive.
         """
         rows: list[dict[str, Any]] = []
         left_out = 0
@@ -112,7 +113,7 @@ class GroupLog:
     def read(self) -> pa.Table:
         """Return the recorded offsets, oldest first, with the columns POSITIONS.
 
-        The result has the newest snapshots, with a million offsets at most.
+        If there are more than a million offsets, only the newest snapshots are included.
         """
         pictures: list[pa.Table] = []
         for picture in self._pictures():
@@ -122,7 +123,7 @@ class GroupLog:
         return pa.concat_tables([POSITIONS.empty_table(), *pictures])
 
     def newest(self) -> pa.Table:
-        """Return the newest snapshot with offsets, with the columns POSITIONS; no row if there is none."""
+        """Return the newest snapshot with offsets, with the columns POSITIONS, or no row if there is none."""
         return next((one for one in self._pictures() if one.num_rows), POSITIONS.empty_table())
 
     def _pictures(self) -> Iterator[pa.Table]:
@@ -130,7 +131,7 @@ class GroupLog:
         for info in self._files():
             try:
                 kept = read_json(self._filesystem, info.path)
-                picture = None if kept is None else _picture(kept)  # None: another job has deleted the file
+                picture = None if kept is None else _picture(kept)  # None if another job has deleted the file
             except (ArchiveError, *WRONG_TYPES) as error:
                 log.warning("skipping the damaged file %s: %s", info.path, error)
             else:
@@ -146,8 +147,8 @@ class GroupLog:
     def _thin_out(self) -> None:
         """Delete old snapshots.
 
-        Concurrent jobs delete the same files: the numbers show that these files will never be among the
-        newest.
+        Concurrent jobs choose the same files, because the batch numbers determine which snapshots can never
+        again be among the newest.
         """
         days: set[str] = set()
         known, self._days = self._days, {}
@@ -161,9 +162,9 @@ class GroupLog:
                 days.add(day)
 
     def _day(self, path: str) -> str:
-        """Return the day at the beginning of a snapshot's content; empty if it is damaged.
+        """Return the day at the beginning of a snapshot's content, or "" if the content is damaged.
 
-        The file's own time is not used, because a copied file has the time of the copy.
+        The file's modification time is not used, because a copied file has the time of the copy.
         """
         with self._filesystem.open_input_stream(path) as stream:
             found = _TIME.search(stream.read(_HEAD))

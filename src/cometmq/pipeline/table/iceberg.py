@@ -1,13 +1,15 @@
-"""The archive as an Iceberg table, by pyiceberg, in an SQL catalogue in a file beside it: no JVM, no jars.
+"""The archive as an Iceberg table, by pyiceberg, with an SQL catalogue in a local file: no JVM, no jars.
 
     SqlCatalog("cometmq", uri="sqlite:////data/archive/_cometmq/catalog.db").load_table("cometmq.archive")
 
-The catalogue of a table on an object store is a file elsewhere, whose name `_cometmq/archive.json` records.
+The catalogue is in the archive's directory. If the table is on an object store, the catalogue is a file
+elsewhere, whose name `_cometmq/archive.json` records.
 
 A batch is one snapshot, whose properties name the batch and the run. The whole commit is a property of the
-table, set by the same transaction: snapshots expire, and offsets in the properties of each snapshot would be
-rewritten with every commit. The table is partitioned by `topic` and by the hour of `store_timestamp` (a
-hidden transform), so a filter on these columns selects files; there are no columns dt and hour.
+table, set by the same transaction. It is not a property of the snapshot, because snapshots expire, and
+because each commit would rewrite the offsets of all snapshots. The table is partitioned by `topic` and by the
+hour of `store_timestamp` (a hidden transform), so a filter on these columns selects files; there are no
+columns dt and hour.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 CATALOGUE = "cometmq"
 TABLE = ("cometmq", "archive")
 _PROPERTIES = {
-    # The limit is needed, because each commit rewrites the table's metadata.
+    # Old metadata is deleted, because each commit writes the table's whole metadata again.
     "write.metadata.delete-after-commit.enabled": "true",
-    # Files have no statistics of these columns, and pyiceberg would log a warning each time.
+    # Statistics are disabled for columns of which the files have none; otherwise pyiceberg would log a
+    # warning for each.
     **{
         f"write.metadata.metrics.column.{name}": "none"
         for name in ("body", "properties.key", "properties.value", "body_rest", "body_error")
@@ -56,19 +59,19 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
-_RETRIES, _PAUSES_S = 6, (0.05, 1.6)  # of the creation of a table; the pauses are 3 s in total
+_RETRIES, _PAUSES_S = 6, (0.05, 1.6)  # for the creation of a table; the pauses are 3 s in total
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,
 )  # fmt: skip
-"""Errors of a job that creates the table while another job does so."""
+"""Errors that a job may get when it creates the table while another job creates it, too."""
 _ONCE = {"commit.retry.num-retries": "0"}
 
 
 class IcebergArchive(LakeTable):
     """An Iceberg table whose files, metadata and catalogue are below one local directory.
 
-    The catalogue of a table on an object store is a file of this machine, which the archive names.
+    If the table is on an object store, the catalogue is a file on this machine, which archive.json names.
     """
 
     kind = "iceberg"
@@ -88,7 +91,7 @@ class IcebergArchive(LakeTable):
             raise ConfigError("catalogue", catalogue, "nothing: on a disk it lies in the table's directory")
 
     def _named(self, catalogue: str | None) -> str:
-        """Return the path of the catalogue's file, from the argument and the archive."""
+        """Return the path of the catalogue's file, from the argument or from archive.json."""
         said = (read_json(self.filesystem, self._at("_cometmq", "archive.json")) or {}).get("catalogue")
         path = os.path.abspath(catalogue) if catalogue else said
         if path is None or not os.path.isdir(os.path.dirname(path)):
@@ -123,7 +126,8 @@ class IcebergArchive(LakeTable):
     def _create(self) -> None:
         """Create the table.
 
-        Each attempt continues from the current state, because another job may create it, too.
+        Each attempt continues from the current state, because another job may be creating the table at the
+        same time.
         """
         pauses = Backoff(*_PAUSES_S)
         while True:
@@ -172,7 +176,8 @@ class IcebergArchive(LakeTable):
 
     def _transact(self, commit: dict[str, Any]) -> None:
         table = self._table
-        # Only this copy of the table is changed: a retry would add the batch after another transaction.
+        # A retry would add the batch even after another job's transaction, so retries are disabled in this
+        # copy of the table's properties, which is not saved.
         table.metadata.properties.update(_ONCE)
         summary = {"cometmq.batch": str(commit["batch"]), "cometmq.run": commit["run"]}
         paths = [f"{self._location}/{file['path']}" for file in commit["files"]]
@@ -183,7 +188,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # even an empty snapshot excludes a concurrent job
+                else:  # even an empty snapshot makes a concurrent job's commit fail
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

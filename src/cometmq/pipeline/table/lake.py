@@ -1,9 +1,9 @@
-"""Archives as tables of a format with transactions of its own: the shared part of Delta and Iceberg.
+"""Archives as tables of a format with transactions of its own: the part that Delta and Iceberg share.
 
 Tasks write Parquet files under new names directly into the table's directories. One transaction of the table
-adds a batch's files together with the batch's number and the next offsets. So a batch and its position are
-both in the table, or neither is. Files of a batch that was never committed are in no snapshot; `vacuum`
-deletes them.
+adds a batch's files together with the batch's number and the next offsets. So the table contains both a batch
+and its position, or neither. Files of a batch that was never committed are in no snapshot; `vacuum` deletes
+them.
 
     output/topic=orders/dt=2026-11-21/hour=11/<name>.parquet      files of the table
     output/_cometmq/archive.json                                  the kind of this directory
@@ -11,9 +11,9 @@ deletes them.
     output/_cometmq/checkpoints/00000000000000000099.parquet      the sum of the commits up to this one
     output/_cometmq/quarantine/<name>.parquet                     records that could not be decoded
 
-The files below `commits` are copies, written after the transaction, because the formats lose the information
-of old transactions when their logs are cleaned up. A copy that a killed run did not write is written by the
-next run. Copies are summed up and read like the log of the Parquet form (log.py).
+The files in `commits` are copies, written after the transaction. They are needed because the formats lose the
+information of old transactions when their logs are cleaned up. If a run is killed before it writes a copy,
+the next run writes it. Copies are merged into checkpoints and read like the log of the Parquet form (log.py).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from cometmq.pipeline.table.objects import shown
 from cometmq.pipeline.table.small_files import read_json, replace_file, replace_json
 
 PROPERTY = "cometmq.commit"
-"""Name under which a transaction keeps the content of its batch as JSON."""
+"""Name of the property in which a transaction stores the content of its batch as JSON."""
 
 _HOME = "_cometmq"
 _ATTEMPTS = 5
@@ -57,18 +57,18 @@ def with_directories(columns: pa.Schema) -> pa.Schema:
 
 
 class Overtaken(Exception):
-    """Another transaction has changed the table first. The current table shows which one."""
+    """Another transaction has changed the table in the meantime. Reload the table to find out which one."""
 
 
 class LakeTable(ABC):
-    """An archive as a table of a format with transactions. `output` is the path of a directory."""
+    """An archive as a table of a format with transactions. `output` is the table's directory."""
 
     kind: str
     topic_in_files: bool
     schemes: tuple[str, ...] = ()
     """Schemes of URIs that the format supports."""
     misread: str
-    """Characters of paths that the format's library misinterprets."""
+    """Characters in paths that the format's library misinterprets."""
 
     def __init__(self, output: str) -> None:
         if output.startswith("file://"):
@@ -77,7 +77,7 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # the rest of the URI may contain a secret
+            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may contain a secret
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)
@@ -85,19 +85,19 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
-        self.facts: dict[str, str] = {}  # entries of archive.json besides the format
+        self.facts: dict[str, str] = {}  # entries of archive.json other than the format
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or open the table, and return the last commit (None: no batch yet).
+        """Create or open the table. Return the last commit, or None if there is no batch yet.
 
         Raises ArchiveError if the directory holds other data, if the position cannot be determined, or if
-        there are copies of batches that the table lacks: the table was then lost or restored, and a new one
-        would begin at the first message again.
+        there are copies of batches that the table lacks. In the last case the table was lost or restored, and
+        a new table would archive all messages a second time.
         """
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        known = self._copied()  # listed before the table is read, because a copy follows its transaction
+        known = self._copied()  # before the table is read, because copies follow transactions
         if known < 0:
             self._create()
         last = self.last_commit() if known < 0 or self._exists() else None
@@ -115,7 +115,7 @@ class LakeTable(ABC):
         return last
 
     def staging(self, _batch: int) -> str:
-        """Return the directory for tasks, relative to the output. "": the files' final paths."""
+        """Return the directory for tasks, relative to the output. "": tasks write under the final paths."""
         return ""
 
     def commit(self, commit: dict[str, Any]) -> None:
@@ -128,7 +128,7 @@ class LakeTable(ABC):
             last = self.last_commit()
             stands = -1 if last is None else last["batch"]
             if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
-                break  # the previous attempt was successful, although it raised an error
+                break  # the previous attempt succeeded, although it raised an error
             if stands != commit["batch"] - 1:
                 other = "none is there" if last is None else author(last)
                 problem = (
@@ -147,12 +147,13 @@ class LakeTable(ABC):
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, create)
 
     def vacuum(self, age: timedelta) -> int:
-        """Delete old data files that no batch committed and no snapshot names. Return their number.
+        """Delete old data files that no batch committed and no snapshot names. Return the number of files.
 
-        The jobs of such files failed or died. Files of other writers are left to the format's own clean-up.
+        The jobs that wrote these files failed or died. Files of other writers are left to the format's own
+        clean-up.
         """
         found = written_files(self.filesystem, self.root)
-        self.last_commit()  # the table is read after the listing, to include files committed meanwhile
+        self.last_commit()  # after the listing, so that the table includes all listed commits
         named = self.referenced()
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
@@ -182,9 +183,9 @@ class LakeTable(ABC):
 
     @abstractmethod
     def _transact(self, commit: dict[str, Any]) -> None:
-        """Add the files and record the commit if the table has not changed since `last_commit`.
+        """Add the files and record the commit, if the table has not changed since `last_commit`.
 
-        Raises Overtaken if it has changed.
+        Raises Overtaken if the table has changed.
         """
 
     @abstractmethod
@@ -197,7 +198,7 @@ class LakeTable(ABC):
 
     @abstractmethod
     def referenced(self) -> set[str]:
-        """Return the names, without directories, of the files of all snapshots of the table."""
+        """Return the names, without directories, of the files in all snapshots of the table."""
 
     def _check_kind(self) -> None:
         path = self._at(_HOME, "archive.json")
@@ -216,7 +217,7 @@ class LakeTable(ABC):
             raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
-        """Return the newest batch that has a copy or is part of a sum of copies; -1 if there is none."""
+        """Return the newest batch that has a copy or is part of a checkpoint, or -1 if there is none."""
         last = last_number(self.filesystem, self.root)
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 
@@ -236,7 +237,7 @@ class LakeTable(ABC):
 
 
 def kind_of(filesystem: fs.FileSystem, root: str) -> str | None:
-    """Return the format of the archive in this directory: delta, iceberg, or the number of a Parquet format.
+    """Return the format of the archive in this directory: delta, iceberg, or a number for Parquet.
 
     The result is None if there is no archive.
     """

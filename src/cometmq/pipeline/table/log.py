@@ -1,12 +1,12 @@
 """The archive's log for readers: the files of the table, and the offsets in them.
 
-The log consists of the commit files in order of their numbers. A commit adds `files` and `ranges`, and the
-commit of a compaction also `removes` files. The live files are those added and not removed. A checkpoint
-holds the sum of all commits up to its number, so that about a hundred reads open a log of 100,000 commits.
-Commits that a checkpoint covers are kept for a day and then deleted. If a checkpoint cannot be read, the
-previous one is used, whose later commits still exist.
+The log consists of the commit files in the order of their numbers. A commit adds `files` and `ranges`, and
+the commit of a compaction also `removes` files. The live files are those that were added and not removed. A
+checkpoint holds the sum of all commits up to its number, so that a log of 100,000 commits can be opened with
+about a hundred reads. Commits that a checkpoint covers are kept for a day and then deleted. If a checkpoint
+cannot be read, the previous checkpoint is used, and the commits after it still exist.
 
-Old adjacent ranges are merged, so that the log grows with the number of queues and gaps.
+Old adjacent ranges are merged, so that the size of the log depends on the number of queues and gaps.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ CHECKPOINTS = "_cometmq/checkpoints"
 CHECKPOINT_EVERY = 100
 """Number of commits between two checkpoints."""
 KEEP = timedelta(days=1)
-"""Retention of a commit file that a checkpoint covers.
+"""Time for which a commit file is kept after a checkpoint covers it.
 
-A job that wrongly assumes to be the only one must find the number of its next commit in use.
+If a second job wrongly assumes to be the only job, the number of its next commit must still be in use, so
+that its commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
-"""Time for which a checkpoint lists removed files; the maximum retention of these files."""
+"""Time for which a checkpoint lists removed files. It equals the maximum time for which these are kept."""
 DETAILED = 10_000
-"""Number of the newest ranges that are never merged."""
+"""Number of ranges, the newest ones, that are never merged."""
 
 WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
-"""Errors that JSON of unexpected types causes when it is converted to a table."""
+"""Errors that occur when JSON with unexpected types is converted to a table."""
 
 _LISTS = ("files", "quarantine")  # lists that each commit has
 _IS_COMMIT = re.compile(r"([0-9]{20})\.json")
@@ -93,8 +94,8 @@ class Log:
     last: int | None
     ranges: pa.Table
     files: pa.Table  # live files; `batch` is the newest batch with messages in the file
-    quarantine: pa.Table  # files of bad records, which have no topic
-    removed: pa.Table  # files that a compaction has replaced, with the time
+    quarantine: pa.Table  # files of undecodable records; they have no topic
+    removed: pa.Table  # files that a compaction has replaced, with the time of their removal
     missing: int = 0  # number of missing commits
     first_missing: int = -1
     checkpoint: int = -1  # number of the checkpoint that was read
@@ -105,7 +106,7 @@ def empty_log() -> Log:
 
 
 def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> Log:
-    """Return the current log, or the log after commit `upto`, which no checkpoint may cover.
+    """Return the current log, or the log as of commit `upto`, if no checkpoint covers that commit.
 
     Raises ArchiveError for an unreadable commit. Missing commits are counted in the log's `missing`.
     """
@@ -115,7 +116,8 @@ def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> L
             found = _read_from(filesystem, root, newest, upto)
         except FileNotFoundError:
             continue
-        # Commits are deleted only after a new checkpoint, so none of this checkpoint's was missing.
+        # Commits are deleted only after a new checkpoint. There is none, so no commit was deleted while the
+        # log was read.
         if newest == last_checkpoint(filesystem, root):
             if found.missing:
                 what = "%s: %d commits are missing, the first is %d: their files are not seen"
@@ -132,7 +134,7 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
         for number in _numbers(filesystem, f"{root}/{COMMITS}", _IS_COMMIT)
         if number > checkpoint and (upto is None or number <= upto)
     )
-    # A stray file name may have any number, so only the gaps are examined.
+    # Only gaps between numbers are examined, because a stray file's name may contain any number.
     last = numbers[-1] if numbers else checkpoint
     missing = last - checkpoint - len(numbers)
     gaps = (number for number, found in enumerate(numbers, checkpoint + 1) if number != found)
@@ -158,7 +160,7 @@ def _read_from(filesystem: fs.FileSystem, root: str, newest: int, upto: int | No
 
 
 def _newest_readable(filesystem: fs.FileSystem, root: str) -> Log:
-    """Return the newest readable checkpoint; the empty log if there is none."""
+    """Return the newest readable checkpoint, or the empty log if there is none."""
     for number in sorted(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), reverse=True):
         try:
             return _read_checkpoint(filesystem, f"{root}/{checkpoint_path(number)}", number)
@@ -193,7 +195,7 @@ def _damaged(root: str, number: int) -> ArchiveError:
 
 
 def last_checkpoint(filesystem: fs.FileSystem, root: str) -> int:
-    """Return the number of the newest checkpoint; -1 if there is none."""
+    """Return the number of the newest checkpoint, or -1 if there is none."""
     return max(_numbers(filesystem, f"{root}/{CHECKPOINTS}", _IS_CHECKPOINT), default=-1)
 
 
@@ -211,13 +213,13 @@ def checkpoint_path(number: int) -> str:
 
 
 def _numbers(filesystem: fs.FileSystem, directory: str, form: re.Pattern[str]) -> list[int]:
-    """Return the numbers of the files. Other names, such as files of a killed job, are ignored."""
+    """Return the numbers in the names of the files. Other names, such as temporary files, are ignored."""
     names = (info.base_name for info in listing(filesystem, directory))
     return [int(found[1]) for name in names if (found := form.fullmatch(name))]
 
 
 def listing(filesystem: fs.FileSystem, path: str, *, recursive: bool = False) -> list[fs.FileInfo]:
-    """Return the entries of a directory; none if the directory does not exist."""
+    """Return the entries of a directory, or none if the directory does not exist."""
     selector = fs.FileSelector(path, allow_not_found=True, recursive=recursive)
     infos: list[fs.FileInfo] = filesystem.get_file_info(selector)
     return infos
@@ -254,10 +256,11 @@ def _after(before: Log, commits: Sequence[dict[str, Any]]) -> Log:
 
 
 def _folded(ranges: pa.Table) -> pa.Table:
-    """Merge adjacent ranges of a queue, except for the newest ones.
+    """Merge adjacent ranges of a queue, except for the newest ranges.
 
-    A merged range has the newest of the batches and the sums of the counts, but not `seconds`, which belonged
-    to one batch. Lost ranges are kept separate, and so is the beginning of a queue's next life.
+    A merged range has the newest of the batch numbers and the sums of the counts. It has no `seconds`, which
+    belong to one batch. Lost ranges are not merged, and neither is the first range after a queue was
+    replaced.
     """
     if ranges.num_rows <= DETAILED:
         return ranges
@@ -293,8 +296,8 @@ def _folded(ranges: pa.Table) -> pa.Table:
 def checkpoint_content(now: Log, time: datetime) -> bytes:
     """Return a Parquet file with one row, whose columns are lists of the log's rows.
 
-    The metadata contains the SHA-256 of the file, computed with zeros in its place: a flipped bit would
-    change the list of files without any other sign.
+    The metadata contains the SHA-256 of the file, computed with zeros in the place of the hash. Without it, a
+    flipped bit could change the list of files unnoticed.
     """
     remembered = pc.greater(now.removed["time"], pa.scalar(time - REMEMBERED, pa.timestamp("ms", "UTC")))
     tables = {
@@ -328,7 +331,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     with filesystem.open_input_stream(path) as stream:
         content = stream.read()
     file = pq.ParquetFile(pa.BufferReader(content))
-    given = (file.metadata.metadata or {}).get(_SUM)  # None: the file is older than the checksums
+    given = (file.metadata.metadata or {}).get(_SUM)  # None if the file is older than checksums
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):
@@ -350,8 +353,8 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
 class Checkpoints:
     """A writer of a checkpoint every CHECKPOINT_EVERY commits.
 
-    A failed checkpoint does not fail its commit: `problem` has the reason, and the checkpoint is retried
-    after CHECKPOINT_EVERY further commits and by the next run.
+    If a checkpoint fails, its commit does not: `problem` has the reason, and the checkpoint is retried after
+    CHECKPOINT_EVERY further commits and by the next run.
     """
 
     def __init__(self) -> None:
@@ -365,7 +368,10 @@ class Checkpoints:
     def after(
         self, number: int, filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes], object]
     ) -> None:
-        """Write a checkpoint if commit `number` makes one due. `create` creates a complete file or none."""
+        """Write a checkpoint if one is due after commit `number`.
+
+        `create` must create a complete file or none.
+        """
         if number < self._last + CHECKPOINT_EVERY:
             return
         self._last, self.problem = number, None
@@ -393,8 +399,8 @@ def _sum_up(filesystem: fs.FileSystem, root: str, create: Callable[[str, bytes],
 def _covered(filesystem: fs.FileSystem, root: str, before: int) -> list[str]:
     """Return the paths that may be deleted after a checkpoint was written.
 
-    These are commits older than a day that the previous checkpoint `before`, from which the log was just
-    read, also covers, and earlier checkpoints. The age is by the clock of the file store.
+    These are earlier checkpoints, and commits older than a day that are also covered by the previous
+    checkpoint `before`, from which the log was just read. The age is measured by the clock of the file store.
     """
     written = {
         int(found[1]): info.mtime

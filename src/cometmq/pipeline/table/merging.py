@@ -1,9 +1,9 @@
 """The part of a compaction that runs in Spark's workers: merge many small files of one hour.
 
-Merged files are about as large as the target, with rows in order of queue and offset. A file has a range of
-rows for each queue that its task read. The ranges of all files are sorted, and their rows are copied one
-range after the other. Memory is limited: only some of the decoded row groups are cached, the others are
-decoded again.
+Merged files are about as large as the target size, with rows in the order of queue and offset. A file has one
+range of rows for each queue that its task read. The ranges of all files are sorted, and their rows are copied
+range by range. Memory is limited because only some of the decoded row groups are cached; a row group outside
+the cache is decoded again when it is needed.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _ORDER = ["broker_name", "queue_id", "queue_offset"]
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Files of one topic, day and hour to merge. `uri` and `staging` are those of ArchiveTable."""
+    """Files of one topic, day and hour to merge.
+
+    `uri` and `staging` have the meaning that ArchiveTable gives them.
+    """
 
     uri: str
     staging: str
@@ -94,7 +97,8 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
         order = file.read_row_group(group, columns=_ORDER).combine_chunks()
         brokers = order["broker_name"].combine_chunks().dictionary_encode()
         queues, offsets = order["queue_id"].to_numpy(), order["queue_offset"].to_numpy()
-        # In a queue that was deleted and created again, lower offsets follow higher ones.
+        # In a queue that was deleted and created again, lower offsets follow higher offsets. Each decrease
+        # begins a new life.
         lives = np.cumsum(np.diff(offsets, prepend=offsets[:1]) < 0)
         for start, stop in runs(brokers.indices.to_numpy(), queues, lives):
             broker_name = brokers.dictionary[int(brokers.indices[start].as_py())].as_py()
@@ -104,10 +108,10 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
 
 
 class _RowGroups:
-    """A reader of row groups with a cache of limited size for those that are needed again.
+    """A reader of row groups, with a cache of limited size for row groups that will be needed again.
 
-    Ranges pass through all files for each queue, so evicting the least recently used row group would evict
-    the one that is needed next.
+    The merge passes through all files for each queue, so the least recently used row group is the one that
+    will be needed next. The cache therefore does not evict it.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class _RowGroups:
         self._bytes = 0
 
     def rows(self, stretch: Stretch) -> pa.Table:
-        """Return the rows of a range, copied so that they hold no other memory."""
+        """Return the rows of a range, copied so that they do not keep the row group in memory."""
         key = (stretch.path, stretch.group)
         table = self._kept.get(key)
         if table is None:

@@ -1,7 +1,7 @@
 """The operation of object stores that pyarrow's file systems lack: create an object unless it exists.
 
-The operation makes a commit exclusive where files cannot be locked or renamed. S3 supports it as PutObject
-with `If-None-Match: *` (since August 2024), Google's store as a precondition on the generation.
+The operation makes commits exclusive on stores where files cannot be locked or renamed. S3 supports it as
+PutObject with `If-None-Match: *` (since August 2024), and Google's store as a precondition on the generation.
 """
 
 from __future__ import annotations
@@ -17,16 +17,17 @@ from pyarrow import fs
 from cometmq.errors import ConfigError
 
 ConditionalPut = Callable[[str, bytes], bool]
-"""A function that creates an object from a path (`bucket/key`) and content.
+"""A function that creates an object, called with a path (`bucket/key`) and the content.
 
 It returns whether the object was created, and raises OSError if that is unknown.
 """
 
 
 def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | None:
-    """Return the function for the object store of this URI; None for file systems, which rename instead.
+    """Return the function for the object store of this URI, or None for file systems, which rename instead.
 
-    obstore receives the settings that pyarrow reads from the URI. Both read the others from the environment.
+    obstore receives the settings that pyarrow reads from the URI. Both libraries read all other settings from
+    the environment.
     """
     stores = {"s3": _s3_store, "gcs": _google_store}
     if filesystem.type_name not in stores:
@@ -45,7 +46,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
         except AlreadyExistsError:
             return False
         except (BaseError, PermissionError, FileNotFoundError) as error:
-            # The rest of obstore's text is a dump of the request in many lines.
+            # Only the first line is used, because the rest of obstore's text is a long dump of the request.
             raise OSError(str(error).partition("\n")[0]) from None
         return True
 
@@ -53,7 +54,7 @@ def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | Non
 
 
 def s3_settings(uri: str, filesystem: fs.S3FileSystem) -> dict[str, str]:
-    """Return the URI's settings under the names of Rust's object_store, for obstore and deltalake."""
+    """Return the URI's settings with the names that Rust's object_store uses, for obstore and deltalake."""
     parts = urlsplit(uri)
     given = dict(parse_qsl(parts.query))
     endpoint = given.get("endpoint_override")
@@ -99,8 +100,8 @@ _OPTIONS = re.compile(r"(://[^,?#]*)[?#][^,]*")
 def without_user(uri: str) -> str:
     """Return a path, a URI or a list of these without key and secret.
 
-    Secrets may contain a `/`: the key begins after `://`, and the last `@` before the next URI ends the
-    secret.
+    A secret may contain a `/`. Therefore the text from `://` to the last `@` before the next URI counts as
+    key and secret.
     """
     return _USER.sub("", uri)
 
@@ -111,6 +112,6 @@ def shown(uri: str) -> str:
 
 
 def joined(uri: str, name: str) -> str:
-    """Return a path or URI with `name` appended to the path, before a URI's options."""
+    """Return a path or URI with `name` appended to its path; a URI's options stay at the end."""
     path, mark, options = uri.partition("?") if "://" in uri else (uri, "", "")
     return f"{path.rstrip('/')}/{name}{mark}{options}"

@@ -1,8 +1,8 @@
-"""Record batches to Parquet files by topic, day and hour of store time (UTC): the output of an archive task.
+"""A writer of record batches to Parquet files by topic, day and hour of store time (UTC), for archive tasks.
 
 This module runs in Spark's Python workers. Rows keep their order (queue, offset). A row group is written when
-about 64 MiB are buffered for its file, and a file is closed at about 256 MiB. Memory is limited by closing
-the files with the largest buffers first.
+about 64 MiB are buffered for its file, and a file is closed at about 256 MiB. When the buffers of all files
+reach their limit, the files with the largest buffers are closed first.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class StagedFile:
         self._rows = 0
 
     def write(self, table: pa.Table) -> int:
-        """Write the rows as one row group. Return the bytes of the file so far."""
+        """Write the rows as one row group. Return the size of the file so far, in bytes."""
         self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         self._rows += table.num_rows
         return int(self._stream.tell())
@@ -73,7 +73,7 @@ class StagedFile:
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores make it durable when it is closed
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores make a file durable on close
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}
@@ -90,10 +90,10 @@ class _OpenFile:
 
 
 class PartitionWriter:
-    """A writer of batches with the columns `topic`, `store_timestamp` and others.
+    """A writer of batches that have the columns `topic`, `store_timestamp` and others.
 
-    `topic` is only part of the path, unless `topic_in_files` is set. After `close`, `files` describes the
-    finished files like StagedFile, with their topic, dt and hour.
+    `topic` is only part of the path, unless `topic_in_files` is set. After `close`, `files` has an entry for
+    each finished file: that of StagedFile, with topic, dt and hour.
     """
 
     def __init__(
@@ -165,13 +165,16 @@ class PartitionWriter:
         self.files.append(file.file.close() | facts)
 
     def close(self) -> None:
-        """Finish all files. Not called after an error, because files without a commit are deleted."""
+        """Finish all files.
+
+        After an error it need not be called, because files without a commit are deleted.
+        """
         for file in list(self._open.values()):
             self._close(file)
 
 
 def leaves(path: str, kind: pa.DataType) -> list[str]:
-    """Return Parquet's names of the columns that form a nested column."""
+    """Return the names that Parquet gives to the columns of which a nested column consists."""
     if pa.types.is_struct(kind):
         return [leaf for field in kind for leaf in leaves(f"{path}.{field.name}", field.type)]
     if pa.types.is_list(kind):
@@ -182,7 +185,7 @@ def leaves(path: str, kind: pa.DataType) -> list[str]:
 
 
 def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]]:
-    """Yield (partition, first row, last row + 1) of each range of rows that belong to one file."""
+    """Yield (partition, first row, last row + 1) for each range of rows that belong to the same file."""
     if not batch.num_rows:
         return
     hours = batch.column("store_timestamp").cast(pa.int64()).to_numpy() // _HOUR_US
@@ -193,7 +196,7 @@ def partition_runs(batch: pa.RecordBatch) -> Iterator[tuple[Partition, int, int]
 
 
 def runs(*columns: npt.NDArray[Any]) -> Iterator[tuple[int, int]]:
-    """Yield (first row, last row + 1) of each range of rows in which all columns are constant."""
+    """Yield (first row, last row + 1) for each range of rows in which all columns keep their values."""
     count = len(columns[0])
     change = np.zeros(count, bool)
     for column in columns:

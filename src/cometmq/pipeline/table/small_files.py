@@ -13,7 +13,10 @@ from cometmq.pipeline.base.errors import ArchiveError
 
 
 def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
-    """Return the object in a file; None if there is no file. Raises ArchiveError for other content."""
+    """Return the JSON object in a file, or None if there is no file.
+
+    Raises ArchiveError for other content.
+    """
     try:
         with filesystem.open_input_stream(path) as stream:
             content = stream.read()
@@ -29,13 +32,13 @@ def read_json(filesystem: fs.FileSystem, path: str) -> dict[str, Any] | None:
 
 
 def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) -> None:
-    """Replace the content of a file by one line of JSON. A reader sees the old content or the new."""
+    """Replace the content of a file by one line of JSON. A reader sees either the old or the new content."""
     replace_file(filesystem, path, json.dumps(content).encode() + b"\n")
 
 
 def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
-    """Replace a file. A reader sees the old content or the new."""
-    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show a file only when it is complete
+    """Replace the content of a file. A reader sees either the old or the new content."""
+    local = isinstance(filesystem, fs.LocalFileSystem)  # other stores show only complete files
     where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
     if local:
         filesystem.create_dir(os.path.dirname(path), recursive=True)
@@ -48,7 +51,7 @@ def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
 
 
 def sync_local(path: str) -> None:
-    """Make a local file, or the names in a local directory, durable."""
+    """Make the content of a local file, or the list of names in a local directory, durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """The part of the archive job that runs in Spark's workers: pull, decode and write Parquet, in one task.
 
-The bytes never pass through the JVM: the driver receives only a description of the written files. Sending
-them through Spark's own Parquet writer costs 3 to 5 times as much (docs/pipeline.md).
+The messages never pass through the JVM: the driver receives only a description of the written files. Spark's
+own Parquet writer would cost 3 to 5 times as much (docs/pipeline.md).
 """
 
 from __future__ import annotations
@@ -47,12 +47,15 @@ _QUARANTINE_SCHEMA = pa.schema(
 _BAD_FIELDS = ("queue_offset", "physical_offset", "stage", "problem", "raw")
 _QUARANTINE_BYTES = 16 * 1024 * 1024  # maximum bytes of bad records that wait to be written
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_ROW_BYTES = 1024  # upper estimate of a row's size in bytes besides its record
+_ROW_BYTES = 1024  # upper estimate of a row's size in bytes, without its record
 
 
 @dataclass(frozen=True, slots=True)
 class ArchiveTask:
-    """The work of one task. `staging`: the result of ArchiveTable.staging; `addresses`: by broker name."""
+    """The work of one task.
+
+    `staging` is the result of ArchiveTable.staging, and `addresses` has the brokers' addresses by name.
+    """
 
     batch: int
     ranges: list[QueueRange]
@@ -71,7 +74,7 @@ class ArchiveTask:
 class QueueCount:
     """The counts of a task for one queue.
 
-    Times are in ms, None without records; bytes are those in the store.
+    Times are in ms, or None if there are no records. Bytes are sizes in the broker's store.
     """
 
     records: int = 0
@@ -109,7 +112,7 @@ def run_task(task: ArchiveTask) -> TaskResult:
 
 @contextmanager
 def full_disk_named(output: str) -> Iterator[None]:
-    """Raise ArchiveError for a full disk, so that Spark does not retry."""
+    """Convert the error of a full disk to ArchiveError, so that Spark does not retry the task."""
     try:
         yield
     except OSError as error:
@@ -164,9 +167,9 @@ def _count(batch: pa.RecordBatch, queues: dict[MessageQueue, QueueCount]) -> Non
 
 
 class Quarantine:
-    """A writer of bad records to one staged file, which is created for the first of them.
+    """A writer of bad records to one staged file, which is created for the first record.
 
-    All records of a topic may be bad, so only some are held in memory.
+    Only some records are held in memory, because all records of a topic may be bad.
     """
 
     def __init__(self, filesystem: fs.FileSystem, root: str, staging: str, batch: int) -> None:
