@@ -1,6 +1,6 @@
-"""The console as a server: the web framework with the pages, behind the gate.
+"""The console as a server: the web framework with the pages, behind the access check (auth/gate.py).
 
-The framework stores its pages in globals, so a process can run only one console.
+The framework stores its pages in global variables, so a process can run only one console.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ MAX_CONNECTIONS = 1000
 MAX_WEBSOCKET_MESSAGE_BYTES = 1 << 20
 RECONNECT_TIMEOUT_S = 10.0
 EXPIRY_INTERVAL_S = 30.0
-"""Interval of the check for expired sessions."""
+"""Interval, in seconds, between two checks for expired sessions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class ConsoleOptions:
 
     Attributes:
         namesrv: Name servers; None for the default of the client.
-        data: Directory of accounts and audit log.
+        data: Directory of the accounts and the audit log.
         host: Address to listen on.
         port: Port to listen on; 0 for any free port.
         names: Additional host names under which browsers reach the console.
@@ -85,9 +85,9 @@ class ConsoleOptions:
 
 
 class Console:
-    """A console; `await start()`, `await stop()`.
+    """A console, which `await start()` starts and `await stop()` stops.
 
-    `password` is that of the first account if `start` created it.
+    If `start` created the first account, `password` is the password of that account.
     """
 
     def __init__(self, options: ConsoleOptions) -> None:
@@ -109,7 +109,7 @@ class Console:
         self._expiry: Periodic | None = None
 
     async def start(self) -> None:
-        """Start to listen, and create the first account if there is none. Raises ConsoleError, OSError."""
+        """Create the first account if there is none, and start to listen. Raises ConsoleError and OSError."""
         self.password = await asyncio.to_thread(self.services.accounts.make_first)
         texts.table()
         tls = self._tls()
@@ -125,7 +125,8 @@ class Console:
             limit_concurrency=MAX_CONNECTIONS,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             timeout_graceful_shutdown=2,
-            # By default the server would trust these headers from every process on this machine.
+            # By default, the server would trust these headers from every process on this machine, so they are
+            # enabled only for configured proxies.
             proxy_headers=bool(self.options.proxies),
             forwarded_allow_ips=self._proxies(),
             lifespan="on",
@@ -156,7 +157,7 @@ class Console:
 
     @property
     def url(self) -> str:
-        """Address of the console for a browser on this machine."""
+        """The address at which a browser on this machine reaches the console."""
         host = HOST if self.options.host in (*LOOPBACK, *ANY) else self.options.host
         return f"{'https' if self.options.cert else 'http'}://{host}:{self.port}/"
 
@@ -171,8 +172,8 @@ class Console:
             names.add(self.options.host)
         hosts = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
         permitted = {f"{host}:{self.port}" for host in hosts}
-        # A proxy may have another port, and browsers omit the default port, so names without a port are
-        # permitted.
+        # Names without a port are permitted, too, because a proxy may use another port, and browsers omit the
+        # default port.
         permitted |= set(self.options.names)
         if self.port == (443 if self.options.cert else 80):
             permitted |= hosts
@@ -211,13 +212,13 @@ class Console:
     def _application(self, secure: bool) -> Any:
         ui.add_head_html(HEAD, shared=True)
         framework.add_static_files("/static", STATIC)
-        # Without this route, the framework would build the page for unknown paths even for requests without a
+        # Without this route, the framework would build its page for unknown paths even if the request has no
         # session.
         framework.add_route("/_nicegui/{path:path}", _no_file)
         for each in (*PAGES, not_found_page):
             self._serve(each)
         core.app.config.socket_io_js_transports = ["websocket"]
-        core.sio.on("log", lambda *_args: None)  # the framework would write text of browsers into the log
+        core.sio.on("log", lambda *_args: None)  # otherwise browsers could write text into the server's log
         for event in ("handshake", "event", "javascript_response", "ack"):
             core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
@@ -273,10 +274,11 @@ async def not_found_page(view: View, **_parts: str) -> None:
 
 
 def _of_its_page(handle: Callable[[str, Any], Any]) -> Callable[[str, Any], Awaitable[Any]]:
-    """Return a handler that only accepts events of the page to which the connection belongs.
+    """Return a handler that only accepts events for the page to which the connection belongs.
 
     Otherwise the framework would execute an event for any page that the event names, with the permissions of
-    that page's session. Events with wrong fields are dropped: the framework would log a traceback for each.
+    that page's session. Events with invalid fields are dropped, because the framework would log a traceback
+    for each of them.
     """
 
     async def checked(sid: str, event: Any) -> Any:
@@ -299,7 +301,7 @@ async def _no_file(_request: Request) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """The web server without signal handlers, which the command installs."""
+    """The web server without its own signal handlers; the command installs others."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

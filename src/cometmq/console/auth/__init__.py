@@ -1,1 +1,1 @@
-"""Access to the console, independent of the web framework: accounts, sessions, the audit log."""
+"""Access to the console: accounts, sessions and the audit log. Independent of the web framework."""

@@ -30,25 +30,25 @@ log = logs.logger(__name__)
 FIRST_NAME = "admin"
 MIN_PASSWORD_LENGTH = 12
 MAX_PASSWORD_LENGTH = 256
-"""Maximum characters of a password: longer passwords would only make hashing slower."""
+"""Maximum length of a password. A limit is needed because the hashing of very long passwords is slow."""
 MAX_ACCOUNTS = 1000
 MAX_NAME_LENGTH = 64
 _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
-_MAX_CONCURRENT_HASHES = 2  # each hash takes 64 MiB of memory and 0.1 s
+_MAX_CONCURRENT_HASHES = 2  # limited because each hash takes 64 MiB of memory and 0.1 s
 _MAX_WAITING_LOGINS = 32
-_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # tries to lock the file: a change takes a few milliseconds
+_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file; a change takes a few milliseconds
 
 
 class Role(StrEnum):
-    """Permission of a user: view, or view and change."""
+    """What a user may do: view only, or view and change."""
 
     READER = "reader"
     ADMIN = "admin"
 
 
 class Account(msgspec.Struct, frozen=True):
-    """An account. hash: Argon2's text form, with its parameters and salt."""
+    """An account. `hash` is Argon2's text form, which contains its parameters and the salt."""
 
     hash: str
     role: Role
@@ -59,21 +59,21 @@ class AccountError(ConsoleError):
 
 
 class AccountChanged(AccountError):
-    """Another user has created, changed or removed the account meanwhile. problem: the account's name."""
+    """Another user has created, changed or removed the account meanwhile. `problem` is the account's name."""
 
     def __str__(self) -> str:
         return f"{self.problem!r} was changed by another user at the same time"
 
 
 class TooBusy(CometError):
-    """Too many logins are in progress."""
+    """Too many logins are in progress at the same time."""
 
     def __str__(self) -> str:
         return "too many logins are in progress"
 
 
 class Accounts:
-    """The accounts of a file that several processes may change."""
+    """The accounts in a file that several processes may change."""
 
     def __init__(self, path: Path, hasher: PasswordHasher | None = None) -> None:
         self._path = path
@@ -82,13 +82,14 @@ class Accounts:
         self._seen: tuple[int, int, int] | None = None
         self._gate = asyncio.Semaphore(_MAX_CONCURRENT_HASHES)
         self._waiting = 0
-        # The check of an unknown name takes as much time as that of a known one.
+        # The password for an unknown name is compared with this hash, so that the time of the check does not
+        # show whether a name exists.
         self._dummy_hash = self._hasher.hash(secrets.token_urlsafe(_SECRET_BYTES))
 
     # -- reading
 
     def get(self, name: str) -> Account | None:
-        """Return an account from the file; None for an unknown name. Raises AccountError."""
+        """Return an account from the file, or None for an unknown name. Raises AccountError."""
         self._read()
         return self._known.get(name)
 
@@ -98,19 +99,19 @@ class Accounts:
         return sorted(self._known)
 
     def browser_token(self, name: str) -> str:
-        """Return the cookie that identifies a browser in which the account has logged in before.
+        """Return the value of the cookie that shows that the account has logged in with this browser before.
 
-        It can only be computed from the file, and it changes with the password. Raises AccountError.
+        The value can only be computed from the file, and it changes with the password. Raises AccountError.
         """
         account = self.get(name)
         key = account.hash if account is not None else self._dummy_hash
         return hmac.digest(key.encode(), f"browser of {name}".encode(), "sha256").hex()
 
     async def check_password(self, name: str, password: str, *, known: bool = False) -> Account | None:
-        """Return the account if the password is correct. Raises TooBusy, AccountError.
+        """Return the account if the password is correct, else None. Raises TooBusy and AccountError.
 
-        known: whether the browser has the account's token. Such logins have priority when many are in
-        progress.
+        `known` means that the browser has the account's token. Logins from such browsers have priority when
+        many logins are in progress.
         """
         account = self.get(name)
         stored_hash = account.hash if account is not None else self._dummy_hash
@@ -161,13 +162,13 @@ class Accounts:
         try:
             self.replace(FIRST_NAME, None, account)
         except AccountChanged:
-            return None  # another console that is starting has created it
+            return None  # another starting console has created the account
         return password
 
     def put(self, name: str, role: Role, password: str | None = None) -> str:
-        """Create an account, or set its password and role; return the password, which is not stored.
+        """Create an account, or set its password and role. Return the password, which is not stored.
 
-        password: None for a generated one. Raises AccountError.
+        If `password` is None, a password is generated. Raises AccountError.
         """
         password, account = self.prepare(name, role, password)
         with self._exclusive():
@@ -175,9 +176,9 @@ class Accounts:
         return password
 
     def prepare(self, name: str, role: Role, password: str | None = None) -> tuple[str, Account]:
-        """Return the password and the account that `put` would write, for `replace`. Raises AccountError.
+        """Return the password and the account that `put` would write, so that `replace` can write it.
 
-        Hashing takes 0.1 s: call it in a thread.
+        Hashing takes 0.1 s, so call this in a thread. Raises AccountError.
         """
         if not _NAME.fullmatch(name):
             raise AccountError(f"{name!r} is not a valid name: 1 to {MAX_NAME_LENGTH} of A-Z a-z 0-9 . _ @ -")
@@ -190,7 +191,7 @@ class Accounts:
     def replace(self, name: str, before: Account | None, account: Account) -> None:
         """Write a prepared account in place of `before`, which is None for a new name.
 
-        Raises AccountChanged if the file has another value than `before`, and AccountError.
+        Raises AccountChanged if the account in the file differs from `before`, and AccountError.
         """
         with self._exclusive():
             if self._known.get(name) != before:
@@ -198,19 +199,25 @@ class Accounts:
             self._change({**self._known, name: account})
 
     def set_role(self, name: str, role: Role) -> None:
-        """Change the role of an account; its sessions end. Raises AccountError as `remove` does."""
+        """Change the role of an account, which ends the account's sessions.
+
+        Raises AccountError as `remove` does.
+        """
         with self._exclusive():
             self._change({**self._known, name: Account(self._existing(name).hash, role)})
 
     def remove(self, name: str) -> None:
-        """Remove an account; its sessions end. Raises AccountError for an unknown one and the last admin."""
+        """Remove an account, which ends its sessions.
+
+        Raises AccountError for an unknown account, and for the last administrator.
+        """
         with self._exclusive():
             self._existing(name)
             self._change({each: account for each, account in self._known.items() if each != name})
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:
-        """Hold the lock of the file, with the accounts read from it."""
+        """Lock the file for the time of the `with` body, and yield the accounts read from it."""
         unlock = self._locked()
         try:
             self._read()
@@ -236,7 +243,10 @@ class Accounts:
         return self._known[name]
 
     def _change(self, accounts: dict[str, Account]) -> None:
-        """Write the accounts. Raises AccountError if no admin would remain, or there would be too many."""
+        """Write the accounts to the file.
+
+        Raises AccountError if no administrator would remain, or if there would be too many accounts.
+        """
         if len(accounts) > max(MAX_ACCOUNTS, len(self._known)):
             raise AccountError(f"the limit of {MAX_ACCOUNTS} accounts is reached")
         admins = [name for name, account in self._known.items() if account.role is Role.ADMIN]

@@ -1,4 +1,4 @@
-"""Limit of failed logins by address and by account, in a bounded table."""
+"""A limit for failed logins, by address and by account, in a table of limited size."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from ipaddress import ip_address
 
 MAX_KEYS = 10_000
-_IPV6_NETWORK_BITS = 64  # bits of the network that one user of IPv6 has
+_IPV6_NETWORK_BITS = 64  # number of bits that identify the network of one IPv6 user
 
 
 class Attempts:
-    """Permits `burst` failures per key, and one more every `refill_s` seconds.
+    """A limiter that permits `burst` failures per key, and one more every `refill_s` seconds.
 
-    Beyond `max_keys` the key whose last failure is the oldest is removed.
+    When there are more than `max_keys` keys, the key whose last failure is the oldest is removed.
     """
 
     def __init__(
@@ -29,28 +29,29 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # time at which the failures no longer count
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # when a key's failures no longer count
 
     def __len__(self) -> int:
         return len(self._free_at)
 
     def wait_s(self, key: str) -> float:
-        """Return the seconds until a login with this key is permitted; 0 if it is permitted now."""
+        """Return for how many seconds a login with this key is refused; 0 if it is permitted now."""
         left = self._free_at.get(key, 0.0) - self._clock()
         return max(0.0, left - (self._burst - 1) * self._refill_s)
 
     def failed(self, key: str) -> None:
-        """Count a failed login of the key."""
+        """Count a failed login with the key."""
         now = self._clock()
         self._free_at[key] = max(self._free_at.pop(key, now), now) + self._refill_s
         while len(self._free_at) > self._max_keys:
             self._free_at.popitem(last=False)
 
     def passed(self, key: str) -> None:
-        """Remove one failure of the key.
+        """Remove one failure of the key, after a successful login.
 
-        Removing all failures would permit the owner of an account unlimited tries at other accounts, and an
-        attacker new tries after each login of the owner.
+        The other failures remain. Otherwise a user could try passwords of other accounts without limit by
+        logging in to the own account in between, and an attacker could try again after each login of the
+        account's owner.
         """
         left = self._free_at.pop(key, 0.0) - self._refill_s
         if left > self._clock():
@@ -58,13 +59,13 @@ class Attempts:
 
 
 def address_key(address: str) -> str:
-    """Return the part of an address that its user cannot choose: the network of an IPv6 address."""
+    """Return the part of an address that a client cannot choose: for IPv6, the network part."""
     try:
         found = ip_address(address)
     except ValueError:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # the address of an IPv4 client if the console listens on `::`
+    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::` has such an address
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

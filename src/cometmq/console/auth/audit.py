@@ -21,7 +21,7 @@ MAX_FILES = 8
 MAX_FIELD_LENGTH = 1024
 MAX_NEWEST = 1000
 BEGUN = "begun"
-"""Result of an action that is about to be executed."""
+"""Result in the entry of an action that is about to be executed."""
 
 
 class AuditError(ConsoleError):
@@ -34,7 +34,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         at: Milliseconds since 1970.
         address: IP address of the browser.
-        target: Name of the object of the action, for example a topic.
+        target: Name of the object that the action changes, for example a topic.
         details: Parameters of the action, without secrets.
         result: `ok`, `refused`, BEGUN, or an error text.
     """
@@ -49,7 +49,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Audit:
-    """The audit log. Full files are renamed to `audit.jsonl.1` and so on; the oldest is deleted."""
+    """The audit log. A full file is renamed to `audit.jsonl.1` and so on; the oldest file is deleted."""
 
     def __init__(self, path: Path, *, file_bytes: int = MAX_FILE_BYTES, files: int = MAX_FILES) -> None:
         self._path = path
@@ -67,7 +67,7 @@ class Audit:
         details: dict[str, str] | None = None,
         result: str = "ok",
     ) -> bool:
-        """Write an entry after an action, as `record` does, and return whether it was written."""
+        """Write an entry after an action. Return whether it was written, instead of raising AuditError."""
         try:
             self.record(user, address, action, target, details, result)
         except AuditError:
@@ -83,7 +83,7 @@ class Audit:
         details: dict[str, str] | None = None,
         result: str = BEGUN,
     ) -> None:
-        """Write an entry before an action, which must not be executed if this raises AuditError."""
+        """Write an entry before an action. If this raises AuditError, the action must not be executed."""
         entry = Entry(
             at=int(time.time() * 1000),
             user=user[:MAX_FIELD_LENGTH],
@@ -115,7 +115,7 @@ class Audit:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # a full disk or a kill may have left a partial line
+                line = b"\n" + line  # ends a partial line that a full disk or a kill has left
             if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

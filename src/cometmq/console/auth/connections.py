@@ -1,7 +1,7 @@
 """Time limits of connections.
 
-The number of connections is limited, and a client that sends no request, or sends its headers byte by byte,
-would otherwise occupy one forever.
+Without them, a client that sends no request, or sends its headers byte by byte, would occupy one of the
+limited number of connections forever.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from collections.abc import Callable
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADERS_TIMEOUT_S = 10.0
-"""Maximum seconds from a connection's start, or a response's end, to the headers of the next request."""
+"""Maximum time, in seconds, until the headers of a request have arrived.
+
+The time begins with the connection or with the end of the previous response.
+"""
 EXCHANGE_TIMEOUT_S = 300.0
-"""Maximum seconds from the headers of a request to the end of its response."""
+"""Maximum time, in seconds, from the headers of a request to the end of its response."""
 
 
 class TimedProtocol(HttpToolsProtocol):
@@ -35,7 +38,7 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # otherwise the next request has begun
+        if self.cycle.response_complete:  # false if the next request has already begun
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:
@@ -49,7 +52,8 @@ class TimedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _close(self) -> None:
-        # The client may still read the written bytes until the second timeout.
+        # The connection is closed gracefully, so that the client can still read bytes that are already
+        # written. It is aborted if this takes too long.
         self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
         self.transport.close()
 

@@ -1,9 +1,10 @@
-"""The access check of every request: an ASGI application around that of the pages.
+"""The access check of every request: an ASGI application around the application of the pages.
 
-Requests with a session pass; all others get the login page. The gate refuses unknown host names (otherwise a
-page of another site could reach a console on this machine under that site's name), forms and connections of
-other sites, and logins after too many failures. The connection of a page is permitted by the page's id, a
-secret of the session that requested the page. The headers of pages forbid foreign scripts and frames.
+Requests with a session are passed on; all other requests get the login page. The gate refuses requests with
+unknown host names, because the page of another site could otherwise reach a console on this machine under the
+site's own name. It also refuses forms and connections from pages of other sites, and logins after too many
+failures. The connection of a page is permitted by the page's id, which is a secret of the session that
+requested the page. The response headers forbid scripts and frames of other sites.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ from cometmq.console.auth.sessions import Session, Sessions
 log = logs.logger(__name__)
 
 PUBLIC = ("/_nicegui/", "/static/")
-"""Static files of the framework and the console, served without a session."""
+"""Paths of static files of the framework and the console, which are served without a session."""
 SOCKET_PREFIX = "/_nicegui_ws/"
 YEAR_S = 365 * 86_400
 LOGIN, LOGOUT, ALIVE = "/login", "/logout", "/alive"
 SESSION = "cometmq.session"
-"""Key of the session in the state of a page's request."""
+"""Key under which the state of a page's request holds the session."""
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
-_MAX_ADDRESS_LENGTH = 64  # maximum characters, because a proxy may pass on any text
-_SESSION_ENDED, _BAD_FRAME = 4401, 4400  # close codes of the connection of a page
-_USER_EVENT = '42["event"'  # beginning of the frame that a page sends when its user clicks or types
-# The framework compiles its templates and runs calls of the console in the browser, which requires eval.
-# Scripts of other sites, and scripts in the page without the nonce, do not run.
+_MAX_ADDRESS_LENGTH = 64  # maximum length, because a proxy may pass on any text as the address
+_SESSION_ENDED, _BAD_FRAME = 4401, 4400  # codes with which a page's connection is closed
+_USER_EVENT = '42["event"'  # start of the frame that a page sends when its user clicks or types
+# The policy permits eval, because the framework compiles its templates and runs calls of the console in the
+# browser. It forbids scripts of other sites, and scripts in the page that lack the nonce.
 _POLICY = (
     "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data:; font-src 'self' data:; connect-src 'self' ws://{host} wss://{host}; "
@@ -58,15 +59,15 @@ _ALWAYS = (
 
 @dataclass(eq=False)
 class Gate:
-    """The access check of the console, an ASGI application around that of the pages.
+    """The access check of the console, an ASGI application around the application of the pages.
 
     Attributes:
         hosts: Permitted Host headers, `name:port` in lower case.
-        port: Part of the names of cookies, which browsers share between ports.
-        secure: The console has a TLS certificate.
+        port: Part of the names of cookies, because browsers share cookies between the ports of a host.
+        secure: Whether the console has a TLS certificate.
         by_address: Failed logins by address.
         by_account: Failed logins by account.
-        by_known: Failed logins by account, in browsers that have logged in to it before.
+        by_known: Failed logins by account, from browsers that have logged in to the account before.
     """
 
     app: App
@@ -105,9 +106,12 @@ class Gate:
     def _set_cookie(
         self, name: str, value: str, *, secure: bool = False, age_s: int | None = None
     ) -> tuple[str, str]:
-        """Return a Set-Cookie header, for no scripts or other sites; an empty value deletes the cookie.
+        """Return a Set-Cookie header. Scripts and other sites cannot use the cookie.
 
-        secure: a proxy uses TLS. age_s: lifetime in seconds; None: until the browser is closed.
+        An empty value deletes it.
+
+        `secure` means that a proxy uses TLS. `age_s` is the lifetime in seconds; None means until the browser
+        is closed.
         """
         flags = "; Path=/; HttpOnly; SameSite=Strict" + ("; Secure" if self.secure or secure else "")
         age_s = age_s if value else 0
@@ -126,7 +130,8 @@ class Gate:
         if self.secure:
             fixed.append(("strict-transport-security", "max-age=31536000"))
         send = http.with_headers(send, fixed, nonce)
-        # The framework would write this header into its pages, although no proxy of a console sets it.
+        # The framework would write the value of this header into its pages. No proxy of a console needs the
+        # header, so it is removed.
         scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"x-forwarded-prefix"]
         if host not in self.hosts:
             known = ", ".join(sorted(self.hosts))
@@ -153,8 +158,8 @@ class Gate:
             scope.setdefault("state", {})[SESSION] = session
             await self.app(scope, receive, send)
         elif http.header(scope, "sec-fetch-site") == "cross-site":
-            # The browser omits the cookie when another site's page links here, but sends it when a page of
-            # the console is refreshed.
+            # The request may have a session whose cookie the browser omits because the link is on another
+            # site's page. When a page of the console loads the same path again, the browser sends the cookie.
             where = _target(scope)
             html = f'<!doctype html><meta http-equiv="refresh" content="0;url={where}">'.encode()
             await http.respond(send, 200, html, kind="text/html; charset=utf-8")
@@ -169,11 +174,15 @@ class Gate:
             return None
 
     def _own_origin(self, scope: Scope, *, needed: bool) -> bool:
-        """Return whether a page of this console sends the request. Old browsers send no origin with forms."""
+        """Return whether a page of this console sent the request.
+
+        `needed` is False for forms, because old browsers send no origin with forms.
+        """
         origin = http.header(scope, "origin").lower()
         if not origin:
             return not needed
-        # Without a certificate of its own the console may be behind a proxy with TLS.
+        # Even without a certificate of its own, the console may be reached by https, through a proxy with
+        # TLS.
         schemes = ("https",) if self.secure else ("http", "https")
         return origin in [f"{scheme}://{http.header(scope, 'host').lower()}" for scheme in schemes]
 
@@ -215,8 +224,8 @@ class Gate:
             if any(attempts.wait_s(key) > 0 for attempts, key in keys):
                 await self._login_page(scope, send, problem="login.too_often", status=429)
                 return
-            # Counted before the check, so that concurrent logins are limited, too. A success removes the
-            # count again.
+            # The failure is counted before the check, so that concurrent logins are limited, too. A
+            # successful login removes it.
             for attempts, key in keys:
                 attempts.failed(key)
             account = await self.accounts.check_password(name, password, known=known)
@@ -233,9 +242,9 @@ class Gate:
         await self._begin_session(scope, send, name, account, fields.get("next", ""))
 
     def _keys(self, name: str, address: str, *, known: bool) -> list[tuple[Attempts, str]]:
-        """Return the keys under which a failed login is counted.
+        """Return the limiters and keys with which a failed login is counted.
 
-        A browser that has logged in to the account before has a key of its own, so that failures of other
+        A browser that has logged in to the account before has a separate key, so that failures in other
         browsers do not lock it out.
         """
         if known:
@@ -294,7 +303,7 @@ class Gate:
     def _until_end(
         self, receive: Receive, send: Send, session: Session, ended: asyncio.Event
     ) -> Callable[[], asyncio.Future[Message] | asyncio.Task[Message]]:
-        """Return a `receive` that ends with the session or with a message that no browser sends.
+        """Return a `receive` that ends when the session ends, or after a message that no browser sends.
 
         Each click or keystroke of the user extends the session.
         """
@@ -338,7 +347,7 @@ def _target(scope: Scope) -> str:
 
 
 def own_path(where: str) -> str:
-    """Return a path of this console; "/" for a path that leads to another site."""
+    """Return the path if it is a path of this console, or "/" if it leads to another site."""
     plain = where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()
     if not plain or "\\" in where or len(where) > 4096:
         return "/"

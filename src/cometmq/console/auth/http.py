@@ -1,4 +1,4 @@
-"""ASGI helpers of the gate: reading requests and writing responses."""
+"""ASGI helpers for the gate: reading requests and writing responses."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ Headers = Iterable[tuple[str, str]]
 MAX_FORM_BYTES = 8192
 _MAX_FORM_FIELDS = 16
 _FRAME = re.compile(r"[123]|4[01]|42\d{0,9}(?=\[)")
-"""Beginnings of the frames that a page sends: ping, pong, connect, disconnect, and an event with or without
-the number of its acknowledgement."""
+"""Pattern for the start of the frames that a page sends.
+
+They are ping, pong, connect, disconnect, and an event with or without the number of its acknowledgement.
+"""
 _SCRIPT = re.compile(rb"<script(?=[\s>])")
 
 
 def header(scope: Scope, name: str) -> str:
-    """Return the first header of a name, or ""."""
+    """Return the value of the first header with a name, or ""."""
     wanted = name.encode()
     for key, value in scope["headers"]:
         if key == wanted:
@@ -43,7 +45,7 @@ def cookie(scope: Scope, name: str) -> str:
 
 
 def query(scope: Scope, name: str) -> str:
-    """Return a field of the query, or ""."""
+    """Return the value of a field in the query, or ""."""
     try:
         found = parse_qs(str(scope.get("query_string", b""), "latin-1"), max_num_fields=100)
     except ValueError:
@@ -52,7 +54,7 @@ def query(scope: Scope, name: str) -> str:
 
 
 async def form(receive: Receive) -> dict[str, str] | None:
-    """Return the fields of a posted form; None if it is too long, incomplete or malformed."""
+    """Return the fields of a posted form, or None if the form is too long, incomplete or malformed."""
     body = b""
     while True:
         message = await receive()
@@ -78,8 +80,8 @@ async def form(receive: Receive) -> dict[str, str] | None:
 def is_page_frame(message: Message) -> bool:
     """Return whether a page in a browser may send this message on its connection.
 
-    Other messages must not reach the framework: it keeps any number of binary attachments in memory, and
-    writes a traceback into the log for each message that it cannot parse.
+    Other messages must not reach the framework, because it keeps any number of binary attachments in memory,
+    and logs a traceback for each message that it cannot parse.
     """
     if message["type"] != "websocket.receive":
         return True
@@ -102,7 +104,7 @@ def is_page_frame(message: Message) -> bool:
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Headers = (), *, kind: str = "") -> None:
-    """Send a complete response. kind: its media type."""
+    """Send a complete response. `kind` is its media type."""
     kind = kind or "text/plain; charset=utf-8"
     lines = [("content-type", kind), ("content-length", str(len(body))), *headers]
     start = {"type": "http.response.start", "status": status, "headers": encoded(lines)}
@@ -122,7 +124,7 @@ def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 def with_headers(send: Send, added: Headers, nonce: str) -> Send:
     """Return a `send` that replaces headers, and adds the nonce to the script elements of an HTML page.
 
-    All script elements come from the template, because names and bodies are escaped.
+    It may do so for all script elements, because they come from the template: names and bodies are escaped.
     """
     fresh = encoded(added)
     names = {name for name, _ in fresh}

@@ -1,4 +1,4 @@
-"""The login page: plain HTML without scripts, so that the framework is not reachable without a session."""
+"""The login page. It is plain HTML, so that the framework cannot be reached without a session."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def login_page(
         language: Value of the language cookie.
         accepted: The Accept-Language header.
         dark: Whether to use the dark theme; None for the setting of the browser.
-        token: Token against forms of other sites.
+        token: Token in the form, without which forms of other sites are refused.
         where: Path of the page to show after the login.
         problem: Key of an error text, or "".
     """

@@ -1,4 +1,4 @@
-"""Sessions of logged-in users. They are in the server's memory; the browser has only a random id."""
+"""Sessions of logged-in users. They are in the server's memory; the browser has only their random ids."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from dataclasses import dataclass, field
 from cometmq.console.auth.accounts import Account, Accounts, Role
 
 IDLE_TIMEOUT_S = 30 * 60.0
-"""Seconds after the user's last click or keystroke at which a session ends, even if its page is redrawn."""
+"""Time, in seconds, after the user's last click or keystroke until a session ends.
+
+Automatic updates of an open page do not extend the session.
+"""
 MAX_LIFETIME_S = 12 * 3600.0
 MAX_SESSIONS = 2000
 MAX_SESSIONS_PER_ACCOUNT = 20
 MAX_PAGES = 100
-"""Maximum open pages of a session."""
+"""Maximum number of open pages of a session."""
 _ID_BYTES = 32
 
 
 @dataclass(eq=False)
 class Session:
-    """A login.
+    """The session of a logged-in user.
 
     Attributes:
-        pages: Ids of its open pages. Each is a secret of that page, and permits the page's connection.
-        on_end: Callbacks for the end of the session, called once.
+        pages: Ids of its open pages. Each id is a secret of its page, and permits the page's connection.
+        on_end: Callbacks that are called once, at the end of the session.
         exporting: Whether a file for a download is being created.
     """
 
@@ -46,7 +49,7 @@ class Session:
         return self.account.role
 
     def add_page(self, page_id: str) -> str | None:
-        """Permit the connection of a page; beyond MAX_PAGES remove and return the oldest page."""
+        """Permit the connection of a page. Beyond MAX_PAGES, remove the oldest page and return its id."""
         self.pages[page_id] = None
         if len(self.pages) <= MAX_PAGES:
             return None
@@ -56,7 +59,7 @@ class Session:
 
 
 class Sessions:
-    """All sessions. The sessions of an account end when it is removed or changed."""
+    """All sessions. The sessions of an account end when the account is removed or changed."""
 
     def __init__(
         self,
@@ -73,7 +76,7 @@ class Sessions:
         self._by_id: dict[str, Session] = {}
 
     def begin(self, name: str, account: Account, address: str) -> Session:
-        """Create a session; beyond the limits end the oldest ones."""
+        """Create a session. Beyond the limits, end the oldest sessions."""
         self.end_expired()
         own = [each for each in self._by_id.values() if each.name == name]
         for each in own[: max(0, len(own) - MAX_SESSIONS_PER_ACCOUNT + 1)]:
@@ -94,7 +97,10 @@ class Sessions:
         return session
 
     def find(self, session_id: str, *, used: bool = False) -> Session | None:
-        """Return a session that has not ended. used: whether its user has just clicked or typed."""
+        """Return a session that has not ended.
+
+        `used` means that the session's user has just clicked or typed.
+        """
         session = self._by_id.get(session_id)
         if session is None or not self.is_valid(session):
             return None
@@ -103,7 +109,7 @@ class Sessions:
         return session
 
     def is_valid(self, session: Session) -> bool:
-        """Return whether a session may continue; end it if it has expired or its account has changed."""
+        """Return whether a session may continue. If it has expired or its account has changed, end it."""
         now = self._clock()
         over = now - session.used_s > self._idle_s or now - session.began_s > self._life_s
         if not session.ended and (over or self._accounts.get(session.name) != session.account):

@@ -1,1 +1,1 @@
-"""Modules that all other packages of the console use: texts, feeds, requests to brokers, the clusters."""
+"""The modules that all other packages of the console use: texts, feeds, requests to brokers, and clusters."""

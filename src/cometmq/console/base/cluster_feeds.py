@@ -1,4 +1,4 @@
-"""Values of the whole cluster that many pages share: one request to each broker for each value."""
+"""Values of the whole cluster that many pages share. Each value takes one request to each broker."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ T = TypeVar("T")
 BROKERS_INTERVAL_S, TABLES_INTERVAL_S, LAGS_INTERVAL_S = 5.0, 15.0, 30.0
 DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
-"""The history holds six hours of values: number of points, and seconds between two points."""
+"""Number of points in a history, and seconds between two points. Together they cover six hours."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
-"""Seconds for which, and maximum number for which, brokers that name servers have dropped are still shown."""
+"""For how long, in seconds, brokers that the name servers no longer list are shown, and how many at most."""
 MESSAGE_TYPE = "message.type"
 
 
 @dataclass(frozen=True)
 class ClusterRows(Generic[T]):
-    """Rows from the brokers that responded. missing: error text of each other broker, by its name."""
+    """Rows from the brokers that responded. `missing` has the error texts of all other brokers, by name."""
 
     rows: list[T]
     missing: dict[str, str]
@@ -40,7 +40,7 @@ class ClusterRows(Generic[T]):
 
 @dataclass(frozen=True)
 class TopicRow:
-    """A topic of the whole cluster. configs: its settings by broker name."""
+    """A topic of the whole cluster. `configs` has the topic's settings by broker name."""
 
     name: str
     kind: str
@@ -48,17 +48,17 @@ class TopicRow:
 
     @property
     def read_queues(self) -> int:
-        """Read queues of all brokers."""
+        """Number of read queues, over all brokers."""
         return sum(each.read_queue_nums for each in self.configs.values())
 
     @property
     def write_queues(self) -> int:
-        """Write queues of all brokers."""
+        """Number of write queues, over all brokers."""
         return sum(each.write_queue_nums for each in self.configs.values())
 
     @property
     def perm(self) -> int:
-        """Permission bits that all brokers have set."""
+        """The permission bits that are set on every broker."""
         bits = -1
         for each in self.configs.values():
             bits &= each.perm
@@ -74,7 +74,8 @@ class TopicRow:
 class GroupRow:
     """A consumer group of the whole cluster.
 
-    configs: its settings by broker name; empty for a group that has only offsets or a retry topic.
+    `configs` has the group's settings by broker name. It is empty for a group that has only offsets or a
+    retry topic.
     """
 
     name: str
@@ -87,14 +88,18 @@ class GroupRow:
 
 @dataclass
 class Lag:
-    """Sums over a group's queues. behind: messages not consumed; last_ms: last consumed one's store time."""
+    """The lag of a group over several queues.
+
+    `behind` counts the messages that are not consumed yet. `last_ms` is the store time of the last consumed
+    message, in ms.
+    """
 
     behind: int = 0
     queues: int = 0
     last_ms: int = 0
 
     def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
-        """Add the offsets of a queue."""
+        """Add the lag in one queue."""
         self.behind += max(0, broker_offset - consumer_offset)
         self.queues += 1
         self.last_ms = max(self.last_ms, last_ms)
@@ -106,10 +111,12 @@ class ClusterLags:
 
     Attributes:
         pairs: Lag by (group, topic).
-        groups: Lag by group, over all its topics.
-        group_rates: Messages per second that each group consumed since the previous answer; empty at first.
-        topic_rates: Messages per second sent to each topic that has a consumer group; empty at first.
-        missing: Error text by the name of a broker that did not respond.
+        groups: Lag by group, over all topics of the group.
+        group_rates: Messages per second that each group consumed since the previous value of the feed. Empty
+            in the first value.
+        topic_rates: Messages per second sent to each topic that has a consumer group. Empty in the first
+            value.
+        missing: Error texts of the brokers that did not respond, by name.
     """
 
     pairs: dict[tuple[str, str], Lag]
@@ -144,8 +151,8 @@ def _tops() -> Tops:
 class History:
     """The values of the last hours.
 
-    disk: used percent of the fullest disk; groups: the largest lags; topics: the highest rates in messages
-    per second.
+    `disk` is the used percentage of the fullest disk, `groups` has the largest lags, and `topics` has the
+    highest rates in messages per second.
     """
 
     put: Ring = field(default_factory=_ring)
@@ -158,7 +165,10 @@ class History:
 
 @dataclass(frozen=True)
 class LostBroker:
-    """A broker that the name servers no longer list. at_s: wall-clock time when they last listed it."""
+    """A broker that the name servers no longer list.
+
+    `at_s` is the wall-clock time when it was last listed.
+    """
 
     status: BrokerStatus
     at_s: float
@@ -174,29 +184,29 @@ def kind_of(topic: str) -> str:
 
 
 def disk_of(broker: BrokerStatus) -> float | None:
-    """Return the used share of a broker's fullest disk; None if the broker does not report it."""
+    """Return the used share of a broker's fullest disk, or None if the broker does not report it."""
     shares = [broker.first_number(key) for key in DISK_KEYS]
     return max((share for share in shares if share is not None), default=None)
 
 
 def fullest_disk(brokers: Iterable[BrokerStatus]) -> float | None:
-    """Return the used share of the fullest disk of all brokers that report it."""
+    """Return the used share of the fullest disk among all brokers that report theirs."""
     return max((disk for each in brokers if (disk := disk_of(each)) is not None), default=None)
 
 
 def put_rate(broker: BrokerStatus) -> float | None:
-    """Return the messages per second that producers sent; None if the broker does not report it."""
+    """Return how many messages per second producers sent, or None if the broker does not report it."""
     return broker.first_number("putTps")
 
 
 def get_rate(broker: BrokerStatus) -> float | None:
-    """Return the messages per second that consumers received; 4.9 and 5.x spell the key differently."""
+    """Return how many messages per second consumers received. Brokers of 4.9 and 5.x use different keys."""
     rate = broker.first_number("getTransferredTps")
     return broker.first_number("getTransferedTps") if rate is None else rate
 
 
 class ClusterFeeds:
-    """Feeds of a cluster that several pages show, and their history."""
+    """The feeds of a cluster that several pages show, and the history of their values."""
 
     def __init__(self, admin: Admin, feeds: Feeds) -> None:
         self.history = History()
@@ -210,12 +220,12 @@ class ClusterFeeds:
 
     @property
     def lost(self) -> list[LostBroker]:
-        """Brokers that the name servers have recently dropped, the newest first."""
+        """Brokers that the name servers have recently stopped to list, the newest first."""
         since_s = time.time() - LOST_BROKER_SHOWN_S
         return [each for each in reversed(self._lost.values()) if each.at_s >= since_s]
 
     def brokers(self) -> Feed[list[BrokerStatus]]:
-        """Return the feed of all brokers with their runtime tables."""
+        """Return the feed of all brokers with their runtime metrics."""
         return self._feeds.feed("brokers", self._ask_brokers, BROKERS_INTERVAL_S)
 
     def topics(self) -> Feed[ClusterRows[TopicRow]]:
@@ -227,7 +237,7 @@ class ClusterFeeds:
         return self._feeds.feed("groups", self._ask_groups, TABLES_INTERVAL_S)
 
     def lags(self) -> Feed[ClusterLags]:
-        """Return the feed of the lags of all groups in all topics, which is the most expensive one."""
+        """Return the feed of the lags of all groups in all topics. It is the most expensive feed."""
         return self._feeds.feed("lags", self._ask_lags, LAGS_INTERVAL_S)
 
     def producers(self) -> Feed[ClusterRows[ProducerRow]]:
@@ -237,7 +247,7 @@ class ClusterFeeds:
     # -- requests
 
     def _fanout(self, feed: str) -> Fanout[Any]:
-        """Return the fanout of a feed. After a late response, the feed is refreshed."""
+        """Return the fanout with which a feed sends its requests. A late response refreshes the feed."""
         return self._fanouts.setdefault(feed, Fanout(lambda: self._feeds.refresh(feed)))
 
     async def _ask_brokers(self) -> list[BrokerStatus]:
@@ -254,7 +264,7 @@ class ClusterFeeds:
             ]
         )
         masters = [each for each in brokers if each.broker_id == MASTER_ID]
-        if masters and all(each.runtime for each in masters):  # without a master, the sums would be too small
+        if masters and all(each.runtime for each in masters):  # without a master, the sums are too small
             now = time.time()
             for history, rate in (
                 (self.history.put, known_sum(map(put_rate, masters))),
@@ -279,7 +289,7 @@ class ClusterFeeds:
             del self._lost[key]
 
     async def _ask_masters(self, feed: str, ask: Callable[[str], Awaitable[T]]) -> Answers[T]:
-        """Return the response of each master, or of the slave that replaces a missing master.
+        """Return the response of each master, or of a slave if the broker has no master now.
 
         Raises the first error if no broker responds.
         """
@@ -311,8 +321,8 @@ class ClusterFeeds:
 
     async def _ask_lags(self) -> ClusterLags:
         answers = await self._ask_masters("lags", self._admin.broker_consume_stats)
-        # A large cluster has hundreds of thousands of rows. The loop serves pages while a thread adds them
-        # up.
+        # A large cluster has hundreds of thousands of rows, so a thread adds them up while the event loop
+        # serves pages.
         sums = await asyncio.to_thread(_sum_up, answers.values)
         now = time.time()
         lags = ClusterLags(
@@ -322,7 +332,7 @@ class ClusterFeeds:
             topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
             missing=answers.problems,
         )
-        if not lags.missing:  # without a broker, the sums would be too small
+        if not lags.missing:  # if a broker is missing, the sums are too small
             self.history.behind.add(now, lags.behind)
             behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
             self.history.groups.add(now, behind)
@@ -348,9 +358,9 @@ class ClusterFeeds:
 class _Sums:
     """Sums over the queues of all brokers.
 
-    `consumed` and `stored` are counters for rates: the sums of consumer offsets and of broker offsets, by
-    (name, broker, ..., number of queues). An additional queue begins a new counter, so that no rate is
-    computed from the difference.
+    `consumed` and `stored` are counters from which rates are computed: the sums of consumer offsets and of
+    broker offsets, by (name, broker, ..., number of queues). The number of queues is part of the key so that
+    an added queue begins a new counter, because its offsets would look like a sudden growth.
     """
 
     pairs: dict[tuple[str, str], Lag]
@@ -360,7 +370,7 @@ class _Sums:
 
 
 def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
-    """Sum up the offsets of all groups at all brokers. Runs in a thread."""
+    """Add up the offsets of all groups on all brokers. Runs in a thread."""
     pairs: defaultdict[tuple[str, str], Lag] = defaultdict(Lag)
     groups: defaultdict[str, Lag] = defaultdict(Lag)
     consumed: dict[Hashable, int] = {}
@@ -381,7 +391,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sums of the rates whose keys have the same first part."""
+    """Return the sum of the rates for each first part of a key."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate
@@ -389,7 +399,7 @@ def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
 
 
 def _by_name(tables: Iterable[tuple[str, dict[str, T]]]) -> dict[str, dict[str, T]]:
-    """Return name -> broker -> settings, from pairs of a broker and its settings by name."""
+    """Return the settings by name and broker, from pairs of a broker and its settings by name."""
     merged: defaultdict[str, dict[str, T]] = defaultdict(dict)
     for broker, table in tables:
         for name, config in table.items():

@@ -1,4 +1,4 @@
-"""The clusters of a console, and the file with those that administrators have added."""
+"""The clusters of a console, and the file of the clusters that administrators have added."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class ClusterError(ConsoleError):
-    """A cluster cannot be shown, added, changed, or removed."""
+    """A cluster cannot be shown, added, changed or removed."""
 
 
 class _File(msgspec.Struct):
     """The content of `clusters.json`.
 
     Attributes:
-        standard: The default cluster, for browsers that have not chosen one.
-        clusters: The name servers of each added cluster, by its name.
-        signed: The names of the added clusters whose brokers get requests signed with the console's account.
+        standard: The default cluster, which a browser shows until its user chooses a cluster.
+        clusters: The name servers of each added cluster, by the cluster's name.
+        signed: The names of those added clusters to which the console signs requests with its account.
     """
 
     standard: str = STARTED
@@ -49,12 +49,12 @@ class _File(msgspec.Struct):
 
 
 class ClusterConnection:
-    """The admin client of a cluster, and the feeds that its pages share.
+    """The admin client of a cluster, and the feeds that the cluster's pages share.
 
     Attributes:
-        signed: Whether requests are signed with the account of the console's environment.
-        on_end: Functions called when the cluster is removed or its settings have changed.
-        ended: Whether that has happened. Pages that are still open must not change anything.
+        signed: Whether requests are signed with the account from the console's environment.
+        on_end: Functions to call when the cluster is removed or its settings are changed.
+        ended: Whether the cluster was removed or changed. Pages that are still open must not change anything.
     """
 
     def __init__(self, name: str, namesrv: str, *, signed: bool) -> None:
@@ -68,7 +68,7 @@ class ClusterConnection:
         self.ended = False
 
     async def close(self) -> None:
-        """Notify the pages of the cluster, and close its connections."""
+        """Notify the open pages of the cluster, and close its connections."""
         self.ended = True
         for end in list(self.on_end.values()):
             try:
@@ -89,7 +89,8 @@ class Clusters:
     def __init__(self, path: Path, namesrv: str) -> None:
         self._path = path
         self._changing = asyncio.Lock()
-        # Invalid parts of the file, kept until the user repairs them: entries, signed flags, the default.
+        # Invalid parts of the file (entries, signed flags, the default). They are written back unchanged,
+        # until the user repairs them.
         self._refused: dict[str, Any] = {}
         self._signed: list[str] = []
         self._unusable_standard = ""
@@ -105,7 +106,7 @@ class Clusters:
 
     @property
     def problems(self) -> list[str]:
-        """The reasons why the file, or entries of it, are not used."""
+        """The reasons why the file, or entries in it, cannot be used."""
         found = [self._unreadable] if self._unreadable else []
         found += [f"{self._path}: {reason}" for reason in self._reasons.values()]
         if self._unusable_standard:
@@ -115,7 +116,8 @@ class Clusters:
     async def start(self) -> None:
         """Read the file, and start the clients of all clusters.
 
-        A file or an entry that cannot be used is logged and left as it is: the console starts without it.
+        If the file or an entry is invalid, this is logged, the file is not changed, and the console starts
+        without the file or the entry.
         """
         read = self._read()
         self._signed = read.signed
@@ -160,7 +162,7 @@ class Clusters:
             await asyncio.gather(*(each.close() for each in self.connections.values()))
 
     def find(self, name: str) -> ClusterConnection | None:
-        """Return the cluster of a name, the default cluster for "", None for an unknown name."""
+        """Return the cluster of a name, or None for an unknown name. "" stands for the default cluster."""
         return self.connections.get(name or self.standard)
 
     async def put(
@@ -171,8 +173,8 @@ class Clusters:
         Args:
             name: The name of the cluster.
             namesrv: The cluster's name servers, as `host:port;host:port`.
-            shown: The cluster that the administrator changes, as the page showed it; None to add one.
-                It is an error if another administrator has added, changed or removed it since.
+            shown: The cluster to change, as the page showed it; None to add a cluster. The change fails if
+                another administrator has added, changed or removed the cluster since the page showed it.
             signed: Whether to sign requests to its brokers with the console's account.
         """
         addrs = _addresses(_legal(_changeable(name)), namesrv)
@@ -213,7 +215,7 @@ class Clusters:
             await self.connections.pop(name).close()
 
     async def make_standard(self, shown: ClusterConnection) -> None:
-        """Make a cluster the default, which browsers without a choice show.
+        """Make a cluster the default, which a browser shows until its user chooses a cluster.
 
         Raises ClusterError, also if another administrator has changed or removed it since the page showed it.
         """
@@ -223,7 +225,10 @@ class Clusters:
             self.standard, self._unusable_standard = shown.name, ""
 
     def _check_shown(self, shown: ClusterConnection) -> None:
-        """Check that a cluster has not changed since a page showed it. Each change makes a new connection."""
+        """Raise ClusterError if a cluster has changed since a page showed it.
+
+        Each change creates a new ClusterConnection, so the two objects are compared.
+        """
         now = self.connections.get(shown.name)
         if now is None:
             raise ClusterError(f"cluster {shown.name} does not exist")

@@ -1,4 +1,4 @@
-"""Errors of the console. Their text is complete and may be shown to users."""
+"""Errors of the console. The text of each error is complete and may be shown to users."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from cometmq.errors import CometError
 
 
 class ConsoleError(CometError):
-    """A request of the console failed, or the console cannot start. `problem` is the complete text."""
+    """A request of the console failed, or the console cannot start. `problem` is the complete error text."""
 
     problem: str
 
@@ -19,4 +19,4 @@ class NotAllowed(ConsoleError):
 
 
 class PartlyDone(ConsoleError):
-    """An action was stopped or failed at some of its targets; the text lists the outcome."""
+    """An action was stopped, or failed at some of its targets. The text lists the outcome for each target."""

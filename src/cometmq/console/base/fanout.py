@@ -1,7 +1,7 @@
-"""One request sent to many brokers, without waiting for a broker that does not respond.
+"""One request sent to many brokers, without waiting long for a broker that does not respond.
 
-The responses that arrive within a timeout are returned. A request that is still pending then continues. Until
-its end, which a callback reports, it is not sent again.
+Only the responses that arrive within a timeout are returned. A request that is still pending after the
+timeout continues, and no second request is sent to that broker before it ends. A callback reports the end.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cometmq.errors import CometError
 T = TypeVar("T")
 
 TIMEOUT_S = 2.0
-"""Maximum seconds for which responses of other brokers are held back for a slow broker."""
+"""Maximum time, in seconds, for which the responses of other brokers wait for a slow broker."""
 LATE_RESPONSE_MAX_AGE_S = 5.0
-"""Maximum age, in seconds, of a late response. Older ones are discarded."""
+"""Maximum age, in seconds, at which a late response is still used. Older responses are discarded."""
 
 
 class NoResponseYet(CometError):
@@ -33,11 +33,11 @@ class NoResponseYet(CometError):
 
 @dataclass(frozen=True)
 class Answers(Generic[T]):
-    """Responses of brokers.
+    """The responses of brokers to one request.
 
     Attributes:
-        values: Response by broker name.
-        missing: Error by the name of a broker without a response.
+        values: The responses, by broker name.
+        missing: The errors of brokers without a response, by name.
     """
 
     values: dict[str, T]
@@ -45,11 +45,11 @@ class Answers(Generic[T]):
 
     @property
     def problems(self) -> dict[str, str]:
-        """The errors of brokers that did not respond, as texts."""
+        """The error texts of the brokers that did not respond, by name."""
         return {name: str(error) for name, error in self.missing.items()}
 
     def raise_if_none(self) -> None:
-        """Raise the first error if requests were sent to brokers and none responded."""
+        """Raise the first error if requests were sent and no broker responded."""
         if self.missing and not self.values:
             raise next(iter(self.missing.values()))
 
@@ -63,11 +63,11 @@ class _Pending(Generic[T]):
 
 
 class Fanout(Generic[T]):
-    """Sends one kind of request to many brokers.
+    """A sender of one kind of request to many brokers.
 
     Args:
         on_late: Called when a request ends after its timeout.
-        timeout_s: Timeout instead of TIMEOUT_S.
+        timeout_s: Timeout in seconds, if it differs from TIMEOUT_S.
     """
 
     def __init__(self, on_late: Callable[[], None], timeout_s: float | None = None) -> None:
@@ -76,7 +76,9 @@ class Fanout(Generic[T]):
         self._pending: dict[tuple[str, str], _Pending[T]] = {}
 
     async def request(self, addrs: Mapping[str, str], send: Callable[[str], Awaitable[T]]) -> Answers[T]:
-        """Call `send(addr)` for each broker of `addrs` (name -> address); return the responses in time.
+        """Call `send(addr)` for each broker of `addrs` (name -> address).
+
+        Return the responses that are in time.
 
         Raises any exception of `send` that is not a CometError.
         """
@@ -113,7 +115,7 @@ class Fanout(Generic[T]):
         def ended(task: asyncio.Future[T]) -> None:
             pending.ended_s = loop.time()
             if not task.cancelled():
-                task.exception()  # mark the error as retrieved, because no caller may read it
+                task.exception()  # marks the error as retrieved, because no caller may read it
             if pending.late:
                 self._on_late()
 

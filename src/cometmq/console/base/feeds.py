@@ -1,9 +1,9 @@
-"""Values that pages show, requested once for all open pages and only while a page shows them.
+"""Values that pages show. A value is requested once for all open pages, and only while a page shows it.
 
 A feed requests one value periodically, and all pages that show the value share the feed. Requests begin when
 the first page watches the feed and end when the last page is closed; only one request is in progress at a
-time. After a failure, the feed keeps its last value and adds the error, so that a page shows "unavailable"
-and not "none".
+time. After a failed request, the feed keeps its last value and adds the error, so that a page can distinguish
+"unavailable" from "none".
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 MAX_FEEDS = 256
-"""Maximum number of feeds that are kept although no page watches them."""
+"""Maximum number of feeds that are kept in memory although no page watches them."""
 FRESH_SHARE = 0.5
-"""A value younger than this share of the interval is not requested again when a page is shown again."""
+"""If a value is younger than this share of the interval, it is not requested when a page becomes visible."""
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
-"""Minimum pause between requests, in seconds, but at most this share of the feed's interval."""
+"""Minimum pause between two requests: the number of seconds or the share of the interval, if that is less."""
 TOPS, MAX_TOPS_KEPT = 5, 20
-"""Number of lines in a chart of the largest values, and maximum number of names with a history."""
+"""Number of lines in a chart of the largest values, and maximum number of names that have a history."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Reading(Generic[T]):
     """The state of a feed.
 
     Attributes:
-        value: The latest answer; None before the first one.
-        at_s: Wall-clock time of the answer; 0.0 before the first one.
-        problem: The error of a later request that failed.
+        value: The latest value; None before the first one.
+        at_s: Wall-clock time of the latest value; 0.0 before the first one.
+        problem: The error of the last request, if that request failed.
     """
 
     value: T | None = None
@@ -53,7 +53,7 @@ class Reading(Generic[T]):
 
 
 class Feed(Generic[T]):
-    """One value, which `ask` requests every `interval_s` seconds while a page watches."""
+    """A value that the function `ask` requests every `interval_s` seconds while a page watches the feed."""
 
     def __init__(self, ask: Callable[[], Awaitable[T]], interval_s: float) -> None:
         self._ask = ask
@@ -69,7 +69,7 @@ class Feed(Generic[T]):
         return bool(self._watchers)
 
     def watch(self, on_reading: Callable[[Reading[T]], None]) -> Callable[[], None]:
-        """Call `on_reading` with each new reading; return a function that ends the calls."""
+        """Call `on_reading` with each new reading. Return a function that ends the calls."""
         key = object()
         self._watchers[key] = on_reading
         if self._task is None:
@@ -84,7 +84,10 @@ class Feed(Generic[T]):
         return end
 
     async def first(self, timeout_s: float) -> Reading[T]:
-        """Return the latest reading; wait for the first one for at most `timeout_s`."""
+        """Return the latest reading.
+
+        If there is none, wait for the first one for at most `timeout_s` seconds.
+        """
         if self.latest.at_s or self.latest.problem:
             return self.latest
         received = asyncio.Event()
@@ -94,17 +97,17 @@ class Feed(Generic[T]):
         except TimeoutError:
             pass
         finally:
-            # The page that waited will watch the feed soon. Without this delay the value would be requested
-            # twice.
+            # The waiting page will watch the feed soon. If the feed ended before that, the value would be
+            # requested twice.
             asyncio.get_running_loop().call_later(1.0, end)
         return self.latest
 
     def refresh(self) -> None:
-        """Request the value now if a page watches it, because an action has changed the cluster."""
+        """Request the value now, if a page watches it. Called after an action has changed the cluster."""
         self._refresh_now.set()
 
     async def fresh(self) -> Reading[T]:
-        """Request the value now and return the new reading, which all watching pages receive, too."""
+        """Request the value now and return the new reading. All watching pages also receive it."""
         async with self._asking:
             await self._ask_once()
         return self.latest
@@ -115,7 +118,7 @@ class Feed(Generic[T]):
             await self._wait(self.interval_s - known.age_s)
         while True:
             await self.fresh()
-            # If a user refreshes repeatedly, there is a pause between two requests.
+            # The pause limits the requests of a user who refreshes repeatedly.
             pause_s = min(PAUSE_S, self.interval_s * PAUSE_SHARE)
             await asyncio.sleep(pause_s)
             await self._wait(self.interval_s - pause_s)
@@ -148,11 +151,11 @@ class Feeds:
         self._feeds: dict[Hashable, Feed[Any]] = {}
 
     def feed(self, key: Hashable, ask: Callable[[], Awaitable[T]], interval_s: float) -> Feed[T]:
-        """Return the feed of a key; create it with `ask` if it does not exist."""
+        """Return the feed with a key. If it does not exist, create it with `ask`."""
         found: Feed[T] | None = self._feeds.pop(key, None)
         if found is None:
             found = Feed(ask, interval_s)
-        self._feeds[key] = found  # the feed that was used most recently is removed last
+        self._feeds[key] = found  # moved to the end, because feeds at the start are removed first
         if len(self._feeds) > MAX_FEEDS:
             unwatched = (each for each, feed in self._feeds.items() if not feed.watched and feed is not found)
             if (oldest := next(unwatched, None)) is not None:
@@ -163,19 +166,19 @@ class Feeds:
         return len(self._feeds)
 
     def refresh(self, *keys: Hashable) -> None:
-        """Request the values of these keys again. Keys without a feed are ignored."""
+        """Request the values of the feeds with these keys now. Keys without a feed are ignored."""
         for key in keys:
             if (feed := self._feeds.get(key)) is not None:
                 feed.refresh()
 
     @property
     def watched(self) -> int:
-        """The number of feeds that a page watches."""
+        """The number of feeds that are watched by a page."""
         return sum(feed.watched for feed in self._feeds.values())
 
 
 class Ring:
-    """The last `size` values of a number with their times, at most one per `step_s`."""
+    """The last `size` values of one number with their times, at most one value per `step_s` seconds."""
 
     def __init__(self, size: int, step_s: float) -> None:
         self._size = size
@@ -184,7 +187,7 @@ class Ring:
         self._values = array("d")
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a value; it replaces the last one if that is younger than the step."""
+        """Add a value. It replaces the last value if that one is younger than `step_s`."""
         if self._times and at_s - self._times[-1] < 0:
             return  # the clock was set back
         if len(self._times) > 1 and self._times[-1] - self._times[-2] < self._step_s:
@@ -195,7 +198,7 @@ class Ring:
             del self._times[0], self._values[0]
 
     def points(self, gap_s: float) -> list[tuple[float, float | None]]:
-        """Return all values with their times, and None in each gap that is longer than `gap_s`."""
+        """Return all values with their times, with a None wherever two values are more than `gap_s` apart."""
         points: list[tuple[float, float | None]] = []
         for at_s, value in zip(self._times, self._values, strict=True):
             if points and at_s - points[-1][0] > gap_s:
@@ -208,9 +211,10 @@ class Ring:
 
 
 class Tops:
-    """The history of the largest of many numbers, by name. It has at most MAX_TOPS_KEPT names.
+    """The history of the largest among many numbers, by name, for at most MAX_TOPS_KEPT names.
 
-    A name is kept while its value is among the TOPS largest. `size` and `step_s` are those of Ring.
+    The history of a name starts when its value is among the TOPS largest. `size` and `step_s` are those of
+    Ring.
     """
 
     def __init__(self, size: int, step_s: float) -> None:
@@ -218,11 +222,11 @@ class Tops:
         self._rings: dict[str, Ring] = {}
 
     def add(self, at_s: float, values: Mapping[str, float]) -> None:
-        """Add the values of all names at a time; a kept name without a value has 0."""
+        """Add the values of all names at one time. A name with a history but without a value gets 0."""
         largest = nlargest(
             TOPS, (name for name, value in values.items() if value > 0), key=values.__getitem__
         )
-        for name in reversed(largest):  # the name that was among the largest most recently is removed last
+        for name in reversed(largest):  # names move to the end, because names at the start are removed first
             self._rings[name] = self._rings.pop(name, Ring(self._size, self._step_s))
         for name in list(self._rings)[:-MAX_TOPS_KEPT]:
             del self._rings[name]
@@ -231,21 +235,21 @@ class Tops:
 
     @property
     def largest(self) -> dict[str, Ring]:
-        """Return the TOPS names with the latest large values, the largest latest value first."""
+        """Return the histories of the TOPS names with the largest latest values, in descending order."""
         return dict(list(reversed(self._rings.items()))[:TOPS])
 
 
 class Rate:
-    """Growth of counters per second between two observations."""
+    """The growth of counters, per second, between two observations."""
 
     def __init__(self) -> None:
         self._before: dict[Hashable, int] = {}
         self._at_s = 0.0
 
     def observe(self, at_s: float, counters: dict[Hashable, int]) -> dict[Hashable, float]:
-        """Return the growth per second by key. The first observation of a key has no growth.
+        """Return the growth per second by key. A key that is observed for the first time is omitted.
 
-        The growth of a counter that has become smaller, because it was reset, is 0.
+        If a counter has become smaller, because it was reset, its growth is 0.
         """
         span = at_s - self._at_s
         before, self._before, self._at_s = self._before, counters, at_s

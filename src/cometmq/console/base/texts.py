@@ -1,8 +1,8 @@
 """Texts of the console by key, in English and Chinese.
 
 The texts are in `console/texts/*.toml`, one file per page: `title = ["Topics", "主题"]` in `topics.toml` has
-the key `topics.title`. `{name}` in a text is replaced by a value. tests/console/test_texts.py reports missing
-and unused texts, and texts whose languages differ in their values.
+the key `topics.title`. A placeholder such as `{name}` is replaced by a value. tests/console/test_texts.py
+reports missing and unused texts, and texts whose languages have different placeholders.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class UnknownText(CometError):
 
 @cache
 def table() -> dict[str, dict[str, str]]:
-    """Return the texts of all files: key -> language -> text."""
+    """Return the texts of all files, by key and language."""
     texts: dict[str, dict[str, str]] = {}
     for file in resources.files("cometmq.console").joinpath("texts").iterdir():
         part, _, suffix = file.name.rpartition(".")
@@ -46,12 +46,12 @@ def text(language: str, key: str, **values: object) -> str:
     if translations is None:
         raise UnknownText(key)
     template = translations.get(language) or translations[DEFAULT]
-    # All names are replaced in one step, because a value may contain "{n}".
+    # All placeholders are replaced in one step, so that a "{n}" inside a value is not replaced.
     return _NAME.sub(lambda match: str(values.get(match[1], match[0])), template)
 
 
 def preferred_language(accepted: str) -> str:
-    """Return the first language of an Accept-Language header that the console has, or the default."""
+    """Return the first language in an Accept-Language header that the console has, or else the default."""
     for part in accepted.lower().split(","):
         language = part.split(";")[0].strip().split("-")[0]
         if language in LANGUAGES:

@@ -1,1 +1,1 @@
-"""The pages of messages: search, one message, traces, dead letters, timers, transactions."""
+"""The pages about messages: search, one message, traces, dead letters, timers, transactions."""

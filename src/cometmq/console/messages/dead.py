@@ -16,12 +16,12 @@ from cometmq.protocol.codes import DLQ_PREFIX
 
 INTERVAL_S = 60.0
 MAX_COUNTED_GROUPS = 500
-"""Maximum number of groups whose dead letters are counted, with one request each."""
+"""Maximum number of groups whose dead letters are counted, because each group needs a request."""
 
 
 @dataclass(frozen=True)
 class DeadLetterCount:
-    """Stored dead letters of a group. count: None if unknown, with the reason in `problem`."""
+    """The number of stored dead letters of a group. If `count` is None, `problem` is the reason."""
 
     group: str
     count: int | None = None
@@ -30,7 +30,7 @@ class DeadLetterCount:
 
 
 async def ask(admin: Admin, topics: ClusterRows[TopicRow]) -> ClusterRows[DeadLetterCount]:
-    """Return the groups with a dead-letter topic, and the counts of the first MAX_COUNTED_GROUPS."""
+    """Return all groups with a dead-letter topic. Only the first MAX_COUNTED_GROUPS have a count."""
     names = [row.name.removeprefix(DLQ_PREFIX) for row in topics.rows if row.kind == "dead"]
     counts = {each.group: each for each in await admin.dead_letter_counts(names[:MAX_COUNTED_GROUPS])}
     rows = []

@@ -28,11 +28,11 @@ from cometmq.console.widgets.services import page
 from cometmq.message import MessageExt
 
 MAX_SHOWN = 500
-"""Maximum dead letters of a search; the list divides them into pages."""
+"""Maximum number of dead letters that a search returns; the list divides them into pages."""
 PREVIEW_BYTES = 256
-"""Maximum bytes of each body that a search keeps."""
+"""How many bytes of each body the result of a search keeps."""
 SELECT_TIMEOUT_S = 20.0
-"""Maximum seconds of a search: with few results it reads many messages."""
+"""Maximum duration of a search, in seconds. A search with few results may read many messages."""
 MAX_EXPORTED = 10_000
 MAX_EXPORT_BYTES = 16 << 20
 MAX_SQL_LENGTH = 2000
@@ -44,12 +44,12 @@ CSV_COLUMNS = (
     "bornTimestamp", "storeTimestamp", "reconsumeTimes", "resendTimes", "properties", "body", "bodyEncoding",
 )  # fmt: skip
 _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""Beginnings of cells that a spreadsheet evaluates as a formula, which could send data elsewhere."""
+"""First characters of cells that a spreadsheet evaluates as a formula, which could send data elsewhere."""
 
 
 @dataclass(frozen=True)
 class DeadLetters:
-    """The result of a search. more: whether a limit of messages, bytes or time has ended the search."""
+    """The result of a search. `more` is True if a limit of messages, bytes or time has ended the search."""
 
     messages: list[MessageExt]
     more: bool
@@ -60,16 +60,20 @@ class NothingSelected(ConsoleError):
 
 
 class ExportInProgress(ConsoleError):
-    """Another export of the session is in progress; each one takes more than 16 MiB of memory."""
+    """Another export of the session is in progress.
+
+    Only one is permitted, as each takes over 16 MiB of memory.
+    """
 
 
 async def select(
     admin: Admin, selection: Selection, limit: int, *, keep: int | None = None,
     timeout_s: float = SELECT_TIMEOUT_S,
 ) -> DeadLetters:  # fmt: skip
-    """Return the dead letters of a selection within the limits of messages, bytes and time.
+    """Return the dead letters of a selection, within the limits of messages, bytes and time.
 
-    keep: bytes of each body; None for all. Raises the errors of Admin.dead_letters.
+    `keep` is the number of bytes to keep of each body; None keeps all. Raises the errors of
+    Admin.dead_letters.
     """
     found: list[MessageExt] = []
     size = 0
@@ -158,9 +162,9 @@ def _columns() -> list[Column[DeadLetterView]]:
 
 
 def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterView]) -> tuple[Selection, str]:
-    """Return the selection of these rows, limited to the time between them, and their number.
+    """Return a selection of exactly these rows, limited to the range of their store times, and their number.
 
-    Raises NothingSelected for no rows.
+    Raises NothingSelected if there are no rows.
     """
     if not rows:
         raise NothingSelected(view.t("dead.choose"))
@@ -174,7 +178,7 @@ def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterVie
 
 
 async def resend(view: View, selection: Selection, count: str) -> None:
-    """Ask for the target and the rate, then resend dead letters. count: their number as text."""
+    """Ask for the target and the rate, then resend dead letters. `count` is their number as a text."""
     group = selection.group
     form = Form(view, view.t("dead.resend_of", group=group, n=count), [view.t("dead.resend_says")])
     targets = {"group": view.t("dead.way_group"), "topic": view.t("dead.way_topic")}
@@ -234,7 +238,7 @@ def _summary(view: View, states: Counter[Resend]) -> str:
 
 
 async def export(view: View, selection: Selection, kind: str) -> None:
-    """Let the browser download the dead letters of a selection. kind: `jsonl` or `csv`."""
+    """Let the browser download the dead letters of a selection. `kind` is `jsonl` or `csv`."""
     session = view.session
     if session.exporting:
         raise ExportInProgress(view.t("dead.export_waits"))
@@ -258,14 +262,14 @@ async def export(view: View, selection: Selection, kind: str) -> None:
 
 
 def json_lines(letters: Iterable[DeadLetterView]) -> bytes:
-    """Return the dead letters as lines, each a JSON object with all fields."""
+    """Return the dead letters as lines, each of which is a JSON object with all fields."""
     return b"".join(msgspec.json.encode(each) + b"\n" for each in letters)
 
 
 def csv_file(letters: Iterable[DeadLetterView]) -> bytes:
-    """Return the dead letters as a CSV file with a header row; times in ms, properties as JSON.
+    """Return the dead letters as a CSV file with a header row. Times are in ms, properties are JSON.
 
-    A text that a spreadsheet would evaluate gets an apostrophe before it.
+    A text that a spreadsheet would evaluate is preceded by an apostrophe.
     """
     file = io.StringIO()
     writer = csv.writer(file)

@@ -29,11 +29,11 @@ TRACKS = {
     TrackType.NOT_ONLINE: ("one_message.not_online", "bad"),
     TrackType.UNKNOWN: ("one_message.unknown", "bad"),
 }
-"""The key of the text, and the CSS class, for each state of the consumption."""
+"""The key of the text and the CSS class for each state of the consumption."""
 
 
 class ListenerFailed(ConsoleError):
-    """A member received a message, and its listener did not process it."""
+    """A member received a message, but its listener did not process it successfully."""
 
 
 @page("/messages/{msg_id:path}", "messages.title", under="/messages")

@@ -18,13 +18,13 @@ from cometmq.errors import CometError
 from cometmq.message import MessageExt
 
 MAX_NEWEST = 500
-"""Maximum messages of a topic that are read together; the list divides them into pages."""
+"""Maximum number of a topic's messages that are read together; the list divides them into pages."""
 MAX_KEY_HITS = 64
 MAX_TOPIC_LENGTH = 255
 MAX_KEY_LENGTH = 1000
 MAX_ID_LENGTH = 64
 PREVIEW_BYTES = 256
-"""Maximum bytes of each body that a list keeps while its page is open."""
+"""How many bytes of each body a list keeps while its page is open."""
 END_OF_TIME_MS = 2**63 - 1
 KINDS = {"topic": "messages.by_topic", "key": "messages.by_key", "id": "messages.by_id"}
 HINTS = {"topic": "messages.hint_topic", "key": "messages.hint_key", "id": "messages.hint_id"}
@@ -52,7 +52,7 @@ def message_columns() -> list[Column[MessageExt]]:
 
 
 def show_messages(view: View, found: list[MessageExt], *first: Column[MessageExt]) -> None:
-    """Add a list of messages. first: additional columns before those of message_columns."""
+    """Add a list of messages. `first` has additional columns, which precede those of message_columns."""
     for each in found:
         each.body = each.body[:PREVIEW_BYTES]
     columns = [*first, *message_columns()]
@@ -117,9 +117,10 @@ async def _find(view: View, fields: SearchFields, place: Element) -> None:
 async def by_id(
     admin: Admin, msg_id: str, topic: str, missing: dict[str, CometError] | None = None
 ) -> list[MessageExt]:
-    """Return all messages of a topic with an id; without a match or a topic, the message of that id.
+    """Return all messages of a topic with a unique id.
 
-    missing: as in Admin.messages_by_key. Raises MessageNotFound, IdError.
+    Without a topic or a match, return the message with that offset id. `missing` is used as in
+    Admin.messages_by_key. Raises MessageNotFound and IdError.
     """
     if topic and (found := await admin.messages_by_unique_key(topic, msg_id, missing=missing)):
         return found
@@ -129,7 +130,7 @@ async def by_id(
 async def _show_newest(
     view: View, place: Element, topic: str, begin_ms: int | None, end_ms: int | None
 ) -> None:
-    """Show the newest messages of a topic, or those before the time in the address."""
+    """Show the newest messages of a topic, or the newest before the time in the page's address."""
     text = view.query.get("before", "")
     before = int(text) if text.isascii() and text.isdigit() and len(text) < 15 else END_OF_TIME_MS
     bound = min(before, END_OF_TIME_MS if end_ms is None else end_ms)

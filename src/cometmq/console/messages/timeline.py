@@ -1,4 +1,4 @@
-"""The traces of a message as time spans: sends, calls of listeners, checks of its transaction.
+"""The traces of a message as time spans: sends, calls of listeners, and checks of its transaction.
 
 A value that a trace does not contain is None; times are never estimated.
 """
@@ -21,10 +21,10 @@ class Span:
 
     Attributes:
         kind: `send`, `call`, `check` or `recall`.
-        begin_ms: Beginning in milliseconds since 1970; equal to the end for an instant.
-        state: Result as the trace names it; None if it contains no result.
+        begin_ms: Start in milliseconds since 1970; it equals the end for an instant.
+        state: Result, with the name in the trace; None if the trace contains no result.
         good: Whether the result is a success; None if unknown.
-        tries: Retries before this call.
+        tries: Number of retries before this call.
     """
 
     kind: str
@@ -46,7 +46,7 @@ class Span:
 
 
 def spans(views: Iterable[TraceView]) -> list[Span]:
-    """Return the spans of a message: sends first, then by group and time."""
+    """Return the spans of a message: sends first, then all others sorted by group and time."""
     found: list[Span] = []
     begun: dict[tuple[str, str], TraceView] = {}
     ended: dict[tuple[str, str], TraceView] = {}
@@ -103,7 +103,7 @@ def _recall(view: TraceView, trace: Recall) -> Span:
 
 
 def _call(before: TraceView | None, after: TraceView | None) -> Span:
-    """Return the call of a listener from its two trace records, of which one may be missing."""
+    """Return the call of a listener from its two trace records, one of which may be missing."""
     begun = before.trace if before is not None and isinstance(before.trace, SubBefore) else None
     ended = after.trace if after is not None and isinstance(after.trace, SubAfter) else None
     client = before or after
@@ -117,7 +117,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         if end_ms is None and begin_ms is not None:
             end_ms = begin_ms + max(0, ended.cost_ms)
         if begin_ms is not None and end_ms is not None:
-            end_ms = max(begin_ms, end_ms)  # the clock may have been set back
+            end_ms = max(begin_ms, end_ms)  # the client's clock may have been set back
     return Span(
         kind="call",
         group=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),
@@ -129,7 +129,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
 
 
 def _name(kind: type[MessageType | ConsumeCode], number: int) -> str:
-    """Return the name of a number; the number itself if only a later version has a name for it."""
+    """Return the name of a number, or the number itself if this version has no name for it."""
     try:
         return kind(number).name
     except ValueError:
@@ -146,7 +146,7 @@ class Bar:
 
 
 def bars(found: Sequence[Span]) -> tuple[list[Bar], int, int]:
-    """Return the spans that have a time, and the first and last millisecond of all.
+    """Return the spans that have a time, and the first and last millisecond over all of them.
 
     A span without an end is shown as an instant.
     """

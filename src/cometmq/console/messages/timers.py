@@ -1,4 +1,4 @@
-"""Messages that wait for their delivery time: the list in pages of the broker, and cancellation."""
+"""Messages that wait for their delivery time: the list, which brokers return in pages, and cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cometmq.protocol.codes import MAX_TOPIC_LENGTH
 
 INTERVAL_S = 10.0
 REMOVAL_S = 1.0
-"""Maximum seconds until a cancelled message is removed from the broker's list."""
+"""Maximum time, in seconds, until the broker removes a cancelled message from its list."""
 PAGE_SIZE = 200
 """Maximum number of messages per request."""
 MAX_KEY_LENGTH, MAX_AFTER_LENGTH = 250, 4096
@@ -61,7 +61,7 @@ async def timers_page(view: View) -> None:
 
 
 def places_of(text: str) -> dict[str, Place]:
-    """Return the positions in an address; empty for text that is too long or malformed."""
+    """Return the positions in a page's address, or none if the text is too long or malformed."""
     try:
         return msgspec.json.decode(text, type=dict[str, Place]) if 0 < len(text) <= MAX_AFTER_LENGTH else {}
     except msgspec.MsgspecError:
@@ -69,7 +69,7 @@ def places_of(text: str) -> dict[str, Place]:
 
 
 async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) -> TimerPage:
-    """Return a page of the messages of one topic or all, or the messages with a key."""
+    """Return a page of the waiting messages of one topic or all topics, or the messages with a key."""
     if not key:
         return await timer_page(admin, topic or None, after=after, size=PAGE_SIZE)
     missing: dict[str, CometError] = {}
@@ -78,7 +78,7 @@ async def ask(admin: Admin, topic: str, key: str, after: Mapping[str, Place]) ->
 
 
 def _notes(view: View, found: TimerPage, key: str, *, later: bool) -> None:
-    """Show how many of the waiting messages the list contains, and links to the others."""
+    """Show how many of the waiting messages the list contains, and links to the other messages."""
     view.missing_brokers(found.missing)
     if key:
         view.note(view.t("timers.key_more" if found.more else "timers.key_all"))
@@ -108,7 +108,7 @@ def _columns() -> list[Column[WaitingMessage]]:
 
 
 async def cancel(view: View, row: WaitingMessage, feed_key: Hashable) -> None:
-    """Cancel the delivery of a message. feed_key: key of the list's feed."""
+    """Cancel the delivery of a message. `feed_key` is the key of the list's feed."""
     handle = row.recall_handle
     if handle is None:
         view.notify_error(view.t("timers.no_handle"))

@@ -29,7 +29,7 @@ from cometmq.protocol.codes import TRACE_TOPIC
 
 KINDS = {"send": "trace.send", "call": "trace.call", "check": "trace.check", "recall": "trace.recall"}
 MAX_BATCH_IDS = 32
-"""Maximum ids of a batch of Java's client, which are separated by commas."""
+"""Maximum number of ids in a batch of Java's client, which separates the ids by commas."""
 
 
 @page("/trace", "trace.title", menu=75, icon="timeline")
@@ -61,7 +61,7 @@ async def _find(view: View, fields: SearchFields, place: Element) -> None:
 
 
 def _choose(view: View, found: list[MessageExt], trace_topic: str, missing: Mapping[str, CometError]) -> None:
-    """Add the messages of a key, each with a link to its trace."""
+    """Add the messages with a key, each with a link to its trace."""
 
     def path(row: MessageExt) -> str:
         query = {"id": row.msg_id, **({} if trace_topic == TRACE_TOPIC else {"trace": trace_topic})}
@@ -119,7 +119,7 @@ def _draw(view: View, found: list[TraceView], missing: Mapping[str, CometError])
 def _table(
     view: View, title: str, columns: list[Column[Span]], rows: list[Span], name: str, *, always: bool = False
 ) -> None:
-    """Add a section with a table. Without rows it is added only if `always` is set."""
+    """Add a section with a table. Without rows, the section is only added if `always` is set."""
     if not rows and not always:
         return
     numbers = {id(row): str(number) for number, row in enumerate(rows)}

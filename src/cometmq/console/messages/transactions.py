@@ -1,4 +1,4 @@
-"""Open transactions, and transactions whose checks a broker has ended."""
+"""Open transactions, and transactions for which a broker no longer sends checks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _id_of(row: HalfMessage) -> str:
 
 
 async def check_again(view: View, row: HalfMessage) -> None:
-    """Make the broker send transaction checks to producers again after the maximum number of checks."""
+    """Make the broker send checks again for a transaction that has had the maximum number of checks."""
 
     async def work(_progress: ActionProgress) -> None:
         await view.admin.resume_check(row.message.offset_msg_id)

@@ -25,4 +25,4 @@ PAGES = (
     *(timers.timers_page, transactions.transactions_page),
     *(access.access_page, jobs.jobs_page, jobs.job_page, users.users_page),
 )
-"""If the path of a page could match that of another page, it comes before the other one."""
+"""The order matters: a page comes before every page whose path could match its path, too."""

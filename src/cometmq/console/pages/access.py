@@ -34,9 +34,9 @@ class BrokerAccess:
     """The access control of a broker.
 
     Attributes:
-        versions: Versions of its files; None if it has no access control or does not respond.
-        accounts: Its accounts; None if it does not list them (Apache's brokers do not).
-        white: Addresses of the white lists by file.
+        versions: Versions of its files; None if the broker has no access control or does not respond.
+        accounts: Its accounts; None if the broker does not list them, as Apache's brokers.
+        white: Addresses on the white lists, by file.
         problem: Why versions or accounts are missing.
     """
 
@@ -49,7 +49,7 @@ class BrokerAccess:
 
 @dataclass(frozen=True)
 class AccountRow:
-    """An account. differs: whether a broker lacks it or has it with other permissions."""
+    """An account. `differs` is True if a broker lacks the account or has other permissions for it."""
 
     account: AclAccount
     brokers: tuple[str, ...]
@@ -76,7 +76,7 @@ async def _ask_one(admin: Admin, place: BrokerStatus) -> BrokerAccess:
 
 
 def merged(brokers: Sequence[BrokerAccess]) -> list[AccountRow]:
-    """Return the accounts of all brokers that list theirs, by name."""
+    """Return the accounts of all brokers that list theirs, sorted by name."""
     listing = [broker for broker in brokers if broker.accounts is not None]
     by_name: defaultdict[str, list[tuple[str, AclAccount]]] = defaultdict(list)
     for broker in listing:
@@ -92,7 +92,7 @@ def merged(brokers: Sequence[BrokerAccess]) -> list[AccountRow]:
 
 
 def _rules(account: AclAccount) -> tuple[object, ...]:
-    """Return the permissions of an account, without its file and regardless of their order."""
+    """Return the permissions of an account in a form that compares equal in any order and for any file."""
     return (
         *(account.admin, account.white_remote_address),
         *(account.default_topic_perm, account.default_group_perm),
@@ -176,7 +176,7 @@ def _white_lists(view: View, found: list[BrokerAccess]) -> None:
 
 
 def _permission_check(view: View) -> None:
-    """Add fields for an account, an action and a resource; each broker reports whether it permits them."""
+    """Add fields for an account, an action and a resource. Each broker reports whether it permits them."""
     view.note(view.t("access.explain_says"))
 
     async def find(place: Element) -> None:
@@ -191,9 +191,9 @@ def _permission_check(view: View) -> None:
 
 
 async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool | None, str]]:
-    """Return (address, whether it permits the action, the deciding rule) for each broker.
+    """Return (address, whether it permits the action, the rule that decided) for each broker.
 
-    For a broker that does not report it, the result is None and an error text.
+    If a broker does not report it, the second value is None and the third one is an error text.
     """
     user, action, resource, host = (fields.value(name) for name in ("user", "action", "resource", "host"))
 

@@ -22,7 +22,10 @@ _SECRET_BYTES = 24
 
 
 async def ask_account(view: View, present: AclAccount | None) -> None:
-    """Ask for a new account, or for changes of a present one, and write it; show a generated secret once."""
+    """Ask for the values of an account and write it. A generated secret is shown once.
+
+    `present` is the account to change, or None for a new account.
+    """
     before = present or AclAccount(default_topic_perm="DENY", default_group_perm="DENY")
     title = view.t("access.add") if present is None else view.t("access.change_of", name=before.access_key)
     form = Form(view, title, [view.t("access.form_says")])
@@ -98,7 +101,7 @@ async def ask_deletion(view: View, key: str) -> None:
 
 
 async def ask_white_list(view: View) -> None:
-    """Ask for the global white list of the default file and replace it."""
+    """Ask for a new global white list, and replace that of the default file."""
     form = Form(view, view.t("access.set_white"), [view.t("access.white_says")])
     cluster = await cluster_choice(view, form)
     patterns = form.text("access.patterns", max_length=MAX_LIST_LENGTH, lines=True)
@@ -114,6 +117,6 @@ async def ask_white_list(view: View) -> None:
 
 
 def _joined(text: object) -> str:
-    """Return the items of a text, divided by lines or commas, as a list separated by commas."""
+    """Return a text whose items are separated by lines or commas as a list separated by commas."""
     items = str(text or "").replace("\n", ",").split(",")
     return ",".join(item.strip() for item in items if item.strip())

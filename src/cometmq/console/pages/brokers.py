@@ -29,7 +29,7 @@ MAX_KEY_LENGTH, MAX_VALUE_LENGTH = 200, 10_000
 
 @dataclass(frozen=True)
 class BrokerState:
-    """The state of a broker. ha: None if the broker does not report it, for example one of 4.9."""
+    """The state of a broker. `ha` is None if the broker does not report it, for example a broker of 4.9."""
 
     settings: dict[str, str]
     runtime: dict[str, str]
@@ -37,7 +37,7 @@ class BrokerState:
 
 
 async def ask(admin: Admin, addr: str) -> BrokerState:
-    """Return the state of a broker. Raises UnknownNameError for any other address in a link."""
+    """Return the state of a broker. Raises UnknownNameError if no broker has the address in the link."""
     await broker_name(admin, addr)
     settings, runtime = await asyncio.gather(admin.broker_config(addr), admin.runtime(addr))
     try:
@@ -103,7 +103,7 @@ def _classes(row: BrokerStatus) -> dict[str, str]:
 
 
 def _if_responding(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
-    """Return a function that returns None instead of 0 for a broker that does not respond."""
+    """Return a function that returns None instead of a number for a broker that does not respond."""
     return lambda row: value(row) if row.runtime else None
 
 

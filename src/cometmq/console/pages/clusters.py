@@ -50,7 +50,10 @@ def section(view: View) -> None:
 
 
 async def put(view: View, row: ClusterConnection | None) -> None:
-    """Add a cluster, or change the name servers of one."""
+    """Ask for the values of a cluster, and add it or change its name servers.
+
+    `row` is the cluster to change, or None for a new cluster.
+    """
     clusters = view.services.clusters
     if row is not None and row.name == STARTED:
         raise ClusterError(view.t("clusters.started"))

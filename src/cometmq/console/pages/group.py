@@ -46,7 +46,7 @@ FLAGS = {
 
 @dataclass(frozen=True)
 class GroupState:
-    """Consumer offsets of a group. missing: error text by the name of a broker that does not respond."""
+    """Consumer offsets of a group. `missing` has the error texts of brokers that do not respond, by name."""
 
     progress: GroupProgress
     missing: dict[str, str]
@@ -64,7 +64,7 @@ async def ask(admin: Admin, group: str, fanout: Fanout[GroupProgress]) -> GroupS
 
 
 async def ask_members(admin: Admin, group: str) -> GroupSubscriptions:
-    """Request the state of each member of a group. A group without members has an empty result."""
+    """Request the state of each member of a group. The result for a group without members is empty."""
     try:
         return await admin.subscriptions(group)
     except BrokerError as error:
@@ -124,7 +124,7 @@ def _summary(view: View, state: GroupState) -> None:
 
 
 def _member_problems(view: View, found: GroupSubscriptions) -> None:
-    """Show the number of members, their differences, and queues without exactly one member."""
+    """Show the number of members, the differences between members, and queues without exactly one member."""
     view.note(view.t("group.online", n=f"{len(found.members):,}"))
     _differences(view, "group.differ", found.differences)
     _differences(view, "group.settings_differ", found.setting_differences)
@@ -163,7 +163,7 @@ def _member_columns() -> list[Column[MemberSubscriptions]]:
 def _queue_columns(
     view: View, members: Callable[[], GroupSubscriptions | None]
 ) -> list[Column[QueueProgress]]:
-    """Return the columns. members: returns the latest known members."""
+    """Return the columns of the list of queues. `members` returns the latest known members."""
     return [
         Column("topic", "group.topic", lambda row: row.topic, link=lambda row: path_of("topics", row.topic),
                searched=True),
@@ -178,9 +178,9 @@ def _queue_columns(
 
 
 def owner_of(row: QueueProgress, found: GroupSubscriptions | None, nobody: str) -> str | None:
-    """Return the members to which a queue is assigned, or `nobody`.
+    """Return the members to which a queue is assigned, or `nobody` if there is none.
 
-    Return None if that is unknown, because not all members have reported their queues.
+    Return None if it is unknown because some members have not reported their queues.
     """
     if found is None:
         return None
@@ -209,7 +209,7 @@ def _settings(view: View, configs: Mapping[str, SubscriptionGroupConfig]) -> Non
 
 
 async def change(view: View, group: str) -> None:
-    """Ask the user for other settings of a group, and set them at one broker or all."""
+    """Ask the user for new settings of a group, and set them at one broker or all brokers."""
     found = (await view.cluster.groups().fresh()).value
     configs = next((row.configs for row in found.rows if row.name == group), {}) if found else {}
     if not configs:

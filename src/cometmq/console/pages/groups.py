@@ -25,7 +25,10 @@ MAX_RETRIES = 1_000_000
 
 @dataclass(frozen=True)
 class GroupLine:
-    """A group in the list. lag and rate: None if unknown; a group without offsets has 0 in 0 queues."""
+    """A group in the list.
+
+    `lag` and `rate` are None if they are unknown; a group without offsets has the lag 0 in 0 queues.
+    """
 
     row: GroupRow
     lag: Lag | None
@@ -33,7 +36,7 @@ class GroupLine:
 
     @property
     def config(self) -> SubscriptionGroupConfig | None:
-        """The group's settings; None for a group that has only offsets or a retry topic."""
+        """The group's settings, or None for a group that has only offsets or a retry topic."""
         return next(iter(self.row.configs.values()), None)
 
 
@@ -63,7 +66,7 @@ async def groups_page(view: View) -> None:
 
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
-    """Return the lines of system groups, or of all others, with their lags as far as these are known."""
+    """Return the lines of system groups or of all other groups, with their lags where these are known."""
     return [_line(row, lags.value) for row in rows if row.system == system]
 
 

@@ -1,6 +1,7 @@
-"""Results of pipeline jobs in the directory of reports, and one result.
+"""The list of results of pipeline jobs in the directory of reports, and the page of one result.
 
-A report is an HTML file from an untrusted source: its frame permits no scripts, forms, links or origin.
+A report is an HTML file from an untrusted source, so it is shown in a frame that permits no scripts, forms or
+links and has no origin.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from cometmq.console.widgets.services import page
 
 INTERVAL_S = 15.0
 MAX_JSON_LENGTH = 200_000
-"""Maximum characters of a summary that are shown."""
+"""Maximum length of a summary that is shown, in characters."""
 KINDS = {"report": "jobs.report", "summary": "jobs.summary", "tables": "jobs.tables"}
 
 
@@ -36,7 +37,7 @@ async def jobs_page(view: View) -> None:
         default=ListState(sort="at", descending=True),
         classes=lambda row: {"whole": "warn"} if row.complete is False else {},
     )  # fmt: skip
-    scanner = Scanner(root)  # the feed keeps using the scanner of the page that created it
+    scanner = Scanner(root)  # The feed keeps the scanner of the page that created it.
     feed = view.feeds.feed("reports", lambda: asyncio.to_thread(scanner.scan), INTERVAL_S)
     await listing.follow(
         feed,
@@ -84,10 +85,10 @@ async def job_page(view: View, path: str) -> None:
 
 
 def pretty(data: bytes) -> str:
-    """Return a summary with indentation; data that is not JSON is returned unchanged.
+    """Return a summary with indentation. Data that is not JSON is returned unchanged.
 
-    The JSON is not decoded into Python objects: those of a file of 8 MiB would take 300 MiB and block the
-    event loop for seconds.
+    The JSON is not decoded into Python objects, because those of a file of 8 MiB would take 300 MiB and block
+    the event loop for seconds.
     """
     with suppress(msgspec.DecodeError, RecursionError):
         data = msgspec.json.format(data, indent=2)

@@ -1,4 +1,4 @@
-"""The name servers: their state, the number of brokers each knows, their settings."""
+"""The name servers: their state, the number of brokers that each one lists, and their settings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class NameServer:
     """The state of a name server.
 
     Attributes:
-        clusters: Number of clusters; None if the name server does not respond, as for the other numbers.
+        clusters: Number of clusters. Like all numbers, it is None if the name server does not respond.
         brokers: Number of broker processes.
         millis: Response time in milliseconds.
-        differs: Whether its brokers differ from those of another name server.
-        problem: Error text of a name server that does not respond.
+        differs: Whether it lists other brokers than another name server.
+        problem: Error text if the name server does not respond.
     """
 
     addr: str

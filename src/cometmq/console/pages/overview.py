@@ -25,11 +25,11 @@ from cometmq.protocol.codes import MASTER_ID, is_system_group
 
 MAX_TOP = 10
 DISK_FULL_SHARE = 0.85
-"""Disk use from which brokers delete files at any hour (docs/server.md, Retention)."""
+"""Share of disk use above which brokers delete files at any hour (docs/server.md, Retention)."""
 
 
 def largest(pairs: Iterable[tuple[str, float]]) -> list[tuple[str, float]]:
-    """Return the largest values above zero in descending order."""
+    """Return the pairs with the largest values above zero, in descending order."""
     positive = (pair for pair in pairs if pair[1] > 0)
     return sorted(positive, key=lambda pair: (-pair[1], pair[0]))[:MAX_TOP]
 
@@ -92,7 +92,7 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
 
 
 def lost_broker_notes(view: View) -> None:
-    """Add a note for each broker that the name servers have recently dropped."""
+    """Add a note for each broker that the name servers have recently stopped to list."""
     for each in view.cluster.lost:
         status, at = each.status, view.format("time", int(each.at_s * 1000))
         place = {"name": status.broker_name, "id": status.broker_id, "addr": status.broker_addr}

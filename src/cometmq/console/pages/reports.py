@@ -1,6 +1,6 @@
-"""Results of pipeline jobs below a directory: reports, summaries, tables.
+"""Results of pipeline jobs in and below a directory: reports, summaries, tables.
 
-Files are only read, and only below the directory: no part of a path may be a symbolic link.
+The console only reads files, and only below the directory: no part of a path may be a symbolic link.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ MAX_FILE_BYTES = 8 << 20
 MAX_SUMMARY_BYTES = 1 << 20
 HEAD_BYTES = 4096
 JOB_FILE = "_cometmq_job.json"
-"""Name of the file with the job's name in the directory of its tables."""
+"""Name of the file, in the directory of a job's tables, that contains the job's name."""
 ARCHIVE_LOG = "_cometmq"
-"""Name of the log in the directory of an archive."""
+"""Name of the log's directory in an archive."""
 KINDS = {".html": "report", ".json": "summary"}
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -48,12 +48,12 @@ class JobResult:
     """A result of a job.
 
     Attributes:
-        path: Path below the directory, separated by "/".
+        path: Path relative to the directory of reports, separated by "/".
         kind: `report` (HTML), `summary` (JSON) or `tables`.
         name: Name of the job, or title of the report.
-        complete: None if that is unknown.
-        size: Bytes of a file; None for tables.
-        at_ms: Time of the last change.
+        complete: Whether the job's result is complete; None if that is unknown.
+        size: Size of a file in bytes; None for tables.
+        at_ms: Time of the last change, in ms since 1970.
     """
 
     path: str
@@ -65,21 +65,21 @@ class JobResult:
 
 
 class _Summary(msgspec.Struct):
-    """The field of a job's JSON summary that is decoded."""
+    """The only field that is decoded from a job's JSON summary."""
 
     complete: bool | None = None
 
 
 @dataclass(frozen=True)
 class JobResults:
-    """Results below a directory. truncated: whether there are more."""
+    """The results in and below a directory. `truncated` is True if there are more results."""
 
     rows: list[JobResult]
     truncated: bool = False
 
 
 class Scanner:
-    """Scans a directory repeatedly, one scan at a time; unchanged files are not read again."""
+    """A scanner of a directory. It runs one scan at a time, and does not read unchanged files again."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -95,9 +95,9 @@ class Scanner:
 
 
 def read(root: Path, path: str) -> tuple[JobResult, bytes]:
-    """Return the report or summary at a path, and its content. Blocks: call it in a thread.
+    """Return the report or summary at a path, and the content of its file. It blocks: call it in a thread.
 
-    Raises ReportError if the path is neither.
+    Raises ReportError if there is no report or summary at the path.
     """
     parent, _, name = path.rpartition("/")
     kind = KINDS.get(os.path.splitext(name)[1])
@@ -119,7 +119,7 @@ def read(root: Path, path: str) -> tuple[JobResult, bytes]:
 
 
 _Known = dict[str, tuple[tuple[int, ...], JobResult]]
-"""The result of each file, with the file's identity when it was read, by path."""
+"""The result in each file and the file's identity when it was read, by path."""
 
 
 class _Search:
@@ -129,7 +129,7 @@ class _Search:
         self._known = known
 
     def below(self, directory: int, path: str, depth: int) -> list[JobResult]:
-        """Return the results in a directory and below it, without those that cannot be read."""
+        """Return the results in a directory and below it. Results that cannot be read are omitted."""
         rows: list[JobResult] = []
         names = []
         for entry in _entries(directory):
@@ -155,7 +155,7 @@ class _Search:
         return rows
 
     def _file(self, directory: int, name: str, path: str, kind: str) -> JobResult:
-        """Return the result in a file, None if it has none. Raises OSError."""
+        """Return the result in a file. Raises OSError."""
         now = os.stat(name, dir_fd=directory, follow_symlinks=False)
         identity = now.st_dev, now.st_ino, now.st_size, now.st_mtime_ns, now.st_ctime_ns
         before = self._known.get(path)
@@ -166,7 +166,7 @@ class _Search:
 
 
 def _peek(directory: int, name: str, path: str, kind: str) -> JobResult:
-    """Return a result from the beginning of its file. Raises OSError."""
+    """Return the result in a file, from the start of the file's content. Raises OSError."""
     with os.fdopen(os.open(name, _FILE, dir_fd=directory), "rb") as file:
         status = os.fstat(file.fileno())
         if not stat.S_ISREG(status.st_mode):
@@ -187,7 +187,7 @@ def _result(path: str, kind: str, data: bytes, status: os.stat_result) -> JobRes
 
 
 def _tables(directory: int, path: str, names: list[tuple[str, bool]]) -> JobResult:
-    """Return the tables of a job. They are complete if Spark has finished each of them."""
+    """Return a result for the tables of a job. It is complete if Spark has finished every table."""
     job = "archive"
     with suppress(OSError, msgspec.MsgspecError):
         descriptor = os.open(JOB_FILE, _FILE, dir_fd=directory)

@@ -1,4 +1,4 @@
-"""The reset of a group's consumer offsets in a topic: its effect on each queue, then the reset."""
+"""The reset of a group's consumer offsets in a topic: show the effect on each queue, then reset."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ MAX_PROBLEMS_SHOWN = 20
 
 
 async def reset_offsets(view: View, *, topic: str = "", group: str = "", to_end: bool = False) -> None:
-    """Ask the user for the missing group or topic and for a time; show the effect; then reset.
+    """Ask the user for a time and for a missing group or topic, show the effect, then reset the offsets.
 
-    to_end: skip all unconsumed messages instead of asking for a time.
+    With `to_end`, all unconsumed messages are skipped, and the user is not asked for a time.
     """
     lags = (await view.cluster.lags().fresh()).value
     pairs = lags.pairs if lags is not None else {}

@@ -1,4 +1,4 @@
-"""Fields and look-ups that the pages of topics, groups and access control share."""
+"""Fields and lookups that the pages of topics, groups and access control share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.protocol.codes import is_legal_name
 
 
 async def cluster_choice(view: View, fields: Fields) -> ui.select:
-    """Add a choice of a cluster."""
+    """Add a field in which the user chooses a cluster."""
     clusters = sorted((await view.admin.cluster_info()).cluster_addr_table)
     return fields.choice("topics.cluster", clusters, clusters[0] if clusters else None)
 
@@ -27,7 +27,7 @@ def name_field(view: View, fields: Fields, key: str, max_length: int) -> ui.inpu
 
 
 def broker_choice(view: View, fields: Fields, brokers: Iterable[str]) -> ui.select:
-    """Add a choice between one broker and all brokers, see chosen_brokers."""
+    """Add a choice between one broker and all brokers. `chosen_brokers` returns the result."""
     options = {"": view.t("topic.everywhere"), **{each: each for each in brokers}}
     return fields.choice("topic.broker", options, "")
 

@@ -40,9 +40,9 @@ class TopicState:
     """The state of a topic.
 
     Attributes:
-        route: Its route.
-        queues: Its queues; None if no broker responds.
-        missing: Error text by the name of a broker that does not respond.
+        route: The topic's route.
+        queues: The topic's queues; None if no broker responds.
+        missing: Error texts of the brokers that do not respond, by name.
     """
 
     route: TopicRouteData
@@ -129,7 +129,7 @@ def _groups_of(lags: ClusterLags, topic: str) -> list[tuple[str, Lag]]:
 
 
 def retention_hours(config: TopicConfig) -> float | None:
-    """Return a topic's own retention; None if it has none, or one that is not a number."""
+    """Return the retention, in hours, that a topic has set for itself, or None without a valid number."""
     value = (config.attributes or {}).get(RETENTION_MS, "")
     return int(value) / HOUR_MS if value.isascii() and value.isdigit() and len(value) < 20 else None
 
@@ -199,7 +199,7 @@ async def send(view: View, topic: str) -> None:
 
 
 async def change(view: View, topic: str) -> None:
-    """Ask the user for other settings of a topic, and set them at one broker or all."""
+    """Ask the user for new settings of a topic, and set them at one broker or all brokers."""
     found = (await view.cluster.topics().fresh()).value
     configs = next((row.configs for row in found.rows if row.name == topic), {}) if found else {}
     if not configs:
@@ -239,7 +239,7 @@ async def change(view: View, topic: str) -> None:
 
 
 async def purge(view: View, topic: str) -> None:
-    """Ask the user for a time, show the number of messages that a purge removes, and purge."""
+    """Ask the user for a time, show the number of messages that a purge would remove, and purge them."""
     form = Form(view, view.t("topic.purge_of", name=topic), [view.t("topic.purge_says")])
     before = form.moment("topic.before", (datetime.now() + timedelta(minutes=1)).strftime(TIME_FORMAT))
     if not await form.submitted():

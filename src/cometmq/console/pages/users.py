@@ -96,7 +96,10 @@ async def reset_password(view: View, user: User) -> None:
 async def _set_generated_password(
     view: View, name: str, user: User, effect: str, *, new: bool = False
 ) -> None:
-    """Generate the password of an account. new: whether the account must not exist yet."""
+    """Generate a password, set it for an account, and show it.
+
+    `new` means that the account must not exist yet.
+    """
     passwords: list[str] = []
 
     async def work(_progress: ActionProgress) -> None:
@@ -114,7 +117,7 @@ async def _set_generated_password(
 
 
 async def change_role(view: View, user: User) -> None:
-    """Make a reader an administrator, or an administrator a reader."""
+    """Change the role of an account from reader to administrator, or from administrator to reader."""
     _check_other(view, user)
     role = Role.READER if user.role is Role.ADMIN else Role.ADMIN
 
@@ -143,7 +146,7 @@ async def remove(view: View, user: User) -> None:
 
 
 def _check_other(view: View, user: User) -> None:
-    """Raise AccountError if the account is the user's own."""
+    """Raise AccountError if the account is that of the logged-in user."""
     if user.name == view.session.name:
         raise AccountError(view.t("users.oneself"))
 
@@ -153,12 +156,12 @@ async def _replace_password(
 ) -> str:
     """Write an account with a new password in place of `before`, and return the password.
 
-    The user's own session continues; the other sessions of the account end. Raises NotAllowed,
-    AccountChanged, AccountError.
+    If it is the account of the logged-in user, the current session continues. All other sessions of the
+    account end. Raises NotAllowed, AccountChanged and AccountError.
     """
     accounts, sessions, session = view.services.accounts, view.services.sessions, view.session
     password, account = await asyncio.to_thread(accounts.prepare, name, role, new)
-    # The user may have lost the permission or the account while a thread hashed the password.
+    # While a thread hashed the password, the user may have lost the permission or the account.
     if not sessions.is_valid(session):
         raise NotAllowed(view.t("users.over"))
     accounts.replace(name, before, account)
@@ -169,7 +172,7 @@ async def _replace_password(
 
 
 async def ask_own_password(view: View) -> None:
-    """Ask a user of any role for a new password of the own account, and set it."""
+    """Ask the logged-in user, of any role, for a new password, and set it."""
 
     def check_length(text: str) -> str | None:
         enough = len(text) >= MIN_PASSWORD_LENGTH

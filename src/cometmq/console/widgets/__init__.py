@@ -1,1 +1,1 @@
-"""Elements of pages: the view, lists, forms, charts, actions."""
+"""The elements of which pages consist: the view, lists, forms, charts, actions."""

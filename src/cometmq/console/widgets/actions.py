@@ -1,8 +1,8 @@
 """Actions that change something: permission, confirmation, execution, audit log.
 
-Each action of a page is an Action. A user without the permission is refused, whatever the page shows. A
-dialog describes the effect before anything happens; a dangerous action requires the name of its target to be
-typed. The audit log records the start and the outcome.
+Each action of a page is an Action. A user without the permission is refused, even if the page shows the
+action's button. A dialog describes the effect before anything happens; for a dangerous action, the user must
+also type the name of its target. The audit log records the start and the outcome.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 STOP_TIMEOUT_S = 2.0
-"""Maximum seconds for which a step in progress may continue after the user has stopped the action."""
+"""How long a step in progress may continue after the user has stopped the action, in seconds."""
 
 
 class ActionProgress:
-    """The progress of an action in its dialog, passed to the function that executes it.
+    """The progress of an action, shown in its dialog and passed to the function that executes the action.
 
     `outcome` holds facts about the result for the audit log.
     """
@@ -56,7 +56,10 @@ class ActionProgress:
         self._button.props("outline no-caps").set_visibility(False)
 
     def report(self, text: str, share: float | None = None) -> None:
-        """Show the current step. share: from 0 to 1; None if the total is unknown."""
+        """Show the current step.
+
+        `share` is the finished part from 0 to 1, or None if the total is unknown.
+        """
         self._text.set_text(text)
         if share is not None:
             self._bar.props(remove="indeterminate")
@@ -94,7 +97,10 @@ class ActionProgress:
 
 
 async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerator[T]:
-    """Yield results until `stop` is set; a pending one is yielded if it arrives within STOP_TIMEOUT_S."""
+    """Yield results until `stop` is set.
+
+    A result that is pending at that time is still yielded if it arrives within STOP_TIMEOUT_S.
+    """
     stopping = asyncio.ensure_future(stop.wait())
     pending: asyncio.Future[T] | None = None
     try:
@@ -119,7 +125,7 @@ async def until(results: AsyncIterator[T], stop: asyncio.Event) -> AsyncGenerato
 
 @dataclass(frozen=True)
 class Action:
-    """An action that is executed after its confirmation.
+    """A change that is executed after the user has confirmed it.
 
     Attributes:
         name: Name in the audit log, for example `topic.delete`.
@@ -128,9 +134,9 @@ class Action:
         work: Executes the action; returns a text about the result, or None.
         details: Parameters for the audit log, without secrets.
         danger: Whether the user must type the target's name.
-        refresh: Keys of the feeds whose values are requested again afterwards.
-        then: Path of the page to open afterwards.
-        of_console: Whether the action changes the console and not the cluster.
+        refresh: Keys of the feeds whose values are requested again after the action.
+        then: Path of the page to open after the action.
+        of_console: Whether the action changes the console, not the cluster.
     """
 
     name: str
@@ -156,11 +162,11 @@ class Action:
         """Return the action that runs an operation.
 
         Args:
-            operation: Its name, its target, its requests and whether it is dangerous.
+            operation: The operation, which has a name, a target and requests, and may be dangerous.
             effects: As in Action.
             details: As in Action.
             result: Returns a text about the results of the requests, or None.
-            how: Other fields of Action.
+            how: Values for the other fields of Action.
         """
 
         async def work(progress: ActionProgress) -> str | None:
@@ -170,7 +176,10 @@ class Action:
         return cls(operation.name, operation.target, effects, work, details or {}, **how)
 
     async def run(self, view: View) -> bool:
-        """Ask for confirmation, execute, and show the result; return whether the action succeeded."""
+        """Ask for confirmation, execute the action, and show the result.
+
+        Return whether the action succeeded.
+        """
         check_permission(view, self.name, self.target)
         clusters = self._changed_cluster(view).values()
         effects = [*self.effects, *(view.t("clusters.in_cluster", name=name) for name in clusters)]
@@ -183,7 +192,7 @@ class Action:
 
             async def confirmed() -> None:
                 if started:
-                    return  # a second click arrived before the browser had removed the button
+                    return  # a second click, before the browser removed the button
                 if typed is not None and str(typed.value or "").strip() != self.target:
                     typed.props["error"] = True
                     typed.props["error-message"] = view.t("common.type_exactly")
@@ -201,10 +210,10 @@ class Action:
         return done
 
     async def execute(self, view: View, progress: ActionProgress) -> bool:
-        """Execute the confirmed action and show the result; return whether it succeeded.
+        """Execute the confirmed action and show the result. Return whether it succeeded.
 
-        The audit log gets an entry before and after the execution. If the first entry cannot be written, the
-        action is not executed.
+        The audit log gets an entry before and another entry after the execution. If the first entry cannot be
+        written, the action is not executed.
         """
         session, audit, result, done = view.session, view.services.audit, "ok", False
         who = session.name, session.address, self.name, self.target
@@ -239,14 +248,20 @@ class Action:
         return done
 
     def _changed_cluster(self, view: View) -> dict[str, str]:
-        """Return the name of the cluster that the action changes, if the console shows several."""
+        """Return the name of the cluster that the action changes, for the audit log.
+
+        The result is empty if the console shows only one cluster.
+        """
         if self.of_console:
             return {}
         named = view.services.clusters.several or view.connection.ended
         return {"cluster": view.connection.name} if named else {}
 
     def _check_cluster(self, view: View) -> None:
-        """Record and raise NotAllowed if the page's cluster was removed or changed after it was opened."""
+        """Raise NotAllowed if the page's cluster was removed or changed after the page was opened.
+
+        The refusal is recorded in the audit log.
+        """
         if not self.of_console and view.connection.ended:
             who = view.session.name, view.session.address, self.name, self.target
             details = self._changed_cluster(view)
@@ -255,7 +270,10 @@ class Action:
 
 
 def check_permission(view: View, action: str, target: str) -> None:
-    """Record and raise NotAllowed if the user may only view, or the session has ended."""
+    """Raise NotAllowed if the user may only view, or if the session has ended.
+
+    The refusal is recorded in the audit log.
+    """
     if not (view.services.sessions.is_valid(view.session) and view.may_change):
         who = view.session.name, view.session.address
         view.services.audit.try_record(*who, action, target, result="refused")
@@ -264,7 +282,7 @@ def check_permission(view: View, action: str, target: str) -> None:
 
 @contextmanager
 def dialog(view: View, sentences: Sequence[str]) -> Iterator[tuple[ui.dialog, ui.card]]:
-    """Open a dialog with sentences; the block adds further content. Await `result_of` for its result."""
+    """Open a dialog with sentences. The `with` body adds further content. `result_of` returns the result."""
     with view.client.content, ui.dialog().props("persistent") as box, ui.card().classes("dialog") as place:
         place.props("role=alertdialog").props["aria-label"] = sentences[0] if sentences else ""
         for sentence in sentences:
@@ -276,7 +294,7 @@ def dialog(view: View, sentences: Sequence[str]) -> Iterator[tuple[ui.dialog, ui
 def dialog_buttons(
     view: View, box: ui.dialog, key: str, on_click: Callable[[], object], *, danger: bool = False
 ) -> ui.row:
-    """Add the buttons "Cancel" and another one to a dialog. key: of the other's text."""
+    """Add a "Cancel" button and a second button to a dialog. `key` is the key of the second button's text."""
     with ui.row().classes("full-width justify-end") as row:
         ui.button(view.t("common.cancel"), on_click=lambda: box.submit(False)).props("flat no-caps")
         color = "negative" if danger else "primary"
@@ -285,7 +303,7 @@ def dialog_buttons(
 
 
 async def result_of(box: ui.dialog) -> object:
-    """Return the result of a dialog, None if it was closed without one, and delete the dialog."""
+    """Return the result of a dialog, or None if the user closed it without a result. Delete the dialog."""
     result: object = await box
     if not box.is_deleted:  # the page may have been closed in the meantime
         box.delete()
@@ -293,7 +311,7 @@ async def result_of(box: ui.dialog) -> object:
 
 
 async def show_secret(view: View, text: str, secret: str) -> None:
-    """Show a secret until the dialog is closed. The secret is in no feed, log or address."""
+    """Show a secret until the dialog is closed. The secret is not in any feed, log or address."""
     with dialog(view, [text, view.t("secret.once")]) as (box, place), place:
         text_element("code", secret).classes("body secret")
         with ui.row().classes("full-width justify-end"):

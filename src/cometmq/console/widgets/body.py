@@ -1,4 +1,4 @@
-"""The body of a message as text, JSON or hexadecimal rows of limited length."""
+"""The body of a message as text, as JSON or as rows of hexadecimal bytes, of limited length."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 MAX_TEXT_LENGTH = 64 * 1024
 MAX_JSON_BYTES = 256 * 1024
-"""A larger body is not shown as JSON."""
+"""Maximum size of a body that is shown as JSON, in bytes."""
 MAX_JSON_DEPTH = 64
 MAX_HEX_BYTES = 4096
 MAX_PREVIEW_BYTES = 120
@@ -26,14 +26,14 @@ def is_text(body: bytes) -> bool:
 
 def as_text(body: bytes) -> str:
     """Return the beginning of a body as text, with U+FFFD for invalid UTF-8."""
-    # A character has at most four bytes.
+    # Four times as many bytes are decoded, because a character may have up to four bytes.
     return body[: 4 * MAX_TEXT_LENGTH].decode("utf-8", "replace")[:MAX_TEXT_LENGTH]
 
 
 def as_json(body: bytes) -> str | None:
-    """Return the JSON of a body with indentation, its digits and order unchanged.
+    """Return the JSON of a body with indentation, but with its digits and its order unchanged.
 
-    Return None if the body is not JSON, too large or nested too deeply.
+    Return None if the body is not JSON, too large, or nested too deeply.
     """
     if not body or len(body) > MAX_JSON_BYTES or _depth(body) > MAX_JSON_DEPTH:
         return None
@@ -44,7 +44,7 @@ def as_json(body: bytes) -> str | None:
 
 
 def _depth(body: bytes) -> int:
-    """Return the depth of nested brackets, including those in strings."""
+    """Return the maximum depth of nested brackets. Brackets inside strings are counted, too."""
     depth = deepest = 0
     for byte in body:
         if byte in b"[{":
@@ -68,7 +68,7 @@ def as_hex(body: bytes) -> str:
 def preview(body: bytes) -> str:
     """Return the beginning of a body in one line, as text or, if it is not text, as hexadecimal bytes."""
     try:
-        # The beginning may end in the middle of a character.
+        # An incremental decoder accepts a last character that the cut has divided.
         text = codecs.getincrementaldecoder("utf-8")().decode(body[:MAX_PREVIEW_BYTES])
     except UnicodeDecodeError:
         return body[:_ROW_BYTES].hex(" ")

@@ -1,4 +1,4 @@
-"""Charts of live values. Names are drawn as text, never as HTML, and are no keys of the data."""
+"""Charts of live values. Names are drawn as text, never as HTML, and are never keys of the chart's data."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from cometmq.console.base.feeds import Ring
 from cometmq.console.widgets.page import View, text_element
 
 GAP_S = 120.0
-"""Seconds without values after which a line is interrupted. Every feed's interval is shorter."""
+"""Seconds without values after which a line is interrupted. The interval of every feed is shorter."""
 MIN_SPAN_MS = 15 * 60_000
-"""Minimum time span of a chart in ms."""
+"""Minimum length of a chart's time axis, in ms."""
 MAX_NAME_LENGTH = 32
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7")
-_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # a color that is visible on both themes
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # visible on the light and dark theme
 _TEXT = {"color": "#888", "fontSize": 11}
 
 
 def _chart(view: View, title: str, options: dict[str, Any]) -> ui.echart:
-    """Add a chart with the options that all charts share. title: key of its text."""
+    """Add a chart with the options that all charts share. `title` is the key of the title's text."""
     common = {"animation": False, "aria": {"enabled": True}, "color": list(_COLORS), "textStyle": _TEXT}
     chart = ui.echart({**common, **options}, renderer="svg")
     chart.props["aria-label"] = view.t(title)
@@ -37,7 +37,7 @@ class Lines:
         view: The page.
         title: Key of the title's text.
         unit: Key of the unit's text.
-        names: Keys of the lines' texts; empty for `show_named`.
+        names: Keys of the lines' texts; empty if `show_named` draws the lines.
     """
 
     def __init__(self, view: View, title: str, unit: str, names: Sequence[str]) -> None:
@@ -45,7 +45,7 @@ class Lines:
             "useUTC": True,
             "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
             "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
-            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would interpret names as HTML
+            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would interpret names
             "xAxis": {
                 "type": "time", "minInterval": 60_000, "axisLabel": _TEXT, "splitLine": {"show": False},
             },
@@ -59,18 +59,18 @@ class Lines:
             self._chart = _chart(view, title, options).classes("chart")
 
     def show_named(self, rings: Mapping[str, Ring]) -> None:
-        """Draw a line for each name."""
+        """Draw one line for each name."""
         self._chart.options["series"] = [_series(_shortened(name)) for name in rings]
         self.show(*rings.values())
 
     def show(self, *rings: Ring) -> None:
-        """Draw the lines, in the order of the names."""
+        """Draw one line for each ring, in the order of the names given to the chart."""
         for series, ring in zip(self._chart.options["series"], rings, strict=True):
             series["data"] = [
                 [round((at_s + utc_offset_s(at_s)) * 1000), None if value is None else round(value, 2)]
                 for at_s, value in ring.points(GAP_S)
             ]
-            series["showSymbol"] = len(series["data"]) == 1  # a single point has no visible line
+            series["showSymbol"] = len(series["data"]) == 1  # a line with one point would be invisible
         times = [at_ms for series in self._chart.options["series"] for at_ms, _ in series["data"]]
         if times:
             self._chart.options["xAxis"] |= {"min": min(*times, max(times) - MIN_SPAN_MS), "max": max(times)}
@@ -86,12 +86,15 @@ def _shortened(name: str) -> str:
 
 
 def utc_offset_s(at_s: float) -> int:
-    """Return the UTC offset of the console's machine at a time: charts show its local time, as pages do."""
+    """Return the UTC offset of the console's machine at a time, in seconds.
+
+    Charts need it because they show the machine's local time, as all pages do.
+    """
     return time.localtime(at_s).tm_gmtoff
 
 
 def bars(view: View, title: str, values: Sequence[tuple[str, float]]) -> None:
-    """Add a bar chart of values by name. title: key of its text."""
+    """Add a bar chart of values by name. `title` is the key of the title's text."""
     options = {
         "grid": {"left": 8, "right": 40, "top": 8, "bottom": 8, "containLabel": True},
         "tooltip": {"renderMode": "richText"},

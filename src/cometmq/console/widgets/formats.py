@@ -1,4 +1,4 @@
-"""Values as texts: numbers with their unit, times, ages. Unknown values are shown as unavailable."""
+"""Values as texts: numbers with their units, times, ages. An unknown value is shown as unavailable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MAX_TEXT_LENGTH = 2000
 
 
 def formatted(language: str, kind: str, value: Cell) -> str:
-    """Return a value as text. kind: a key of KINDS."""
+    """Return a value as a text. `kind` is a key of KINDS."""
     return text(language, "common.unknown") if value is None else KINDS[kind](language, value)
 
 
@@ -26,7 +26,7 @@ def number(value: float) -> str:
 
 
 def size(count: float) -> str:
-    """Return a number of bytes as `1.5 GiB`."""
+    """Return a number of bytes as a text such as `1.5 GiB`."""
     step = 0
     while abs(count) >= 1024 and step < len(_BYTES) - 1:
         count, step = count / 1024, step + 1
@@ -34,7 +34,7 @@ def size(count: float) -> str:
 
 
 def span(language: str, span_s: float) -> str:
-    """Return a duration in at most two units: `3 d 4 h`, `12 s`."""
+    """Return a duration as a text with at most two units, such as `3 d 4 h` or `12 s`."""
     rest = max(0, round(span_s))
     parts: list[str] = []
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1)):
@@ -82,6 +82,9 @@ KINDS: dict[str, Callable[[str, Cell], str]] = {
     "ago": _ago,
     "perm": lambda _language, value: perm(int(value or 0)),
 }
-"""Formats of columns and facts. rate: per second; size: of bytes; percent: of a share from 0 to 1; time and
-ago: of milliseconds since 1970, 0 for never; perm: of a topic's permission bits."""
+"""Formats of columns and facts.
+
+The formats expect: rate, a number per second; size, bytes; percent, a share from 0 to 1; time and ago,
+milliseconds since 1970, or 0 for never; perm, a topic's permission bits.
+"""
 RIGHT_ALIGNED = {"number", "rate", "size", "percent"}

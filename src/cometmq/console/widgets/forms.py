@@ -14,14 +14,17 @@ from cometmq.console.widgets.actions import dialog, dialog_buttons, result_of
 from cometmq.console.widgets.page import View, live_area
 
 Check = Callable[[str], str | None]
-"""Returns an error text in the user's language, or None for a valid value."""
+"""A check of a field's value. It returns an error text in the user's language, or None if it is valid."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 """Format of the value of a time field."""
 FieldT = TypeVar("FieldT", bound=ValidationElement[Any])
 
 
 class Fields:
-    """Input fields in an element, each with the checks of its values. `key` is the key of a label's text."""
+    """Input fields in an element, each with the checks of its value.
+
+    In all methods, `key` is the key of the label's text.
+    """
 
     def __init__(self, view: View, place: Element) -> None:
         self._view = view
@@ -32,7 +35,7 @@ class Fields:
         self, key: str, value: str = "", *, max_length: int, required: bool = False, lines: bool = False,
         check: Check | None = None,
     ) -> ui.input | ui.textarea:  # fmt: skip
-        """Add a text field. lines: with several lines."""
+        """Add a text field. `lines` permits several lines."""
 
         def problem(given: Any) -> str | None:
             text = str(given or "")
@@ -48,10 +51,10 @@ class Fields:
         return self._added(made, f"maxlength={max_length} autocomplete=off")
 
     def number(self, key: str, value: int | None, low: int, high: int, *, required: bool = True) -> ui.number:
-        """Add a field for a whole number; its value may be None unless required."""
+        """Add a field for a whole number. Its value may be None if `required` is False."""
 
-        # Given the limits, the element itself would replace a wrong value by the nearest right one once the
-        # user clicks on "Continue", and its error would vanish.
+        # The limits are checked here and not passed to the element. The element would replace an invalid
+        # value by the nearest valid value when the user clicks on "Continue", and the error would disappear.
         def problem(given: Any) -> str | None:
             if given is None and not required:
                 return None
@@ -64,7 +67,7 @@ class Fields:
         return self._added(made)
 
     def choice(self, key: str, options: Sequence[str] | Mapping[str, str], value: str | None) -> ui.select:
-        """Add a choice from values, or from texts by value."""
+        """Add a choice between values, or between texts that stand for values (`options` by value)."""
         given = dict(options) if isinstance(options, Mapping) else list(options)
         with self._place:
             made = ui.select(
@@ -74,12 +77,12 @@ class Fields:
         return self._added(made, "options-dense")
 
     def yes_no(self, key: str, value: bool) -> ui.select:
-        """Add a choice between "yes" and "no"; its value is one of these words."""
+        """Add a choice between "yes" and "no". Its value is one of these two words."""
         options = {"no": self._view.t("common.no"), "yes": self._view.t("common.yes")}
         return self.choice(key, options, "yes" if value else "no")
 
     def moment(self, key: str, value: str, *, required: bool = True) -> ui.input:
-        """Add a field for a local time, see `millis`."""
+        """Add a field for a local time. `millis` converts its value."""
 
         def problem(given: Any) -> str | None:
             valid = millis(given) is not None if given else not required
@@ -90,7 +93,7 @@ class Fields:
         return self._added(made, "type=datetime-local step=1 stack-label")
 
     def are_valid(self) -> bool:
-        """Check all fields; each shows its error."""
+        """Check all fields, and show the error of each invalid field. Return whether all are valid."""
         results = [field.validate() for field in self._fields]
         return all(results)
 
@@ -108,7 +111,7 @@ class Form(Fields):
             super().__init__(view, ui.element("div").classes("dialog-form"))
 
     async def submitted(self) -> bool:
-        """Show the dialog; return whether it was submitted with valid values."""
+        """Show the dialog. Return whether the user submitted it with valid values."""
 
         def submit() -> None:
             if self.are_valid():
@@ -125,7 +128,7 @@ class SearchFields:
     Args:
         view: The page.
         find: Fills the element for the result. It is awaited when the user searches.
-        keep_query: Whether to keep the other fields of the address, which belong to lists of the page.
+        keep_query: Whether to keep the address's other fields, which belong to lists of the page.
     """
 
     def __init__(
@@ -141,7 +144,7 @@ class SearchFields:
         self._busy = False
 
     def text(self, name: str, key: str, max_length: int) -> ui.input | ui.textarea:
-        """Add a text field. name: its name in the address; key: that of the label's text."""
+        """Add a text field. `name` is the name in the address, and `key` the key of the label's text."""
         value = self._view.query.get(name, "")[:max_length]
         field = self._fields.text(key, value, max_length=max_length)
         return self._added(name, field.props("clearable"))
@@ -152,7 +155,7 @@ class SearchFields:
         return self._added(name, field.props("clearable"))
 
     def choice(self, name: str, key: str, options: Mapping[str, str]) -> ui.select:
-        """Add a choice. options: key of a text by value; the first value is the default."""
+        """Add a choice. `options` has the key of a text for each value; the first value is the default."""
         stored = self._view.query.get(name, "")
         texts = {value: self._view.t(text_key) for value, text_key in options.items()}
         value = stored if stored in texts else next(iter(texts))
@@ -169,23 +172,24 @@ class SearchFields:
         return str(self._by_name[name].value or "").strip()
 
     def time(self, name: str) -> int | None:
-        """Return the time of a field in milliseconds since 1970; None for an empty field."""
+        """Return the time in a field as milliseconds since 1970, or None for an empty field."""
         return millis(self.value(name)) if self.value(name) else None
 
     def add_button(self, key: str, *, icon: str = "search", search_now: bool = False) -> None:
-        """Add the search button and the element for the result below all fields.
+        """Add the search button and the element for the result, below all fields.
 
-        search_now: search immediately, without waiting for a click.
+        With `search_now`, the first search does not wait for a click.
         """
         with self._bar:
             self._view.button(key, self.search, icon=icon)
         self._place = live_area()
         if search_now:
-            # A timer, because the page must be sent before the search has ended.
+            # The timer starts the search separately, because the page must be sent before the search has
+            # ended.
             ui.timer(0.01, lambda: self._view.run(self.find), once=True)
 
     async def search(self) -> None:
-        """Store the values in the address and search, if they are valid."""
+        """If the values of all fields are valid, store them in the address and search."""
         if not self._fields.are_valid():
             return
         kept = self._view.query if self._keep_query else {}
@@ -205,7 +209,7 @@ class SearchFields:
 
 
 def millis(value: Any) -> int | None:
-    """Return the time in a field as milliseconds since 1970; None if it is not a valid time."""
+    """Return the time in a field as milliseconds since 1970, or None if it is not a valid time."""
     try:
         return int(datetime.fromisoformat(str(value)).timestamp() * 1000)
     except (ValueError, OverflowError, OSError):

@@ -1,6 +1,6 @@
-"""A list in a page: search, order and pages on the server, its state in the address of the page.
+"""A list in a page. Search, order and pages are computed on the server; the address holds the list's state.
 
-Rows are updated in place when new answers arrive, so that focus and selection are kept.
+Rows are updated in place when new values arrive, so that focus and selection are kept.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ V = TypeVar("V")
 
 SEARCH_DELAY_MS = 300
 KEY = "$key"
-"""The field of a row that holds its key. No column can have this name."""
+"""Name of the field that holds a row's key. No column can have this name."""
 _RESERVED_NAMES = {"links", "classes", "acts"}
-# These templates contain no values. Vue inserts the values as text.
+# These templates contain no values: Vue inserts the values as text, so they cannot contain HTML.
 _HEAD = """
 <q-tr :props="props">%s<q-th v-for="col in props.cols" :key="col.name" :props="props" scope="col"
  :aria-sort="col.order"><button v-if="col.sorts" type="button" class="sort" :aria-label="col.says"
@@ -56,7 +56,7 @@ _ACTIONS = """
 
 @dataclass(frozen=True)
 class RowAction(Generic[T]):
-    """A button in each row. title: key of its text."""
+    """A button in each row. `title` is the key of its text."""
 
     name: str
     title: str
@@ -64,18 +64,18 @@ class RowAction(Generic[T]):
 
 
 class Listing(Generic[T]):
-    """A list of any length, placed where it is created; `update` or `follow` sets its rows.
+    """A list of any length, which appears where it is created. `update` or `follow` sets its rows.
 
     Args:
         view: The page.
         columns: Columns of the list.
         key: Returns a text that identifies a row.
-        default: State of the list without a query.
+        default: State of the list if the address has no query.
         empty: Key of the text for a list without rows.
-        name: Prefix in the address; different for each list of a page.
-        selectable: Let the user select rows, see `selected`.
+        name: Prefix of the list's fields in the address; different for each list of a page.
+        selectable: Whether the user can select rows; `selected` returns them.
         actions: Buttons in each row.
-        classes: Returns CSS classes of a row's cells by column, for example `bad`.
+        classes: Returns the CSS classes of a row's cells by column, for example `bad`.
     """
 
     def __init__(
@@ -118,12 +118,12 @@ class Listing(Generic[T]):
         *,
         notes: Callable[[V], object] | None = None,
     ) -> None:
-        """Show rows from the answers of a feed, with their age. `refresh` shows the latest answer again.
+        """Show the rows in the values of a feed, with the age of the value.
 
         Args:
-            feed: The feed.
-            pick: Returns the rows of an answer; None if they are unknown.
-            notes: Draws notes above the list for an answer.
+            feed: The feed. The list's own `refresh` draws its latest value again.
+            pick: Returns the rows in a value; None if they are unknown.
+            notes: Draws notes about a value above the list.
         """
         await self._view.first_reading(feed)
         notice = live_area()
@@ -145,7 +145,7 @@ class Listing(Generic[T]):
         self.refresh = lambda: show(feed.latest)
 
     def update(self, items: Sequence[T] | None) -> None:
-        """Set the rows; None shows that they are unknown."""
+        """Set the rows. None means that the rows are unknown, which the list shows."""
         self._items = items
         if items is not None:
             self._show()
@@ -159,7 +159,7 @@ class Listing(Generic[T]):
 
     @property
     def selected(self) -> list[T]:
-        """The selected rows of all pages of the list that still exist."""
+        """The selected rows that still exist, on all pages of the list."""
         keys = {row[KEY] for row in self._table.selected}
         return [item for item in self._items or () if self._key(item) in keys] if keys else []
 
@@ -266,7 +266,7 @@ class Listing(Generic[T]):
     # -- user input
 
     def _count_selected(self) -> None:
-        """Show the number of selected rows, because actions also affect selected rows on other pages."""
+        """Show the number of selected rows, because an action also affects selected rows on other pages."""
         count = len(self.selected)
         self._selected_count.set_text(self._view.t("list.chosen", n=f"{count:,}") if count else "")
         self._clear_button.set_visibility(bool(count))
@@ -300,12 +300,14 @@ class Listing(Generic[T]):
 def kind_choice(
     view: View, label: str, kinds: Mapping[str, str], on_change: Callable[[], None]
 ) -> Callable[[], str]:
-    """Add a choice above a list, stored in the address, and return a function that returns its value.
+    """Add a choice above a list, whose value is stored in the address.
+
+    Return a function that returns the value.
 
     Args:
         view: The page.
         label: Key of the label's text.
-        kinds: Key of a text by value; the first value is the default.
+        kinds: The key of a text for each value; the first value is the default.
         on_change: Called after a change.
     """
 

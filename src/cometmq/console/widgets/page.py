@@ -1,4 +1,4 @@
-"""The view of an open page: its frame, its live values, and its connection to the server.
+"""The view of an open page: its elements, its live values, and its connection to the server.
 
 All text is shown by elements that cannot contain HTML, because names and bodies come from untrusted senders.
 """
@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
 FIRST_ANSWERS_TIMEOUT_S = 0.6
-"""Seconds after which a page is sent even if its first values are missing; they follow later."""
+"""Seconds for which a new page waits for its first values. Values that are missing then follow later."""
 MAX_NOTIFICATION_LENGTH = 2000
 YEAR_S = 365 * 86_400
 _COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
@@ -46,7 +46,7 @@ _LOCALES = {"en": "en-US", "zh": "zh-CN"}
 
 
 class NoSuchCluster(CometError):
-    """The cluster that the browser has chosen was removed from the console."""
+    """The cluster that the browser's user has chosen was removed from the console."""
 
     name: str
 
@@ -55,7 +55,7 @@ class NoSuchCluster(CometError):
 
 
 class View:
-    """An open page, passed to the function that builds it. `query` is the query of its address."""
+    """An open page, passed to the function that builds it. `query` is the query of the page's address."""
 
     def __init__(self, services: Services, session: Session, request: Request) -> None:
         self.services = services
@@ -75,7 +75,8 @@ class View:
         self._send_at_s = time.monotonic() + FIRST_ANSWERS_TIMEOUT_S
         delete_unopened(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
-        # An open page keeps its cluster even if its browser chooses another one.
+        # The name is read once, so that an open page keeps its cluster when the browser's user chooses
+        # another one.
         self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
         self._connection = services.clusters.find(self.cluster_name)
         if self._connection is not None:
@@ -84,24 +85,28 @@ class View:
 
     @property
     def has_cluster(self) -> bool:
-        """Whether the console has the cluster that the browser has chosen."""
+        """Whether the console has the cluster that the browser's user has chosen."""
         return self._connection is not None
 
     @property
     def connection(self) -> ClusterConnection:
-        """The cluster of the page. Raises NoSuchCluster, because no other cluster may replace it."""
+        """The connection to the page's cluster.
+
+        Raises NoSuchCluster if the cluster was removed, because another cluster must not replace it
+        unnoticed.
+        """
         if self._connection is None:
             raise NoSuchCluster(self.cluster_name)
         return self._connection
 
     @property
     def admin(self) -> Admin:
-        """Admin client of the page's cluster."""
+        """The admin client of the page's cluster."""
         return self.connection.admin
 
     @property
     def cluster(self) -> ClusterFeeds:
-        """Feeds that several pages of the cluster share."""
+        """The feeds that several pages of the cluster share."""
         return self.connection.cluster
 
     @property
@@ -118,17 +123,20 @@ class View:
         return texts.text(self.language, key, **values)
 
     def format(self, kind: str, value: Cell) -> str:
-        """Return a value as text. kind: a key of formats.KINDS."""
+        """Return a value as a text. `kind` is a key of formats.KINDS."""
         return formatted(self.language, kind, value)
 
     # -- live values
 
     async def first_reading(self, feed: Feed[V]) -> Reading[V]:
-        """Return the latest reading of a feed; wait for its first reading until the page must be sent."""
+        """Return the latest reading of a feed.
+
+        If there is none, wait until FIRST_ANSWERS_TIMEOUT_S has passed.
+        """
         return await feed.first(max(0.0, self._send_at_s - time.monotonic()))
 
     def watch(self, feed: Feed[V], on_reading: Callable[[Reading[V]], None]) -> None:
-        """Call `on_reading` with the latest and each new reading of a feed, in the context of the page.
+        """Call `on_reading` with the latest reading of a feed and each new one, in the context of the page.
 
         The calls pause while the page is not visible, and end when the page is closed.
         """
@@ -144,9 +152,9 @@ class View:
         on_reading(feed.latest)
 
     async def live(self, feed: Feed[V], draw: Callable[[V], None], *, age: bool = True) -> None:
-        """Add an area that `draw` fills whenever the value of a feed has changed.
+        """Add an area that `draw` fills each time the value of a feed has changed.
 
-        The area shows the age of the value. Without a value it shows that the feed is loading or has failed.
+        The area also shows the age of the value, or, without a value, that the feed is loading or has failed.
         """
         await self.first_reading(feed)
         notice = live_area()
@@ -168,7 +176,10 @@ class View:
         self.watch(feed, show)
 
     def show_age(self, feed: Feed[Any], key: str) -> None:
-        """Show the age and the errors of a feed whose values are elsewhere in the page. key: title's key."""
+        """Show the age and the errors of a feed whose values are elsewhere in the page.
+
+        `key` is the key of the title's text.
+        """
         with ui.element("div").classes("aged"):
             text_element("span", self.t(key)).classes("age")
             age = Age(self, feed)
@@ -181,7 +192,7 @@ class View:
         self.watch(feed, show)
 
     async def load(self, place: Element, question: Awaitable[V], draw: Callable[[V], None]) -> None:
-        """Await a question once, and fill a place with a note, and later with the answer or the error."""
+        """Fill a place with a note, await a question once, then fill the place with the answer or error."""
         place.clear()
         with place:
             self.note(self.t("common.asking")).props("role=status")
@@ -198,7 +209,7 @@ class View:
             _set_age(ui.element("span").classes("age"), time.time(), 0.0)
 
     def show_state(self, place: Element, reading: Reading[Any]) -> None:
-        """Show in a place that a feed is loading, or the reason why it has no current value."""
+        """Show in a place that a feed is loading, or why it has no current value."""
         place.clear()
         with place:
             if reading.problem is not None and reading.value is not None:
@@ -217,22 +228,22 @@ class View:
 
     @contextmanager
     def section(self, key: str) -> Iterator[None]:
-        """Add a section with a heading; the block fills it."""
+        """Add a section with a heading. The `with` body fills it."""
         with ui.element("section"):
             text_element("h2", self.t(key))
             yield
 
     def note(self, text: str, kind: str = "note") -> TextElement:
-        """Add a sentence. kind: class in console.css, for example `note`, `bad`, `problem`."""
+        """Add a sentence. `kind` is a class in console.css, for example `note`, `bad` or `problem`."""
         return text_element("p", text).classes(kind)
 
     def missing_brokers(self, missing: Mapping[str, object]) -> None:
-        """Add a note for each broker that did not respond. missing: error by name."""
+        """Add a note for each broker that did not respond. `missing` has the errors by broker name."""
         for name, problem in missing.items():
             self.note(self.t("common.missing", name=name, problem=problem), "problem")
 
     def error(self, error: Exception) -> None:
-        """Add the text of an error as the reason why a value is unavailable."""
+        """Add the text of an error, which tells the user why a value is unavailable."""
         if not isinstance(error, CometError):
             log.error("a page failed: %r", error)
         with ui.element("div").classes("problem").props("role=alert"):
@@ -241,15 +252,18 @@ class View:
             text_element("div", self.error_text(error)).classes("why")
 
     def error_text(self, error: Exception) -> str:
-        """Return the text of a CometError; for other errors, whose text is only in the log, a general one."""
+        """Return the text of a CometError, or a general text for any other error, which is only logged."""
         return str(error) if isinstance(error, CometError) else self.t("common.failed")
 
     def empty(self, key: str) -> None:
-        """Add a text for an empty result, with a hint what to do next."""
+        """Add a text for an empty result. The text includes a hint about what to do next."""
         text_element("p", self.t(key)).classes("empty")
 
     def facts(self, pairs: Sequence[tuple[str, str]], *, translated: bool = False) -> None:
-        """Add a list of names and values. translated: names are texts instead of keys of texts."""
+        """Add a list of names and values.
+
+        The names are keys of texts, or with `translated` the texts themselves.
+        """
         with ui.element("dl").classes("facts"):
             for name, value in pairs:
                 text_element("dt", name if translated else self.t(name))
@@ -264,13 +278,16 @@ class View:
                     text_element("dd", value)
 
     def link(self, text: str, href: str) -> None:
-        """Add a link within the console. href: from rows.path_of."""
+        """Add a link within the console. `href` is a result of rows.path_of."""
         text_element("a", text).props["href"] = href
 
     def button(
         self, key: str, on_click: Callable[[], Any], *, icon: str = "", danger: bool = False
     ) -> Element:
-        """Add a button that ignores clicks until its action has ended. danger: the action destroys data."""
+        """Add a button that ignores further clicks until the action of the first click has ended.
+
+        `danger` marks an action that destroys data.
+        """
 
         async def clicked() -> None:
             made.props("loading")
@@ -307,7 +324,7 @@ class View:
         self.client.run_javascript(f"history.replaceState(null, '', location.pathname + {suffix})")
 
     async def run(self, action: Callable[..., Any], *args: Any) -> None:
-        """Call a function, plain or asynchronous, and show its error to the user."""
+        """Call a function, plain or asynchronous. If it raises an error, show the error to the user."""
         try:
             with self.client:
                 outcome = action(*args)
@@ -334,7 +351,8 @@ class View:
         if not self._closed:
             name = self.connection.name
             if name not in self.services.clusters.connections:
-                # A browser without a choice must not be switched to another cluster without notice, either.
+                # The cookie is also set for a browser whose user has not chosen a cluster, because the page
+                # must not switch to another cluster without notice.
                 _set_cookie(self, CLUSTER_COOKIE, name)
             self.client.open(self.path)
             self._end_watches()
@@ -363,14 +381,14 @@ class View:
 
 
 def delete_unopened(page_id: str | None) -> None:
-    """Delete a page that no browser has opened; otherwise it would occupy memory for a minute."""
+    """Delete a page that no browser has opened, because it would occupy memory for a minute."""
     client = Client.instances.get(page_id or "")
     if client is not None and client.environ is None:
         client.delete()
 
 
 class Age:
-    """The age of a feed's value, which the browser counts up, and a button for a new request."""
+    """The age of a feed's value, which the browser counts up, and a button that requests a new value."""
 
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
@@ -386,7 +404,7 @@ class Age:
 
 
 def _set_age(element: Element, at_s: float, age_s: float) -> None:
-    """Set the attributes with which console.js shows an age in an element of the class `age`."""
+    """Set the attributes from which console.js computes the age shown in an element of the class `age`."""
     element.props["data-at"] = str(int(at_s * 1000))
     element.props["data-age"] = f"{age_s:.1f}"
 
@@ -397,12 +415,12 @@ def set_label(element: Element, label: str) -> None:
 
 
 def live_area() -> Element:
-    """Return an empty element whose later content is announced to screen readers."""
+    """Return an empty element. Screen readers announce what is later added to it."""
     return ui.element("div").props("aria-live=polite")
 
 
 class TextElement(Element):
-    """An HTML element with text that the browser does not parse as HTML."""
+    """An HTML element whose text the browser does not parse as HTML."""
 
     def __init__(self, tag: str, text: str) -> None:
         super().__init__(tag)
@@ -419,7 +437,10 @@ text_element = TextElement
 
 
 def frame(view: View, current: str) -> Element:
-    """Add bar and menu, and return the element for the content. current: path of the page's menu entry."""
+    """Add the bar and the menu, and return the element for the page's content.
+
+    `current` is the path of the page's menu entry.
+    """
     page = copy.copy(view.client.page)
     page.language = _LOCALES[view.language]  # type: ignore[assignment]
     page.dark = view.dark
@@ -459,7 +480,7 @@ def _icon_button(view: View, icon: str, key: str, on_click: Callable[[], Any] | 
 
 
 def _logout_button(view: View) -> None:
-    """Add a form with the session's token, because a logout must be a POST request."""
+    """Add a form with the session's token. A link would not do, because a logout must be a POST request."""
     user = view.t("frame.user", name=view.session.name, role=view.t(f"frame.{view.session.role}"))
     with ui.element("form").props("method=post action=/logout"):
         ui.element("input").props("type=hidden name=csrf").props["value"] = view.session.csrf
@@ -468,13 +489,13 @@ def _logout_button(view: View) -> None:
 
 
 def _set_cookie(view: View, name: str, value: str) -> None:
-    """Set a cookie of the user's display settings, which are not secret."""
+    """Set a cookie with a display setting of the user. Such settings are not secret."""
     cookie = json.dumps(f"{name}={value}; {_COOKIE}")
     view.client.run_javascript(f"document.cookie = {cookie}")
 
 
 def _cluster_choice(view: View) -> None:
-    """Let the user choose one of several clusters."""
+    """If there are several clusters, add a field in which the user chooses one."""
     clusters = view.services.clusters
     if not (clusters.several and view.has_cluster):
         return
@@ -492,7 +513,7 @@ def _choose_cluster(view: View, name: str) -> None:
 
 
 def no_cluster(view: View) -> None:
-    """Show that the cluster was removed, with status 404, and let the user choose another cluster."""
+    """Show, with status 404, that the cluster was removed, and let the user choose another cluster."""
     view.client.status_code = 404
     view.title(view.t("clusters.gone", name=view.cluster_name[:MAX_NAME_LENGTH]))
     view.note(view.t("clusters.gone_hint"))
@@ -502,7 +523,7 @@ def no_cluster(view: View) -> None:
 
 
 def _toggle_dark(view: View) -> None:
-    """Toggle the theme in the browser, which alone knows the system's setting."""
+    """Toggle the theme in the browser, because only the browser knows the system's setting."""
     view.client.run_javascript(
         "const dark = !document.body.classList.contains('body--dark'); setDark(dark);"
         f"document.cookie = `{THEME_COOKIE}=${{dark ? 'dark' : 'light'}}; {_COOKIE}`"
@@ -517,5 +538,5 @@ def _next_language(view: View) -> None:
 
 
 def zone() -> str:
-    """Return the time zone of shown times, for example `+0800`."""
+    """Return the time zone in which the console shows times, for example `+0800`."""
     return time.strftime("%z") or "UTC"

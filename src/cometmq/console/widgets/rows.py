@@ -17,7 +17,7 @@ PAGE_SIZES = (25, 50, 100, 200)
 MAX_SEARCH_LENGTH = 200
 MAX_PAGE = 1_000_000
 Cell = str | int | float | bool | None
-"""The value of a cell. None is an unknown value, which is sorted last and shown as unavailable."""
+"""The value of a cell. None stands for an unknown value, which is sorted last and shown as unavailable."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class Column(Generic[T]):
     Attributes:
         name: Name in addresses.
         title: Key of the heading's text.
-        value: Returns the value of a row, for order and display.
-        kind: Format of the value, see formats.KINDS.
+        value: Returns the value of a row, by which rows are sorted and which is shown.
+        kind: Format of the value, a key of formats.KINDS.
         link: Returns the path of the page that a click on the value opens.
         searched: Whether the search of the list includes the column.
     """
@@ -43,7 +43,10 @@ class Column(Generic[T]):
 
 @dataclass(frozen=True)
 class ListState:
-    """The shown part of a list. sort: name of a column, "" for the given order; page: number from 1."""
+    """The part of a list that is shown.
+
+    `sort` is the name of a column, or "" for the given order. `page` is counted from 1.
+    """
 
     search: str = ""
     sort: str = ""
@@ -52,7 +55,11 @@ class ListState:
     size: int = PAGE_SIZES[0]
 
     def sorted_by(self, name: str) -> ListState:
-        """Return the state after a click on a heading: ascending, then descending, then the given order."""
+        """Return the state after a click on a heading.
+
+        The first click sorts in ascending order, the second in descending order, and the third restores the
+        given order.
+        """
         if self.sort != name:
             return replace(self, sort=name, descending=False, page=1)
         if not self.descending:
@@ -62,7 +69,11 @@ class ListState:
 
 @dataclass(frozen=True)
 class Selected(Generic[T]):
-    """One page of a list. total: rows that match the search; all: rows of the list; page: number from 1."""
+    """One page of a list, with numbers about the list.
+
+    `total` is the number of rows that match the search, `all` the number of all rows, and `page` is counted
+    from 1.
+    """
 
     rows: Sequence[T]
     total: int
@@ -74,7 +85,7 @@ class Selected(Generic[T]):
 def read_state(
     query: Mapping[str, str], columns: Iterable[Column[Any]], default: ListState, prefix: str = ""
 ) -> ListState:
-    """Return the state in a query; invalid values are replaced by the default. prefix: that of query_of."""
+    """Return the state in a query. The default replaces invalid values. `prefix` is that of `query_of`."""
     query = {name.removeprefix(prefix): value for name, value in query.items() if name.startswith(prefix)}
     names = {column.name for column in columns}
     sort = query.get("sort", ("-" if default.descending else "") + default.sort)
@@ -90,7 +101,7 @@ def read_state(
 
 
 def query_of(state: ListState, default: ListState, prefix: str = "") -> dict[str, str]:
-    """Return the query of a state without its default values. prefix: beginning of the field names."""
+    """Return the query of a state, without values that equal the default. `prefix` begins each field name."""
     fields = {}
     if state.search != default.search:
         fields["q"] = state.search
@@ -104,10 +115,10 @@ def query_of(state: ListState, default: ListState, prefix: str = "") -> dict[str
 
 
 def select(items: Sequence[T], columns: Sequence[Column[T]], state: ListState) -> Selected[T]:
-    """Return the rows that a state shows.
+    """Return the rows that a state selects.
 
-    A search matches rows whose searched columns contain every word, regardless of case. A page number beyond
-    the last page selects the last page.
+    A search matches rows whose searched columns together contain every word, regardless of case. A page
+    number beyond the last page selects the last page.
     """
     found: Sequence[T] = items
     words = state.search.casefold().split()
@@ -129,7 +140,7 @@ def _has(words: list[str], searched: list[Callable[[T], Cell]], item: T) -> bool
 
 
 def _sorted(items: Sequence[T], value: Callable[[T], Cell], *, descending: bool) -> list[T]:
-    """Sort numbers before texts, texts regardless of case, and unknown values last in both orders."""
+    """Sort numbers before texts, and texts regardless of case. Unknown values are last in both orders."""
     known: list[tuple[tuple[int, float, str, str], T]] = []
     unknown: list[T] = []
     for item in items:
@@ -156,5 +167,5 @@ def _size(text: str, default: int) -> int:
 
 
 def path_of(*parts: str) -> str:
-    """Return a path of the console from names, which are quoted: `/topics/%25RETRY%25g`."""
+    """Return a path of the console built from names, which are quoted: `/topics/%25RETRY%25g`."""
     return "/" + "/".join(quote(part, safe="") for part in parts)

@@ -1,4 +1,4 @@
-"""Services of the console that pages use, and the declaration of a page."""
+"""The services of the console that pages use, and the declaration of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Build = Callable[..., Awaitable[None]]
 
 @dataclass(frozen=True)
 class Page:
-    """A page of the console; made by `page`."""
+    """A page of the console. The decorator `page` creates it."""
 
     path: str
     title: str
@@ -44,13 +44,13 @@ def page(
 
 @dataclass(frozen=True)
 class Services:
-    """Services that a View offers to its page.
+    """The services that a View offers to its page.
 
     Attributes:
         clusters: The clusters that the console shows.
-        menu: Pages of the menu in their order.
-        reports: Directory of reports of pipeline jobs, or None.
-        password_changes: Failed changes of a user's own password, by user.
+        menu: The pages in the menu, in their order.
+        reports: The directory of reports of pipeline jobs, or None.
+        password_changes: Failed attempts of users to change their own passwords, by user.
     """
 
     clusters: Clusters

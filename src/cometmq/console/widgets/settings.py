@@ -19,7 +19,7 @@ HIDDEN = "••••••"
 
 @dataclass(frozen=True)
 class Setting:
-    """A key and its value; HIDDEN for a secret."""
+    """A setting's key and its value, which is HIDDEN for a secret."""
 
     key: str
     value: str
@@ -33,7 +33,7 @@ def setting_rows(settings: Mapping[str, str]) -> list[Setting]:
 
 
 def settings_list(view: View, *, name: str = "") -> Listing[Setting]:
-    """Return an empty list of settings. name: the name of the list in the address."""
+    """Return an empty list of settings. `name` is the prefix of the list's fields in the address."""
     columns: list[Column[Setting]] = [
         Column("key", "settings.key", lambda row: row.key, searched=True),
         Column("value", "settings.value", lambda row: row.value, searched=True),
