@@ -1,4 +1,4 @@
-"""The client: producers and consumers for CometMQ and Apache RocketMQ, asyncio first, with blocking faces."""
+"""The client: asyncio producers and consumers for CometMQ and Apache RocketMQ, with blocking versions."""
 
 from __future__ import annotations
 

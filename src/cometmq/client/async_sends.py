@@ -18,7 +18,7 @@ log = logs.logger("cometmq.client.producer")
 R = TypeVar("R")
 
 _CALLBACKS_END_S = 30.0
-"""The timeout of a stop for callbacks that are still running, in seconds."""
+"""Maximum time, in seconds, that a stop waits for callbacks that are still running."""
 
 
 class AsyncSends:
@@ -31,7 +31,7 @@ class AsyncSends:
 
     def __init__(self, max_in_flight: int) -> None:
         self._max_in_flight = max_in_flight
-        self._lock = threading.RLock()  # an RLock, because cancelling a future calls back in this thread
+        self._lock = threading.RLock()  # reentrant, because cancelling a future runs its callbacks here
         self._changed = threading.Condition(self._lock)
         self._sends: set[Future[Any]] = set()
         self._callbacks: set[Future[Any]] = set()  # callbacks that wait for a thread or are running
@@ -93,7 +93,7 @@ class AsyncSends:
 
     @property
     def _called_back(self) -> bool:
-        """Whether the current thread is running a callback of this producer."""
+        """Return whether the current thread is running a callback of this producer."""
         return bool(getattr(self._calling, "here", False))
 
     def _ended(self, callback: Callable[[Future[R]], object] | None, future: Future[R]) -> None:
@@ -104,7 +104,7 @@ class AsyncSends:
                     if self._threads is None:
                         self._threads = ThreadPoolExecutor(os.cpu_count(), "cometmq-callback")
                     self._threads.submit(self._call, callback, future)
-                except RuntimeError as error:  # the interpreter ends, or no thread can be started
+                except RuntimeError as error:  # the interpreter is shutting down, or no thread can be started
                     self._callbacks.discard(future)
                     log.error("the callback of an asynchronous send could not be called: %s", error)
             self._sends.discard(future)
@@ -114,7 +114,7 @@ class AsyncSends:
         self._calling.here = True
         try:
             callback(future)
-        except BaseException as error:  # a sys.exit() in a callback would end only its thread
+        except BaseException as error:  # without this, a sys.exit() in a callback would end only its thread
             log.error("the callback of an asynchronous send failed", exc_info=error)
         finally:
             self._calling.here = False
@@ -123,7 +123,7 @@ class AsyncSends:
                 self._changed.notify_all()
 
     def finish(self) -> None:
-        """Refuse further sends, and wait for those in progress and their callbacks.
+        """Refuse further sends, and wait for sends in progress and for their callbacks.
 
         A callback that calls this method waits for the sends only.
         """

@@ -94,7 +94,7 @@ class _Property(property, Generic[R]):
 
 
 class _BlockingClient(Generic[C]):
-    """The base class of the blocking clients: start and stop on the background loop, and use with `with`."""
+    """The base class of the blocking clients: start and stop on the background loop, and `with`."""
 
     _has_listener = False
 
@@ -134,12 +134,13 @@ class _BlockingClient(Generic[C]):
             raise
 
     def stop(self) -> None:
-        """Stop the client and wait for the stop.
+        """Stop the client and wait until it has stopped.
 
-        The last client of a process also ends the background thread. Does nothing before the start.
+        The stop of a process's last client also ends the background thread. Does nothing before the start.
 
         Raises:
-            ClientStateError: This is called on the client's own loop or after a fork; the client still runs.
+            ClientStateError: The call comes from the client's own loop or after a fork. The client keeps
+                running.
         """
         if self._twin.state == "new":
             return
@@ -166,7 +167,7 @@ class _BlockingClient(Generic[C]):
                 self._stop_ended.set()
 
     def _finish_calls(self) -> None:
-        """Wait for the work that earlier calls have left running in the background."""
+        """Wait for background work that earlier calls have started."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn about a client that was dropped without `stop()`, and stop it.

@@ -118,13 +118,16 @@ class Calls:
         return body.decode((await self.call(addr, code, header, timeout_s=timeout_s, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
-        """Return the answer to a request, whatever its response code."""
+        """Return the answer to a request, whatever the answer's response code."""
         return await self.remoting.call(addr, request, self.timeout_s if timeout_s is None else timeout_s)
 
 
 @dataclass(eq=False)
 class BrokerApi(Calls):
-    """The requests of a client to a broker, one method each. Names in answers are without the namespace."""
+    """The requests of a client to a broker, one method each.
+
+    Names in answers are returned without namespace.
+    """
 
     namespace: Namespace = field(default_factory=Namespace)
 
@@ -232,7 +235,7 @@ class BrokerApi(Calls):
         return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
-        """Return the first offset that is still stored."""
+        """Return the queue's minimum offset: the offset of the first message that is still stored."""
         return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
@@ -256,9 +259,10 @@ class BrokerApi(Calls):
     async def consumer_offset(
         self, addr: str, group: str, queue: MessageQueue, *, exact: bool = False
     ) -> int | None:
-        """Return the group's offset in a queue, None if it has none.
+        """Return the group's consumer offset in a queue, or None if the group has no offset there.
 
-        Every failure raises, because a failure that was treated as None would skip messages.
+        Every failure raises an exception, because a failure reported as None would make the caller skip
+        messages.
 
         Args:
             addr: The broker.
@@ -290,7 +294,7 @@ class BrokerApi(Calls):
         return queue.queue_id in table.get(key, {})
 
     async def update_consumer_offset(self, addr: str, group: str, queue: MessageQueue, offset: int) -> None:
-        """Store a group's offset and wait for the confirmation, unlike Apache's client."""
+        """Store a group's offset and wait for the broker's confirmation. Apache's client does not wait."""
         answer = await self.ask(addr, commit_request(group, queue, offset), max(self.timeout_s, 5.0))
         succeeded(answer, addr, queue.topic)
 
@@ -318,7 +322,7 @@ class BrokerApi(Calls):
     async def unregister_client(
         self, addr: str, client_id: str, producer_group: str | None = None, consumer_group: str | None = None
     ) -> None:
-        """Notify the broker that a client leaves its groups."""
+        """Notify the broker that a client has left its groups."""
         header = UnregisterClientRequestHeader(
             client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
         )
@@ -340,7 +344,7 @@ class BrokerApi(Calls):
         """Return the members of a group that are connected to one broker.
 
         Raises:
-            BrokerError: CONSUMER_NOT_ONLINE if there are none.
+            BrokerError: CONSUMER_NOT_ONLINE if no member is connected.
         """
         header = GetConsumerConnectionListRequestHeader(consumer_group=group)
         code = RequestCode.GET_CONSUMER_CONNECTION_LIST
@@ -399,7 +403,7 @@ class BrokerApi(Calls):
     async def lock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue], *, timeout_s: float = 1.0
     ) -> set[MessageQueue]:
-        """Lock queues for this client and return those that are locked now."""
+        """Request locks of queues for this client, and return the queues that are locked for it now."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         answer = await self.call(addr, RequestCode.LOCK_BATCH_MQ, body=body.encode(), timeout_s=timeout_s)
         return {
@@ -409,7 +413,7 @@ class BrokerApi(Calls):
     async def unlock_queues(
         self, addr: str, group: str, client_id: str, queues: Iterable[MessageQueue]
     ) -> None:
-        """Unlock queues."""
+        """Release this client's locks of queues."""
         body = LockBatchBody(consumer_group=group, client_id=client_id, mq_set=list(queues))
         await self.call(addr, RequestCode.UNLOCK_BATCH_MQ, body=body.encode())
 
@@ -501,7 +505,7 @@ class BrokerApi(Calls):
         await self.call(container, RequestCode.REMOVE_BROKER, header)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
-        """Delete a topic on this broker. The name servers require requests of their own."""
+        """Delete a topic on this broker. To delete it at the name servers, send them separate requests."""
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequestHeader(topic=topic), topic=topic
         )

@@ -1,8 +1,8 @@
 """The decoding of records in answers to pulls and queries.
 
-Every body is checked against the CRC of its record. A damaged message is never returned; the consequence
-depends on the request. A compressed body may be a thousand times smaller than its content, so each body and
-each answer have a limit.
+Every body is checked against the CRC of its record. A damaged message is never returned: depending on the
+request, it is omitted or an exception is raised. A compressed body may be a thousand times smaller than its
+content, so the decompressed size of each body and of each answer is limited.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Decoded:
 
     messages: list[MessageExt]
     damaged: list[int]
-    """Offsets of omitted messages, whose bodies do not match their CRCs."""
+    """Offsets of messages that were omitted because their bodies do not match their CRCs."""
     oversized: list[int]
-    """Offsets of messages whose bodies stay compressed because they would be too large."""
+    """Offsets of messages whose bodies stay compressed because the decompressed bodies would be too large."""
     left_at: int | None
     """Offset of the first message that was omitted because the limit of the answer was reached."""
 
 
 def decode_pulled(body: Buffer, broker_name: str, max_body: int = MAX_BODY) -> Decoded:
-    """Return the messages of a pull's answer, decompressed.
+    """Return the messages in the answer to a pull, with decompressed bodies.
 
     Damaged messages are omitted and logged as errors: a repeated pull would return the same bytes, so an
-    exception would block the queue for ever. The decompressed bodies have PLAIN_BUDGET bytes at most; the
-    next pull returns the messages after that.
+    exception would block the queue for ever. The decompressed bodies of one answer have at most PLAIN_BUDGET
+    bytes together; the next pull returns the remaining messages.
     """
     damaged: list[int] = []
     messages = _records(body, broker_name, damaged)
@@ -77,7 +77,7 @@ def decode_messages(body: Buffer, broker_name: str, damaged: list[int] | None = 
 
 
 def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) -> MessageExt:
-    """Return the one message of a body.
+    """Return the only message of an answer.
 
     Args:
         refuse_large: Raise BodyTooLarge for a body that would be too large when decompressed.
@@ -130,7 +130,8 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
 
     Return the indexes of the bodies that are too large, and the number of messages processed.
 
-    An unreadable body counts with the maximum size, because its decompression may have cost as much.
+    A body that cannot be decompressed counts as one of the maximum size, because the attempt may have cost as
+    much.
     """
     oversized: list[int] = []
     left = max(PLAIN_BUDGET, max_body)
@@ -141,15 +142,15 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
             message.body = decompress(message.sys_flag, message.body, min(left, max_body))
         except BodyTooLarge as error:
             if left < max_body:
-                return oversized, index  # in the next answer this message comes first, and its body may fit
+                return oversized, index  # this message comes first in the next answer, where its body may fit
             log.warning("could not decompress the body of message %s: %s", message.msg_id, error)
             oversized.append(index)
             left -= max_body
         except BodyError as error:
             if "not installed" in error.problem:
                 raise
-            # The producer made a mistake. Refusing the message would block the queue. The compression bit
-            # stays set.
+            # The producer stored a body that cannot be decompressed. Raising here would block the queue, so
+            # the body is passed on with its compression bit set.
             log.warning("the body of message %s is passed on as stored: %s", message.msg_id, error)
             left -= max_body
         else:

@@ -1,4 +1,4 @@
-"""Hooks of users in sends and in consumption: checks, and functions called before and after.
+"""User-defined hooks for sends and consumption: checks, and functions called before and after.
 
 An exception of a `check_forbidden` function ends the send. An exception of any other hook is logged and has
 no other effect, as with Java's hooks. Hooks run on the event loop and must not block.

@@ -1,7 +1,7 @@
 """The handling of a listener's results: consumed messages are committed, failed ones are consumed again.
 
-A failed message is sent back to its broker, otherwise to the group's retry topic, otherwise consumed again in
-this process.
+A failed message is sent back to its broker. If the broker does not accept it, it is sent to the group's retry
+topic; if that fails too, it is consumed again in this process.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from cometmq.periodic import Tasks
 log = logs.logger("cometmq.client.consumer")
 
 _LOCAL_RETRY_DELAY_S = 5.0
-"""Seconds before a retry in this process, if neither broker nor retry topic accepts a message."""
+"""Delay, in seconds, before a retry in this process, after broker and retry topic refused the message."""
 _OVERDUE_LEVEL = 3
 _OVERDUE_PER_ROUND = 16
 
 
 class Concurrent:
-    """The mode of a listener without message order (ConsumeMode)."""
+    """The consume mode of a listener that does not require message order."""
 
     success = ConsumeStatus.SUCCESS
     later = ConsumeStatus.RECONSUME_LATER
@@ -97,7 +97,7 @@ class Concurrent:
         self._user.consume(batches)
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
-        """Return the context of a batch's call, None if the batch was sent back or its queue was revoked."""
+        """Return the context of a batch's call, or None if it was sent back or its queue was revoked."""
         queue = batch.queue
         if batch.done or queue.dropped or queue.leaving:
             return None
@@ -109,7 +109,7 @@ class Concurrent:
         queue = batch.queue
         try:
             if batch.done or queue.dropped:
-                return  # overdue and sent back already, or the queue was revoked
+                return  # the batch was overdue and has been sent back, or its queue was revoked
             delay_level, ack_index = context.delay_level, context.ack_index
             if not isinstance(delay_level, int) or not isinstance(ack_index, int | None):
                 wrong = f"delay_level {delay_level!r}, ack_index {ack_index!r}"
@@ -128,7 +128,10 @@ class Concurrent:
                 self._ended(queue)
 
     async def _send_back_failed(self, batch: Batch, failed: Iterable[MessageExt], delay_level: int) -> bool:
-        """Send messages back and return whether the batch is finished. The others are consumed again here."""
+        """Send failed messages back and return whether the batch is finished.
+
+        Messages that cannot be sent back are consumed again in this process.
+        """
         kept = await self._send_back_all(failed, delay_level)
         if batch.done or batch.queue.dropped:
             return False
@@ -147,7 +150,7 @@ class Concurrent:
         return self.later
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
-        """Send back messages of overdue calls. One of them would block its queue's offset."""
+        """Send back messages of overdue calls, because such a call blocks the offset of its queue."""
         before = asyncio.get_running_loop().time() - timeout_s
         for queue in queues:
             for _ in range(_OVERDUE_PER_ROUND):
@@ -175,7 +178,7 @@ class Concurrent:
         self._user.made_room(batch.queue)
 
     async def _send_back_all(self, messages: Iterable[MessageExt], delay_level: int) -> list[MessageExt]:
-        """Send messages back and return those for which that failed."""
+        """Send messages back and return the messages that could not be sent back."""
         kept: list[MessageExt] = []
         for message in messages:
             if not self._group.clustering:

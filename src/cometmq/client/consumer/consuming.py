@@ -1,4 +1,4 @@
-"""The calls of a push consumer's listener for many batches concurrently.
+"""The listener calls of a push consumer, for many batches concurrently.
 
 A fixed number of worker tasks takes batches from one queue, so that there is no task per message. The consume
 mode (ConsumeMode) decides which batches enter the queue and how a listener's result is handled.
@@ -29,11 +29,11 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _BATCHES_WITHOUT_YIELD = 32
-"""Batches after which a worker yields, because a listener that never waits would block the loop."""
+"""Number of batches after which a worker yields, because a listener that never waits would block the loop."""
 
 
 _FAILING = 3
-"""Consecutive failures after which health() reports the listener."""
+"""Number of consecutive failures after which health() reports the listener as failing."""
 
 
 @dataclass(slots=True, eq=False)
@@ -46,11 +46,11 @@ class _Worker(Generic[C]):
 
 @dataclass(slots=True, eq=False)
 class Consuming(Generic[C, S]):
-    """The worker tasks that call the listener with batches in their order of arrival."""
+    """The worker tasks that call the listener with batches, in the order in which the batches arrived."""
 
     _listener: BoundListener[C, S]
     concurrency: int
-    """Maximum number of concurrent calls, see set_concurrency."""
+    """Maximum number of concurrent listener calls, see set_concurrency."""
     _mode: ConsumeMode[C, S]
     _enter: Callable[[], object] = lambda: None
     """Called by each worker at its start, to set context variables for all its calls."""
@@ -64,18 +64,18 @@ class Consuming(Generic[C, S]):
     """The number of running listener calls."""
     consumed: int = 0
     failed: int = 0
-    """Messages whose listener raised an exception or requested a retry."""
+    """Number of messages for which the listener raised an exception or requested a retry."""
     _failures_in_a_row: int = 0
     _last_failure: str = ""
     last_error: BaseException | None = None
 
     @property
     def waiting(self) -> int:
-        """The number of waiting batches."""
+        """The number of batches that wait for a worker."""
         return len(self._ready)
 
     def problem(self) -> str | None:
-        """Return the problem of a listener that fails for every message, None for one that does not."""
+        """Return a description of the problem if the listener fails for every message, otherwise None."""
         if self._failures_in_a_row < _FAILING:
             return None
         return f"failed {self._failures_in_a_row} times in a row, last: {self._last_failure}"
@@ -97,7 +97,7 @@ class Consuming(Generic[C, S]):
         again_if_cancelled(task, lambda: self._replace(task, worker))
 
     def _replace(self, task: asyncio.Task[None], worker: _Worker[C]) -> None:
-        """Replace a worker that was cancelled by its listener or by foreign code."""
+        """Replace a worker task that was cancelled by its listener or by other code."""
         if self._stopping:
             return
         self._workers.discard(task)
@@ -126,17 +126,18 @@ class Consuming(Generic[C, S]):
                 count -= 1
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Start no more calls, wait for running ones, and return the number of those that did not end.
+        """Start no more calls, wait for running ones, and return the number of calls that did not end.
 
-        After the timeout, async listeners are cancelled, which they may ignore. Threads cannot be stopped and
-        continue. In both cases the messages stay uncommitted and are delivered again.
+        After `drain_timeout_s`, calls of async listeners are cancelled, but a listener may ignore the
+        cancellation. Calls in threads cannot be stopped and continue. In both cases the messages stay
+        uncommitted and are delivered again.
         """
         self._stopping = True
         self._wake(len(self._idle))
         overrun = 0
         if workers := [*self._workers, *self._failing]:
             done, pending = await asyncio.wait(workers, timeout=drain_timeout_s)
-            await asyncio.gather(*done, return_exceptions=True)  # marks exceptions as retrieved
+            await asyncio.gather(*done, return_exceptions=True)  # asyncio would log unretrieved exceptions
             overrun = len(pending)
             await cancel_all(pending, "listeners")
         self._workers.clear()
@@ -160,7 +161,7 @@ class Consuming(Generic[C, S]):
                 continue
             batch = ready.popleft()
             if ready and in_a_row == 0:
-                self._wake(1)  # wakes a worker for the other batches, because this listener may wait
+                self._wake(1)  # wakes another worker for the other batches, because this listener may wait
             context = self._mode.begin(batch)
             if context is None:
                 continue
@@ -215,7 +216,7 @@ class Consuming(Generic[C, S]):
             return status
         except Exception as error:
             self.last_error = error
-            self._last_failure = printable(repr(error))  # printable, because the error may quote a body
+            self._last_failure = printable(repr(error))  # escaped, because the error may quote a message body
             log.warning(
                 "listener failed on %s from offset %d (%d messages); they are consumed again: %r",
                 batch.queue.message_queue,

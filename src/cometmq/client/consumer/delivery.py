@@ -1,7 +1,7 @@
-"""The delivery of messages to a caller who acknowledges each of them, instead of a listener.
+"""The delivery of messages to a caller who acknowledges each message. It takes the place of a listener.
 
 A message stays in the queue until the caller requests it. Messages that are not requested or not acknowledged
-count towards the limits of their queues (FlowLimits), which are then not pulled.
+count towards the limits of their queue (FlowLimits). A queue at its limit is not pulled.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ C = TypeVar("C")
 S = TypeVar("S", bound=Enum)
 
 _WITHOUT_YIELD = 32
-"""Number of messages after which next() yields to the loop, which a caller that never waits would block."""
+"""Number of messages after which next() yields, because a caller that never waits would block the loop."""
 _SENT_BACK_AT_ONCE = 32
 
 
@@ -47,12 +47,12 @@ class _Delivered(Generic[C]):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the message will be delivered again: its time is over, or its queue was revoked."""
+        """Return whether the message will be delivered again: it timed out or its queue was revoked."""
         return self.batch.done or self.batch.queue.dropped
 
 
 class Delivery(Generic[C, S]):
-    """The counterpart of Consuming for streams. Batches have one message each."""
+    """The counterpart of Consuming for message streams. Each batch has one message."""
 
     def __init__(self, mode: ConsumeMode[C, S], group: ConsumerGroup) -> None:
         self._mode = mode
@@ -60,7 +60,7 @@ class Delivery(Generic[C, S]):
         self._traces = group.instance.traces
         self._telemetry = group.instance.options.telemetry
         self.concurrency = group.options.consume_concurrency
-        """The value that is reported to brokers. It has no effect on a delivery."""
+        """The concurrency that is reported to brokers. The value has no effect on the delivery."""
         self._line: deque[Batch] = deque()
         self._arrived = asyncio.Event()
         self._delivered: dict[int, _Delivered[C]] = {}
@@ -78,12 +78,12 @@ class Delivery(Generic[C, S]):
 
     @property
     def running(self) -> int:
-        """The number of messages that the caller has not acknowledged yet."""
+        """The number of delivered messages that the caller has not acknowledged yet."""
         return len(self._delivered)
 
     @property
     def waiting(self) -> int:
-        """The number of waiting messages."""
+        """The number of messages that wait to be requested by the caller."""
         return len(self._line)
 
     def problem(self) -> str | None:
@@ -147,7 +147,9 @@ class Delivery(Generic[C, S]):
             raise
 
     async def ack(self, message: MessageExt) -> None:
-        """Acknowledge a delivered message as consumed. A cancelled call leaves it unacknowledged.
+        """Acknowledge a delivered message as consumed.
+
+        If this call is cancelled, the message is not acknowledged.
 
         Raises:
             ClientStateError: The message was not delivered, or is about to be delivered again.
@@ -155,7 +157,7 @@ class Delivery(Generic[C, S]):
         await self._acknowledge(message, self._mode.success)
 
     async def nack(self, message: MessageExt, delay_level: int) -> None:
-        """Request another delivery. Raises ConfigError and the errors of `ack`."""
+        """Request another delivery of a message. Raises ConfigError and the errors of `ack`."""
         await self._acknowledge(message, self._mode.postpone(self._of(message).context, delay_level))
 
     async def _acknowledge(self, message: MessageExt, status: S) -> None:
@@ -198,7 +200,7 @@ class Delivery(Generic[C, S]):
     async def drop_lost(self) -> None:
         """End the calls of messages that can no longer be acknowledged.
 
-        Not for orderly queues: they return to this member after the last acknowledgement.
+        Orderly queues are left alone: they return to this member after the last acknowledgement.
         """
         if self._mode.repeats:
             return
@@ -226,16 +228,16 @@ class Delivery(Generic[C, S]):
         return delivered
 
     def leave(self) -> None:
-        """Record that the caller has left: a stop waits only for acknowledgements in progress."""
+        """Record that the caller has left: a stop then waits only for acknowledgements in progress."""
         self._left = True
         self._settled.set()
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Deliver no more messages and wait for the acknowledgement of delivered ones.
+        """Deliver no more messages and wait until delivered ones are acknowledged.
 
-        Messages that are not acknowledged in time are delivered again from the offset of their queue. If a
-        later message was acknowledged, the unacknowledged ones go to the retry topic instead, so that the
-        later one is not repeated.
+        Messages that are not acknowledged in time are delivered again from their queue's committed offset. If
+        a later message was acknowledged, the unacknowledged ones go to the retry topic instead, so that the
+        later message is not repeated.
         """
         self._stopping = True
         self._line.clear()

@@ -23,14 +23,14 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 log = logs.logger("cometmq.client.consumer.handoff")
 
 _GRACE_S = 1.0
-"""Seconds that the next member waits longer than this one waits for its calls.
+"""Seconds that the next member waits beyond the previous member's own wait for its running calls.
 
 Also the grace period for a disconnected member to rejoin its group.
 """
 
 
 class Handoff:
-    """The locks of a member, and the queues that it is releasing."""
+    """The queue locks of a member, and the queues that the member is releasing."""
 
     def __init__(self, group: ConsumerGroup) -> None:
         self._group = group
@@ -43,7 +43,7 @@ class Handoff:
         self._waiting: dict[MessageQueue, float] = {}
         """The time at which the first lock request for a queue was refused."""
         self._refused: set[MessageQueue] = set()
-        """The refused queues of this rebalance."""
+        """The queues for which a lock request was refused in this rebalance."""
         self._has_begun = False
         """Whether this member has had queues, or another member was found in the group."""
 
@@ -87,7 +87,7 @@ class Handoff:
         await self.locks.acquire(set(held) - locked)
 
     def leave(self, queues: Iterable[ProcessQueue]) -> None:
-        """Release queues: no further call starts, and the results of running calls count."""
+        """Release queues: no further call starts, but the results of running calls still count."""
         idle = []
         for queue in queues:
             queue.leaving = True
