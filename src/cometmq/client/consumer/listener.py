@@ -70,8 +70,8 @@ class OrderlyContext:
 
     Attributes:
         queue: The queue of the messages.
-        auto_commit: False: SUCCESS of this call moves no offset, a later COMMIT does. The listener must set
-            it in each call.
+        auto_commit: False: SUCCESS of this call does not move the offset; a later COMMIT does. The listener
+            must set it in each call.
         suspend_current_queue_s: The delay before the next call after SUSPEND_CURRENT_QUEUE_A_MOMENT and
             ROLLBACK, 0.01 to 30 seconds. None: PushOptions.suspend_current_queue_s.
     """
@@ -113,7 +113,7 @@ HANDLED: Any = object()
 
 
 def check_listener(listener: object) -> None:
-    """Raise ConfigError unless the object can be a listener."""
+    """Raise ConfigError unless the object can be called as a listener."""
     if not callable(listener):
         hint = (
             "; a coroutine is the result of a call, pass the function"
@@ -125,7 +125,7 @@ def check_listener(listener: object) -> None:
 
 
 def name_of(listener: Listener | OrderlyListener) -> str:
-    """Return the name of a listener for messages."""
+    """Return the name of a listener for use in log and error messages."""
     return str(getattr(listener, "__qualname__", type(listener).__qualname__))
 
 
@@ -197,7 +197,7 @@ class _Statuses(Generic[S]):
     _statuses: type[S]
     _none_means: NoneMeans
     _returned: set[bool] = field(default_factory=set)
-    """True if the listener has returned None, False if it has returned a status."""
+    """The kinds of results returned so far: True for None, False for a status."""
 
     def __call__(self, result: object) -> S:
         if result is HANDLED:

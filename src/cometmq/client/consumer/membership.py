@@ -84,7 +84,7 @@ class Membership:
         return self.held
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Return whether a queue's pull has been in progress for so long that it must be lost."""
+        """Return whether a queue's pull has been in progress for too long, so that it must have been lost."""
         lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
         if lost:
             log.warning("a pull from %s did not return; the queue is revoked and assigned again", queue)
@@ -98,7 +98,10 @@ class Membership:
         self._share_limits()
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Start pulling a queue and return whether that was possible. Raises CometError without an offset."""
+        """Start pulling a queue and return whether that was possible.
+
+        Raises CometError if the start offset cannot be determined.
+        """
         group = self._group
         group.offsets.forget(queue)
         offset = await group.start_offset(queue, await group.offsets.stored(queue))
@@ -123,7 +126,7 @@ class Membership:
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
-        """Assign the queue again if a bug has ended its pull loop, which must end only with the queue."""
+        """Assign the queue again if its pull loop failed; it must run until the queue is dropped."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling from %s failed", queue.message_queue, exc_info=task.exception())
@@ -143,7 +146,7 @@ class Membership:
         return True
 
     def lost(self, queues: Iterable[MessageQueue]) -> None:
-        """Drop queues that may belong to another member by now."""
+        """Drop queues that may already belong to another member."""
         for queue in queues:
             held = self.held.pop(queue, None)
             if held is not None:
@@ -160,7 +163,7 @@ class Membership:
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
         """Start a queue again at the offset that the broker returned.
 
-        Late results must not restore the old offset.
+        The old queue object is dropped, because late results must not restore the old offset.
         """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
@@ -174,7 +177,7 @@ class Membership:
         now = loop.time()
         self._corrected = {q: at for q, at in self._corrected.items() if now - at < _CORRECTED_AGAIN_S}
         if message_queue in self._corrected:
-            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # rebalances at the latest then
+            loop.call_later(_CORRECTED_AGAIN_S, self.rebalance.wake)  # ends the pause
         else:
             self.rebalance.wake()
         self._corrected[message_queue] = now
@@ -206,7 +209,7 @@ class Membership:
             log.warning("corrected offsets of group %s could not be stored: %s", self._group.name, error)
 
     def _share_limits(self) -> None:
-        """Divide the limits over all queues evenly among the assigned queues."""
+        """Divide the flow limits that hold for all queues together evenly among the assigned queues."""
         options = self._group.options
         of_queue = options.flow_limits
 

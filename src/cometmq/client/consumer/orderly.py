@@ -1,9 +1,9 @@
 """The consume mode of a listener that receives the messages of each queue in their order.
 
-One batch of a queue is in progress at a time, from its place in the queue of batches to its acknowledgement.
-The queue belongs to this member while this member has its lock. A release happens in this order: the running
-call ends, its offset is stored, the lock is released. So the next member continues where this one ended, and
-never concurrently.
+At most one batch of a queue is in progress: from the time when it is submitted to a worker until it is
+acknowledged. The queue belongs to this member while this member holds its lock. A release happens in this
+order: the running call ends, its offset is stored, the lock is released. So the next member continues where
+this one ended, and never concurrently.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logs.logger("cometmq.client.consumer.orderly")
 
 
 class Orderly:
-    """The mode of an orderly listener (ConsumeMode)."""
+    """The consume mode of an orderly listener."""
 
     success = OrderlyStatus.SUCCESS
     later = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
@@ -53,7 +53,8 @@ class Orderly:
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Lock queues and return those that may be pulled now.
 
-        These are locked for this member, and no earlier call of this member is running for them.
+        A queue may be pulled if this member has its lock and no earlier call of this member is running for
+        it.
         """
         del alone
         free = [queue for queue in queues if queue not in self._leaving and queue not in self._called]
@@ -98,7 +99,7 @@ class Orderly:
             "group %s lost the locks of %d queues; the first is %s", self._group.name, len(queues), first
         )
         for queue in queues:
-            self._group.offsets.forget(queue)  # by now the queue may belong to another member
+            self._group.offsets.forget(queue)  # the queue may already belong to another member
             if queue in self._leaving:
                 self._leaving[queue].dropped = True
         self._user.lost(queues)
@@ -142,7 +143,7 @@ class Orderly:
             self._user.consume([batch])
 
     def begin(self, batch: Batch) -> OrderlyContext | None:
-        """Return the context of the call, None while the queue may not be consumed."""
+        """Return the context of the call, or None while the queue may not be consumed."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         if not queue.begin():
@@ -215,7 +216,8 @@ class Orderly:
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Log overdue calls of a plain listener.
 
-        A thread cannot be ended, and no later message may be consumed before.
+        Nothing else can be done: a thread cannot be ended, and no later message may be consumed before its
+        call ends.
         """
         before = asyncio.get_running_loop().time() - timeout_s
         for queue in queues:
@@ -230,7 +232,7 @@ class Orderly:
     async def _send_to_dead_letters(self, message: MessageExt) -> bool:
         """Send the message to the dead-letter queue and return whether that succeeded.
 
-        If it fails, the message is consumed again.
+        If sending fails, the message is consumed again.
         """
         try:
             await self.retry_topic.send(message)

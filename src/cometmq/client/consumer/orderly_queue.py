@@ -21,9 +21,9 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
 
 def suspension_s(wanted_s: object, usual_s: float) -> float:
-    """Return the pause of a queue after a failure: the requested one within 10 ms and 30 s, or the usual one.
+    """Return the pause of a queue after a failure, in seconds.
 
-    The usual one applies if `wanted_s` is not a number, such as None.
+    This is `wanted_s`, or `usual_s` if `wanted_s` is not a number, limited to the range from 0.01 to 30 s.
     """
     if not isinstance(wanted_s, int | float) or wanted_s != wanted_s:
         wanted_s = usual_s
@@ -32,7 +32,7 @@ def suspension_s(wanted_s: object, usual_s: float) -> float:
 
 @dataclass(slots=True, eq=False)
 class OrderlyQueue(ProcessQueue):
-    """An assigned queue with one batch in progress at a time.
+    """An assigned queue with at most one batch in progress.
 
     Its first batches are taken (delivered to the listener but not committed), the others are waiting. So the
     offset to commit is that of the first batch, as in every process queue.
@@ -41,12 +41,12 @@ class OrderlyQueue(ProcessQueue):
     under_way: Batch | None = None
     """The batch that waits for the listener or is being consumed."""
     called: bool = False
-    """Whether the listener was called with the batch in progress."""
+    """Whether the listener has been called with the batch in progress."""
     _taken: int = 0
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of the taken, uncommitted messages; zeros without any."""
+        """First offset, last offset and number of the messages taken but not committed; zeros if none."""
         batches = [self._batches[number] for number in range(self._taken)]
         if not batches:
             return 0, 0, 0
@@ -59,9 +59,9 @@ class OrderlyQueue(ProcessQueue):
         return batch if batch is not None and 0 < batch.started_at < moment else None
 
     def take(self) -> Batch | None:
-        """Take the next batch.
+        """Take the next batch and return it.
 
-        Return None if one is in progress, none is waiting, or the queue is revoked.
+        Return None if a batch is in progress, no batch is waiting, or the queue is revoked.
         """
         if self.dropped or self.leaving or self.under_way or self._taken == len(self._batches):
             return None
@@ -75,23 +75,23 @@ class OrderlyQueue(ProcessQueue):
         return self.called
 
     def put_back(self) -> None:
-        """Return the batch in progress to the waiting ones, as the next one, without a result."""
+        """Return the batch in progress, without a result, to the front of the waiting batches."""
         self.called, self.under_way = False, None
         self._taken -= 1
 
     def commit(self) -> None:
-        """Finish the batch in progress and all batches that were taken before."""
+        """Finish the batch in progress and all batches that were taken before it."""
         self.mark_consumed()
         while self._taken:
             self.finish(self._batches[0])
             self._taken -= 1
 
     def mark_consumed(self) -> None:
-        """Mark the batch in progress as consumed. It waits for a commit."""
+        """Mark the batch in progress as consumed. A later commit finishes it."""
         self.called, self.under_way = False, None
 
     def roll_back(self) -> None:
-        """Make all taken, uncommitted batches wait again, oldest first."""
+        """Return all batches that are taken but not committed to the waiting batches, oldest first."""
         self.mark_consumed()
         self._taken = 0
 
@@ -111,9 +111,9 @@ class OrderlyQueue(ProcessQueue):
         return hopeless
 
     def remove_messages(self, messages: Collection[MessageExt]) -> bool:
-        """Remove messages that went to the dead-letter queue from the batch.
+        """Remove messages that were sent to the dead-letter queue from the batch in progress.
 
-        Return whether other messages are left in it.
+        Return whether the batch still has other messages.
         """
         batch = self.under_way
         assert batch is not None
@@ -147,11 +147,11 @@ class LockTable:
     def renewed(
         self, asked: Collection[MessageQueue], got: Collection[MessageQueue], requested_at: float, now: float
     ) -> list[MessageQueue]:
-        """Record the answer to a renewal.
+        """Record a broker's answer to the renewal of locks.
 
         Returns:
-            The queues that were not renewed or may have been locked by others meanwhile. Their locks are
-                removed.
+            The queues whose locks were not renewed, or may have belonged to another member in the meantime.
+                Their locks are removed.
         """
         lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
         self.taken(asked, requested_at)
@@ -159,7 +159,7 @@ class LockTable:
         return lost
 
     def expired(self, now: float) -> list[MessageQueue]:
-        """Remove the locks that have not been confirmed for too long and return their queues."""
+        """Remove the locks whose last confirmation is too old, and return their queues."""
         over = [queue for queue in self._until if not self.holds(queue, now)]
         self.forget(over)
         return over

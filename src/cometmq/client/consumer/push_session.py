@@ -1,4 +1,4 @@
-"""The running parts of a push consumer, and its answers to brokers and the client instance."""
+"""The running parts of a push consumer, and its answers to requests of brokers and the client instance."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _MIB = 1024 * 1024
 _LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
-"""The session whose listener runs in this task or created it."""
+"""The session whose listener is running in this task, or was running in the task that created this one."""
 _DIRECT_RESULTS: dict[Enum, str] = {
     ConsumeStatus.SUCCESS: "CR_SUCCESS",
     ConsumeStatus.RECONSUME_LATER: "CR_LATER",
@@ -134,7 +134,7 @@ class PushSession(Member):
         return _LISTENING.set(self)
 
     def in_listener(self) -> bool:
-        """Return whether the caller is an async listener of this session."""
+        """Return whether this is called by an async listener of this session."""
         return _LISTENING.get() is self
 
     async def start(self) -> None:
@@ -189,7 +189,7 @@ class PushSession(Member):
         )
 
     async def _persist(self) -> None:
-        self._mode.drop_expired()  # those queues may belong to another member by now
+        self._mode.drop_expired()  # the dropped queues may already belong to another member
         await self.consuming.drop_lost()
         await self.group.offsets.try_persist()
 
@@ -202,7 +202,7 @@ class PushSession(Member):
 
     def wake_rebalance(self) -> None:
         self.members.rebalance.wake()
-        self._mode.wake()  # a restarted broker sends this notice, and it has lost all locks
+        self._mode.wake()  # a broker that restarted sends this notice; the restart has lost all its locks
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         await self.members.reset_offsets(table)
@@ -254,7 +254,8 @@ class PushSession(Member):
         try:
             result = _DIRECT_RESULTS[await self._bound([message], context)]
         except Exception as error:
-            # The error is reported to the administrator only.
+            # A failed test call must not affect the consumer, so the error is reported to the administrator
+            # only.
             result, remark = "CR_THROW_EXCEPTION", repr(error)
         finally:
             _LISTENING.reset(token)

@@ -27,7 +27,7 @@ RETRY_INTERVAL_S = 1.0
 
 
 class QueueLocks:
-    """The locks of a member.
+    """The queue locks of a member.
 
     lost: called with the queues whose lock has expired or belongs to another member.
     """
@@ -63,16 +63,16 @@ class QueueLocks:
             self._renewals.soon()
 
     def holds(self, queue: MessageQueue) -> bool:
-        """Return whether this member has the lock, so that no other member can have the queue.
+        """Return whether this member holds the lock, so that no other member can own the queue.
 
-        A broker whose connection was lost may have restarted without its locks, so each lock must be
-        confirmed first.
+        A broker whose connection was lost may have restarted without its locks, so a lock counts only after
+        the broker has confirmed it on the present connection.
         """
         connection = self._connections.get(queue)
         return connection is not None and not connection.closed and self.table.holds(queue, boottime())
 
     async def acquire(self, queues: Collection[MessageQueue]) -> set[MessageQueue]:
-        """Lock queues and return those that this member has now."""
+        """Request locks of queues and return the queues that this member holds now."""
         ours: set[MessageQueue] = set()
 
         async def lock(addr: str, some: list[MessageQueue]) -> None:
@@ -136,7 +136,7 @@ class QueueLocks:
         what: str,
         ask: Callable[[str, list[MessageQueue]], Awaitable[None]],
     ) -> bool:
-        """Send one request to the master of each broker, and return whether all were answered."""
+        """Send one request to the master of each broker, and return whether all masters answered."""
 
         async def one(name: str, some: list[MessageQueue]) -> bool:
             try:

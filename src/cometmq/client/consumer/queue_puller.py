@@ -27,9 +27,9 @@ PULL_MAX_IDLE_S = 120.0
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
-"""Minimum interval between two pulls without messages in seconds."""
+"""Minimum interval, in seconds, between two pulls that return no messages."""
 _HELD_S = 1.0
-"""A broker refuses a pull immediately. One without an answer after this time, in seconds, is parked."""
+"""Time, in seconds, after which a pull without an answer counts as parked: refusals arrive immediately."""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -55,15 +55,15 @@ def unanswered(now: float, requested_at: float | None) -> str | None:
 class FlowControl:
     """The flow control answers to the pulls of one queue.
 
-    Single flow control answers are normal for a busy broker. If they continue, the consumer reports a
+    Occasional flow control answers are normal for a busy broker. If they continue, the consumer reports a
     problem.
     """
 
     since: float | None = None
-    """The time since which all answers were flow control."""
+    """The time of the first of the latest consecutive flow control answers."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the seconds to the next pull and the problem to report; None for another kind of error."""
+        """Return the seconds to the next pull and any problem to report; None for another kind of error."""
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
             return None
@@ -106,7 +106,7 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """Return the error of the last pull; None if it succeeded or the broker has parked this pull."""
+        """Return the last pull's error, or None if it succeeded or the broker has parked the current pull."""
         if self._requested_at is not None and now - self._requested_at > _HELD_S:
             return unanswered(now, self._requested_at)
         return self._problem
@@ -152,7 +152,8 @@ class QueuePuller:
         try:
             delay = await self._pull_once()
         except Exception as error:
-            # Anything but a CometError is a lack of memory or a bug. It is logged, and pulling continues.
+            # Any other exception than CometError is a lack of memory or a bug. It is logged, and pulling
+            # continues.
             return self._failed(error)
         finally:
             self._requested_at = None
@@ -190,8 +191,8 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        # A broker may serve a pull late and replace the final offset of a released queue by the older offset
-        # of the pull. An orderly group would then receive messages again, after later ones.
+        # A broker may serve a pull late, and overwrite the final offset of a released queue with the older
+        # offset in the pull. An orderly group would then receive messages again, after later ones.
         carries = group.stored_by_brokers and not options.orderly
 
         async def request(target: ReadTarget) -> Frame:
@@ -224,8 +225,8 @@ class QueuePuller:
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._submit_batches(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._requested_at is not None:
-            # A broker parks a pull if there are no messages. If it answers immediately, this limits the rate
-            # of the pulls.
+            # A broker parks a pull if there are no messages. If a broker answers immediately instead, the
+            # delay limits the rate of the pulls.
             held_s = asyncio.get_running_loop().time() - self._requested_at
             return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s
