@@ -1,7 +1,7 @@
 """The check whether the members of a group have equal subscriptions.
 
-A broker stores one subscription for all members, so a member with another one misses messages without an
-error (docs/reference/storage.md, Subscriptions of a group).
+A broker stores one subscription for all members, so a member with a different subscription misses messages
+without an error (docs/reference/storage.md, Subscriptions of a group).
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ log = logs.logger("cometmq.client.consumer")
 
 _PATIENCE_S = 3.0
 _MAX_TOPICS_NAMED = 10
-"""Maximum number of topics that get a sentence of their own. Members may subscribe to thousands of topics."""
+"""Maximum number of topics that a warning names one by one, because members may subscribe to thousands."""
 _ANOTHER = "another member"
 
 
 class Agreement:
     """The subscriptions of the other members of a group.
 
-    They are compared before each heartbeat of this member, because a broker may store only the subscription
-    of the last heartbeat, which is then still another member's.
+    They are compared before each heartbeat of this member: a broker may store only the subscription of the
+    latest heartbeat, and at that time it is still another member's.
     """
 
     def __init__(self, group: Group) -> None:
@@ -55,7 +55,7 @@ class Agreement:
         others = {each.client_id for each in found.connection_set} - {instance.client_id}
         wanted, were = self._differed
         if not problems and not _distinguishes_members(found) and wanted == own and were <= others:
-            return  # the broker has only the newest subscription, by now perhaps this member's
+            return  # the broker stores only the latest subscription, which may be this member's own
         for problem in set(problems).difference(self.problems):
             log.warning("group %s: %s", group.name, problem)
         self.problems, self._differed = problems, (own, others)
@@ -70,7 +70,7 @@ def _distinguishes_members(found: ConsumerConnection) -> bool:
 
 
 def disagreements(client_id: str, own: Wants, found: ConsumerConnection) -> list[str]:
-    """Return the differences between a member and the others, each as a sentence."""
+    """Return the differences between the subscriptions of a member and of the others, each as a sentence."""
     members = {
         each.client_id: frozenset((each.subscriptions or {}).items())
         for each in found.connection_set

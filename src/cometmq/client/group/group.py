@@ -83,7 +83,10 @@ class Group:
             self._file.close()
 
     async def check_expression(self, subscription: Subscription) -> None:
-        """Compile an SQL92 expression at each broker of its topic. Raises BrokerError with the remark."""
+        """Compile an SQL92 expression at each broker of its topic.
+
+        Raises BrokerError with the broker's remark.
+        """
         route = self.instance.routes.get(subscription.topic)
         for queue in route.one_of_each_broker() if route is not None else ():
             await self.check_expression_at(queue, subscription)
@@ -110,19 +113,19 @@ class Group:
         self._compiled.add(asked)
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
-        """Return the start offset of a queue. stored: the group's stored offset, None if there is none."""
+        """Return the start offset of a queue. stored: the group's stored offset, or None if there is none."""
         where = self.options.consume_from_where
         offset = await start_offset(self.instance, queue, stored, where, self._start_time_ms)
         if stored is None and self.options.start_strictly:
             if where is ConsumeFromWhere.TIMESTAMP:
                 offset = await self._not_older(queue, offset)
-            # Stored even if nothing is consumed, because the next member must not start at a later end of the
-            # queue.
+            # The offset is stored even if nothing is consumed. Otherwise the next member might start at a
+            # later end of the queue and skip messages.
             self.offsets.update(queue, offset)
         return offset
 
     async def _not_older(self, queue: MessageQueue, offset: int) -> int:
-        """Return the next offset if the message at this one is older than the start time.
+        """Return `offset`, or the next offset if the message at `offset` is older than the start time.
 
         A broker of 4.9 answers a search by time with the nearest message, which may be older.
         """
@@ -147,6 +150,6 @@ class ConsumerGroup(Group):
         return RETRY_PREFIX + self.name
 
     def restore_topic(self, message: MessageExt) -> None:
-        """Replace the retry topic of a message by its original topic."""
+        """Replace the retry topic of a message with its original topic."""
         if message.topic == self.retry_topic:
             message.topic = self.instance.namespace.unwrap(message.properties.get(RETRY_TOPIC, message.topic))

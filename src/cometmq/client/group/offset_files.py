@@ -1,16 +1,16 @@
-"""Offsets in a local file in the format of Apache's client.
+"""Consumer offsets in a local file in the format of Apache's client.
 
-Those of a BROADCASTING consumer are stored where Java stores them:
+The offsets of a BROADCASTING consumer are stored where Java stores them:
 
     <dir>/<client id>/<group>/offsets.json
 
-The group and the topics in the file include their namespace. One consumer at a time uses a file: it holds the
-lock of `offsets.json.lock` from its first use to its stop. Two consumers would continue at each other's
-offsets and skip messages.
+The group and the topics in the file include their namespace. Only one consumer at a time can use a file: it
+holds the lock of `offsets.json.lock` from its first use to its stop. Two consumers of the same file would
+continue at each other's offsets and skip messages.
 
-The map keys are objects, so the file is not standard JSON. A new version is written to a temporary file and
-moved into place. The old one becomes `offsets.json.bak`, which is read if the main file is missing or
-damaged.
+The map keys are objects, so the file is not standard JSON. A new version is written to a temporary file,
+which then replaces the main file. The previous version becomes `offsets.json.bak`, which is read if the main
+file is missing or damaged.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class FileOffsets:
         self._disk = threading.Lock()
 
     async def read(self, queue: MessageQueue) -> int | None:
-        """Return the offset of a queue, None if there is none. Raises OffsetFileError."""
+        """Return the offset of a queue, or None if the file has none. Raises OffsetFileError."""
         return (await self._loaded()).get(self._namespace.wrap_queue(queue))
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
@@ -93,9 +93,10 @@ class FileOffsets:
         self._turn = asyncio.Lock()  # the file may be opened again in another event loop
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        """Run blocking work in a thread, one at a time.
+        """Run blocking work in a thread, one piece of work at a time.
 
-        Threads cannot be cancelled and are limited, so no second thread starts beside one that hangs.
+        A thread cannot be cancelled and the number of threads is limited, so a hanging thread must not be
+        joined by a second one.
         """
         async with self._turn:
             if self._disk.locked():
@@ -186,7 +187,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
 
 
 def render_offsets(table: dict[MessageQueue, int]) -> str:
-    """Return a table in fastjson's pretty format: tabs, and the end of a key object on its own line."""
+    """Return a table in fastjson's pretty format: tabs, and each key object's end on its own line."""
     entries = [
         "{\n"
         f'\t\t\t"brokerName":{json.dumps(queue.broker_name)},\n'

@@ -1,6 +1,6 @@
 """The consumer offsets of a group in memory, their storage, and the start offset of a queue.
 
-Offsets are stored every few seconds, when a queue is revoked, and at the end.
+Offsets are stored every few seconds, when a queue is revoked, and when the consumer stops.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cometmq.protocol.codes import RETRY_PREFIX
 
 log = logs.logger("cometmq.client.consumer.consumer_offsets")
 
-_AT_ONCE = 64  # maximum concurrent requests; a member may have thousands of queues
+_AT_ONCE = 64  # maximum number of concurrent requests, because a member may have thousands of queues
 _HALF_HOUR_MS = 30 * 60 * 1000
-_STORAGE_S = 10.0  # timeout in seconds: a storage that hangs must not block a stop or a handoff
+_STORAGE_S = 10.0  # timeout in seconds, because a hanging storage must not block a stop or a handoff
 
 ReadOffset = Callable[[MessageQueue], Awaitable[int | None]]
 WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, Exception]]]
-"""Stores a table and returns the failures by queue."""
+"""A function that stores a table of offsets and returns the failures by queue."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +53,7 @@ class OffsetStore:
         return await self._read(queue)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """Return the offset in memory, otherwise the stored one."""
+        """Return the offset in memory, or the stored offset if there is none in memory."""
         offset = self._offsets.get(queue)
         return offset if offset is not None else await self._read(queue)
 
@@ -61,10 +61,10 @@ class OffsetStore:
         return dict(self._offsets)
 
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store the offsets that have changed, of `queues` or of all queues.
+        """Store the changed offsets of `queues`, or of all queues.
 
         Offsets that could not be stored are stored by the next call. The first failure is raised after all
-        queues were tried.
+        queues have been tried.
         """
         async with self._persisting:
             due = self._dirty if queues is None else self._dirty.intersection(queues)
@@ -73,7 +73,8 @@ class OffsetStore:
                 return
             failures = await self._write(table)
             for queue, offset in table.items():
-                # An offset that has changed during the write must be written again.
+                # An offset that has changed during the write must be written again, so it stays marked as
+                # changed.
                 if queue not in failures and self._offsets.get(queue, offset) == offset:
                     self._dirty.discard(queue)
             for queue, failure in failures.items():
@@ -89,11 +90,11 @@ class OffsetStore:
             pass
 
     async def persist_last(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store the offsets of queues (None: all) that other members read from now on, and verify them.
+        """Store and verify the offsets of queues (None: all) that other members will read from now on.
 
-        A pull contains its queue's offset, so a broker that serves an earlier pull late replaces the
-        confirmed offset by an older one. The stored offsets are therefore read, and stored again if they are
-        lost. Failures are only logged; the messages are then consumed again.
+        A pull request contains its queue's offset, so a broker that serves an earlier pull late overwrites
+        the confirmed offset with an older one. The stored offsets are therefore read back, and stored again
+        if they were overwritten. Failures are only logged; the messages are then consumed again.
         """
 
         async def lost(queue: MessageQueue) -> bool:
@@ -116,7 +117,8 @@ class OffsetStore:
         """Store and forget the offsets of queues that another member reads from now on."""
         queues = list(queues)
         try:
-            # If this fails, the next owner starts at the last stored offset and repeats the rest.
+            # If this fails, the next owner starts at the last stored offset and consumes the later messages
+            # again.
             await self.persist_last(queues)
         finally:
             for queue in queues:
@@ -128,14 +130,14 @@ class OffsetStore:
 
 
 class OffsetStorageError(CometError, Transient):
-    """A user's own storage failed to read or write offsets."""
+    """A user-defined storage failed to read or write offsets."""
 
     problem: str
 
 
 @dataclass(slots=True)
 class OwnOffsets:
-    """The offsets of a group in a storage of the user."""
+    """The offsets of a group in a user-defined storage."""
 
     _storage: OffsetStorage
 
@@ -183,7 +185,7 @@ class RemoteOffsets:
         try:
             return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
         except ConnectError:
-            # The route may still list a master that has ended. While the name server lists that master, the
+            # The route may still list a master that has stopped. While the name server lists that master, the
             # offsets of its replica are not used, because they may be older.
             await self._client.refresh_routes([queue.topic])
             other = await self._client.find_addr(queue)
@@ -247,7 +249,7 @@ def default_start_time_ms() -> int:
 
 
 def warn_of_moved_offset(queue: MessageQueue, offset: int, result: PullResult) -> None:
-    """Log that the broker does not have the offset that was pulled."""
+    """Log that the broker does not have the offset from which this client pulled."""
     logs.logger("cometmq.client.consumer").warning(
         "%s: offset %d is outside the broker's %d to %d; going on at %d",
         queue, offset, result.min_offset, result.max_offset, result.next_begin_offset,

@@ -21,7 +21,7 @@ _MIB = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class FlowLimits:
-    """The limits of the pulled but not yet consumed messages of a queue. Pulling pauses at any of them.
+    """The limits of the pulled but not yet consumed messages of a queue. Pulling pauses at each limit.
 
     Attributes:
         max_count: The maximum number of messages, 1 to 65535.
@@ -42,7 +42,7 @@ class Batch(msgspec.Struct, eq=False):
     size: int
     """The size of the bodies in bytes."""
     started_at: float = 0.0
-    """Begin of the listener call in monotonic seconds, 0 before the call."""
+    """Start time of the listener call in monotonic seconds; 0 before the call."""
     done: bool = False
     refusal: Exception | None = None
     """The reason why the batch fails without a listener call."""
@@ -54,7 +54,7 @@ class Batch(msgspec.Struct, eq=False):
 
 @dataclass(slots=True, eq=False)
 class ProcessQueue:
-    """An assigned queue. Once `dropped`, it belongs to another member, and late results change nothing."""
+    """An assigned queue. Once it is `dropped`, another member may own it, and late results have no effect."""
 
     message_queue: MessageQueue
     next_offset: int
@@ -64,7 +64,7 @@ class ProcessQueue:
     last_consume_at: float = field(init=False)
     dropped: bool = False
     leaving: bool = False
-    """Whether the queue was revoked: no call begins, but running calls count unless it is `dropped`."""
+    """Whether the queue was revoked: no call begins, but results of running calls count until `dropped`."""
     stats: TopicStats = field(default_factory=TopicStats)
     """The statistics of the queue's topic."""
     calls: int = 0
@@ -92,7 +92,7 @@ class ProcessQueue:
         return batches
 
     def finish(self, batch: Batch) -> int | None:
-        """Mark a batch as finished, and return the offset that may be committed, None if there is none."""
+        """Mark a batch as finished, and return the offset that may be committed, or None if there is none."""
         if batch.done:
             return self.commit_offset()
         batch.done = True
@@ -115,9 +115,9 @@ class ProcessQueue:
         batch.started_at = 0.0
 
     def commit_offset(self) -> int | None:
-        """Return the lowest unfinished offset, None before the first message.
+        """Return the lowest unfinished offset, or None before the first message.
 
-        If no message is unfinished, it is the offset of the next pull: filtered messages count as consumed.
+        If no message is unfinished, return the offset of the next pull: filtered messages count as consumed.
         """
         if self._batches:
             return self._batches[0].first_offset
@@ -135,7 +135,7 @@ class ProcessQueue:
         return self._highest - self._batches[0].first_offset if self._batches else 0
 
     def over_limit(self, limits: FlowLimits) -> str | None:
-        """Return why this queue must not be pulled now, for logs and health(), None if it may be."""
+        """Describe the limit that prevents a pull, for logs and health(). Return None if there is none."""
         if self.count > limits.max_count:
             return f"{self.count} messages held, limit {limits.max_count}"
         if self.body_bytes // _MIB > limits.max_mib:
