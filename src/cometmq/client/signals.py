@@ -1,4 +1,4 @@
-"""Stop clients when the process receives a signal to end."""
+"""Stop clients when the process receives a termination signal."""
 
 from __future__ import annotations
 

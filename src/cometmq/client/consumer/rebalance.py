@@ -74,7 +74,7 @@ class Rebalance:
         """The topics whose broker did not list this member in the last rebalance."""
         self._retry_topic_misses = 0
         self._reported: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
-        """The queues of a topic and this member's share, as the user's queue listener last received them."""
+        """The queues of each topic and this member's share, as last passed to the user's queue listener."""
 
     def start(self) -> None:
         self._periodic.start()

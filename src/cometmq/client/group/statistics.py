@@ -34,13 +34,13 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class TopicStats:
-    """The totals of a topic, and their values every 10 s of the last hour."""
+    """The totals of a topic, and samples of them, taken every 10 s, for the last hour."""
 
     totals: Totals = field(default_factory=Totals)
     _samples: deque[Totals] = field(default_factory=lambda: deque([Totals()], _OF_AN_HOUR + 1))
 
     def pulled(self, messages: int, took_s: float) -> None:
-        """Count the messages of a pull."""
+        """Count the messages that a pull returned."""
         totals = self.totals
         totals.pulls += 1
         totals.pull_s += took_s
