@@ -24,7 +24,7 @@ T = TypeVar("T")
 MAX_SERVER_BYTES = 1 << 20
 """The maximum size of a non-standard body for servers, so that no body occupies them for seconds."""
 MAX_CLIENT_BYTES = 16 << 20
-"""The maximum size of a non-standard body for clients and tools. A table of queues may fill a frame."""
+"""The maximum size of a non-standard body for clients and tools, that of a frame: tables can be so large."""
 
 BYTES_OF_A_VALUE = 16
 """The minimum number of bytes per value. Queues and subscriptions have fewer values than that."""

@@ -61,7 +61,7 @@ class RemotingServer:
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[Callable[[], None]] = []  # each ends listening on one address
+        self._listeners: list[Callable[[], None]] = []  # each call stops listening on one address
         self._stopped = False
 
     @property

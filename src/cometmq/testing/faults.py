@@ -78,7 +78,7 @@ Script = Callable[[int], Sequence[Fault]]
 
 
 def no_faults(number: int) -> Sequence[Fault]:  # noqa: ARG001 (a Script)
-    """Return no faults: the script of a proxy that only forwards."""
+    """Return an empty list of faults, for a proxy that only forwards."""
     return ()
 
 

@@ -83,7 +83,7 @@ def needed(frame: Frame) -> Rights | None:
 
 
 def is_trace(rights: Rights) -> bool:
-    """Return whether the rights are only that to send traces, which every account has."""
+    """Return whether the only right is to send traces. Every account has that right."""
     return len(rights) == 1 and rights[0] == (Perm.PUB, TRACE_TOPIC, False)
 
 

@@ -21,7 +21,7 @@ class LifeCycle(Running):
         self._name = name
         self._state = "new"
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._turn = asyncio.Lock()  # held by the start or by a stop
+        self._turn = asyncio.Lock()  # held while starting or stopping
         self._stopped = asyncio.Event()
         self._pid = os.getpid()
 

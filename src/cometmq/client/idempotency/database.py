@@ -231,8 +231,8 @@ class DatabaseMarks:
     def _clocks(self) -> tuple[float, float]:
         """Return the wall-clock time and the time that an unadjusted clock would show.
 
-        A key is stored with the later time, and deleted by the earlier one, so that a step of the clock
-        deletes no key early.
+        A key is stored with the later of the two. Its age is computed from the earlier of the two, so that a
+        step of the clock deletes no key early.
         """
         return time.time(), self._began + boottime()
 

@@ -49,7 +49,7 @@ class SendAttempts(msgspec.Struct):
     in_handoff: bool = False
     """Whether a broker has refused temporarily. If so, a missing master may also be part of a handoff."""
     stored: SendResult | None = None
-    """The result of the last try that stored the message without SEND_OK."""
+    """The result of the last try that stored the message, but with another status than SEND_OK."""
     failure: CometError | None = None
     """The error of the last try that failed."""
 

@@ -68,7 +68,7 @@ def as_hex(body: bytes) -> str:
 def preview(body: bytes) -> str:
     """Return the beginning of a body in one line, as text or, if it is not text, as hexadecimal bytes."""
     try:
-        # An incremental decoder accepts a last character that the cut has divided.
+        # An incremental decoder accepts a last character that was split by the cut.
         text = codecs.getincrementaldecoder("utf-8")().decode(body[:MAX_PREVIEW_BYTES])
     except UnicodeDecodeError:
         return body[:_ROW_BYTES].hex(" ")

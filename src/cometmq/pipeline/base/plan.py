@@ -77,7 +77,7 @@ def limit_bytes(
     sizes: Mapping[MessageQueue, float],
     limit: int,
 ) -> Offsets:
-    """Return ends, at most `ends`, such that the ranges hold about `limit` bytes.
+    """Return an end for each queue, no later than in `ends`, so that all ranges have about `limit` bytes.
 
     `sizes` holds the mean record size of each queue; a queue without a size has the mean of the other queues.
     At least one record is read.

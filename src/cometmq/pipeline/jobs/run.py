@@ -119,7 +119,7 @@ def run(
         file: Path of the pipeline file.
         check_only: Whether to return after the checks.
         show: Called with each line that a sink of format `console` prints.
-        on_progress: Called with the number of rows written and None when it has changed.
+        on_progress: Called with the number of rows written and None (no total) after each change.
         stop: Ends the run after the current batches when it is set.
 
     Returns:

@@ -92,7 +92,7 @@ class WipeWritePermOfBrokerResponseHeader(Header, gc=False):
 
 
 class AddWritePermOfBrokerResponseHeader(Header, gc=False):
-    """The header of the response to 327."""
+    """The header of the response to request 327."""
 
     add_topic_count: I32
 

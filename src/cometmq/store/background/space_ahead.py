@@ -24,7 +24,7 @@ PART = 512 << 10  # bytes of zeros per write, which the next sync of the log inc
 # The minimum distance, in bytes, from the end of the log to zeros that are being written. Records rarely
 # reach the zeros before they are written.
 MARGIN = 16 << 20
-AHEAD = 32 << 20  # maximum distance, in bytes, from the end of the log to the next zeros to write
+AHEAD = 32 << 20  # zeros are written at most this far, in bytes, ahead of the end of the log
 _PAGE = 4096
 
 

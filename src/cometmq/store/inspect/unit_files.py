@@ -94,7 +94,7 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Return the length up to the last nonzero byte. It is fast, because most of a last file is zeros."""
+    """Return the length up to the last nonzero byte. Zeros, most of a last file, are skipped fast."""
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
         stop = max(0, stop - _PAGE)

@@ -518,6 +518,6 @@ def _check(
             if first_byte(contents, file.path, 0, file.length) is not None:
                 misfit = f"{file.length} bytes in {file.path} contradict {key}"
                 raise StoreError(
-                    f"{misfit}, and which of them is wrong is unknown; if the file was cut short, {remedy}",
+                    f"{misfit}: it is unknown which is wrong. If the file was cut short, {remedy}",
                     where,
                 )
