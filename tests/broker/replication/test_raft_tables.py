@@ -359,7 +359,7 @@ async def test_a_leader_that_does_not_learn_the_tables_lets_another_try(group, m
 
     monkeypatch.setattr(RaftTables, "read", ask)
     await group.equal()
-    said = f"{lonely} does not accept messages yet: only 0 of 2 other members have answered"
+    said = f"{lonely} does not accept messages yet: 0 of 2 other members have answered"
     with monkeypatch.context() as patch:
         patch.setattr(raft_tables, "MAJORITY_TIMEOUT_S", 1.0)
         await group.hand_over(lonely, lambda: said in caplog.text)

@@ -275,7 +275,7 @@ class RaftTables:
                     found += [task.result() for task in asked if task in done]  # a deterministic order
         except TimeoutError:
             raise RaftRefused(
-                f"only {len(found)} of {len(others)} other members have answered: "
+                f"{len(found)} of {len(others)} other members have answered: "
                 f"{'; '.join(problems.values()) or 'the others are away'}"
             ) from None
         finally:
