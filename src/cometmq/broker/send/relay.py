@@ -117,7 +117,9 @@ class Relay:
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():
                 if self._held_bytes >= MAX_HELD_BYTES:
-                    return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "the leadership is being transferred")
+                    return frame.response(
+                        ResponseCode.SERVICE_NOT_AVAILABLE, "the leadership is being transferred"
+                    )
                 size = _size_of(frame)
                 self._held_bytes += size
                 return self._relay(connection, frame, handler, size)
