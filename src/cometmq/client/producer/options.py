@@ -40,17 +40,17 @@ class ProducerOptions:
             the whole `send_timeout_s`.
         retry_times: The number of tries after the first, each on another broker if there is one.
         retry_response_codes: The response codes of a broker after which a send is tried again.
-        retry_another_broker_when_not_store_ok: Try again if a flush or a replica was late. This can store
-            duplicates.
+        retry_another_broker_when_not_store_ok: Try again if the message was stored but not flushed or
+            replicated in time. This can store duplicates.
         send_latency_fault_enable: Avoid a slow or failed broker for 2 to 30 s while other brokers are
             available.
         compress_over: Bodies of at least this size are compressed. Batches are never compressed.
         compress_type: ZLIB, LZ4 or ZSTD. LZ4 and ZSTD require cometmq[zstd] at producers and consumers.
         compress_level: 0 to 9 for ZLIB, 1 to 22 for ZSTD. LZ4 has no levels.
         max_message_size: The maximum size of a body, or of the encoded messages of a batch.
-        max_delay_level: The highest level of the brokers' messageDelayLevel. Brokers treat a higher level as
-            this one without an error.
-        create_topic_key: The topic whose route is used for a topic that does not exist yet.
+        max_delay_level: The number of levels in the brokers' messageDelayLevel. A message with a higher level
+            is refused, because brokers would silently use their highest level instead.
+        create_topic_key: The existing topic whose route is used to send to a topic that does not exist yet.
         default_topic_queue_nums: The maximum number of queues of a topic that a send creates.
         check_forbidden: Functions called before each try. An exception that one of them raises ends the send.
         send_hooks: Hooks called before and after each try.
@@ -59,7 +59,7 @@ class ProducerOptions:
         max_requests: The maximum number of requests waiting for their replies. Further requests wait.
         transaction_threads: The number of threads of a transaction producer for plain (not async) listener
             methods.
-        checks_at_once: The maximum number of concurrent transaction checks by the listener.
+        checks_at_once: The maximum number of transaction checks that the listener answers concurrently.
         max_checks_waiting: The maximum number of waiting transaction checks. Further checks are dropped, and
             the broker sends them again.
     """

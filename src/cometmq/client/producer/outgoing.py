@@ -1,4 +1,4 @@
-"""The conversion of a user's message to a send request, and of the broker's answer to a result."""
+"""The conversion of a user's message to a send request, and of the broker's answer to a SendResult."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ USER_MAY_SET = _TIMES | frozenset(
         names.TTL, names.MSG_TYPE, names.CHECK_IMMUNITY_TIME_IN_SECONDS, names.INNER_MULTI_DISPATCH,
     }
 )  # fmt: skip
-"""Reserved properties without a field in Message that the sender may set."""
+"""Reserved properties that the sender may set although Message has no field for them."""
 
 
 class Outgoing(msgspec.Struct):
@@ -49,9 +49,9 @@ class Outgoing(msgspec.Struct):
     batch: bool = False
     reply: bool = False
     reconsume: tuple[int, int] | None = None
-    """The number and the maximum of retries, as in send_request."""
+    """The message's number of retries so far and its maximum, as the argument `reconsume` of send_request."""
     messages: Sequence[Message] = ()
-    """The user's messages for traces. Empty for messages of the client itself."""
+    """The user's messages, which traces describe. Empty for messages of the client itself."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(
@@ -62,7 +62,7 @@ class Outgoing(msgspec.Struct):
         )  # fmt: skip
 
     def result(self, answer: Frame, queue: MessageQueue, addr: str) -> SendResult:
-        """Return the send result of an answer. Raises BrokerError unless its code means "stored"."""
+        """Return the SendResult for a broker's answer. Raises BrokerError unless the code means "stored"."""
         status = SEND_STATUS.get(answer.code)
         if status is None:
             raise broker_error(answer, addr, self.topic, self.msg_id)
@@ -83,7 +83,7 @@ class Outgoing(msgspec.Struct):
 
 
 def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgoing:
-    """Check and encode a user's message without changing it. Raises MessageIllegal."""
+    """Check and encode a user's message, which stays unchanged. Raises MessageIllegal."""
     _check(message, options)
     body = message.body
     msg_id, properties = _properties(message, keys)
@@ -108,7 +108,7 @@ def prepare(message: Message, options: ProducerOptions, keys: KeyMaker) -> Outgo
 def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, group: str) -> Outgoing:
     """Check and encode a half message for a transaction of the producer group.
 
-    A delay level is omitted, as in Apache's client. Other delays are refused.
+    A delay level is omitted, as in Apache's client. A message with any other kind of delay is refused.
     """
     names_of_times = [name for name in ("delay_ms", "deliver_at_ms") if getattr(message, name)]
     for name in (*names_of_times, *(_TIMES & message.properties.keys())):
@@ -124,7 +124,7 @@ def prepare_half(message: Message, options: ProducerOptions, keys: KeyMaker, gro
 
 
 def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: KeyMaker) -> Outgoing:
-    """Encode a batch. Raises MessageIllegal, also for messages that cannot share a batch."""
+    """Encode a batch. Raises MessageIllegal for an invalid message or messages that cannot share a batch."""
     if not messages:
         raise MessageIllegal("a batch needs at least one message")
     first = messages[0]
@@ -150,7 +150,8 @@ def prepare_batch(messages: Sequence[Message], options: ProducerOptions, keys: K
 def prepare_system(message: Message, keys: KeyMaker, sys_flag: int = 0) -> Outgoing:
     """Encode a message that the client itself creates.
 
-    Reserved properties and topics are allowed, and the counters of a retry topic move into the header.
+    Reserved properties and topics are allowed. For a retry topic, the properties with the number of retries
+    and its maximum move into the request header.
 
     Args:
         message: The message.
@@ -214,9 +215,9 @@ def _check_properties(message: Message) -> None:
 
 
 def _properties(message: Message, keys: KeyMaker) -> tuple[str, bytes]:
-    """Return the unique key and the property string.
+    """Return the unique key and the encoded properties.
 
-    A message that is sent again gets a new key unless its properties contain UNIQ_KEY.
+    A message object that is sent a second time gets a new key, unless its properties contain UNIQ_KEY.
     """
     properties = message.wire_properties()
     msg_id = properties.get(names.UNIQ_KEY)
@@ -251,20 +252,21 @@ def _check_fits_batch(message: Message, first: Message) -> None:
 
 
 _UNIQUE_KEY = len("\x02UNIQ_KEY\x01") + 56
-"""The bytes that a unique key adds to the properties, for a client with an IPv6 address."""
+"""Maximum number of bytes that a unique key adds to the properties: that of a client with an IPv6 address."""
 
 
 def split_batches(messages: Iterable[Message], max_bytes: int = 4 * 1024 * 1024) -> Iterator[list[Message]]:
-    """Yield batches for `Producer.send_batch` with the messages in their order.
+    """Yield the messages, in their order, in batches for `Producer.send_batch`.
 
-    A message that cannot share a batch with its predecessor (another topic or another wait_store) begins a
-    new one. Messages are consumed from the iterable as needed. With OpenTelemetry, each batch leaves room for
-    the context that a send in the current span adds.
+    A message whose topic or `wait_store` differs from its predecessor's begins a new batch. Messages are
+    taken from the iterable only as needed. With OpenTelemetry, each batch leaves room for the trace context
+    that a send within the current span adds.
 
     Args:
         messages: The messages.
-        max_bytes: The maximum size of the messages of a batch with their properties in bytes, as
-            ProducerOptions.max_message_size. A larger message is in a batch of its own, which a send refuses.
+        max_bytes: The maximum size in bytes of a batch, including properties, as
+            ProducerOptions.max_message_size. A larger message gets a batch of its own, which `send_batch`
+            refuses.
     """
     added = MIN_ITEM + _UNIQUE_KEY + context_room()
     batch: list[Message] = []

@@ -3,8 +3,8 @@
     async with Producer("group", namesrv="127.0.0.1:9876") as producer:
         result = await producer.send(Message("TopicTest", b"hello"))
 
-Budget of the hot path: at most 25 µs of CPU for a 1 KiB message when many sends are in progress. Requests
-written in one loop tick leave in one system call, so many concurrent sends are cheap on one connection.
+A send of a 1 KiB message must take at most 25 µs of CPU when many sends are in progress. Requests that are
+written in one event-loop iteration leave in one system call, so concurrent sends on a connection are cheap.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _TRY_FAILURES = (RemotingError, BrokerError, NoRouteError)
 
 _PREPARED = int(SysFlag.TRANSACTION_PREPARED)
 COMPRESS_HERE = 64 * 1024
-"""Minimum size in bytes of bodies compressed in a thread. 1 MiB would block the loop for 10 ms."""
+"""Minimum size in bytes of a body that a thread compresses, because 1 MiB would block the loop for 10 ms."""
 
 
 def select_by_random(queues: Sequence[MessageQueue], message: Message, argument: object) -> MessageQueue:
@@ -73,7 +73,7 @@ def check_kind(message: object) -> None:
 
 
 def _check_queue(queue: object, topic: str) -> None:
-    """Raise MessageIllegal unless the object is a queue of the topic. The broker receives only its number."""
+    """Raise MessageIllegal unless `queue` is a queue of the topic. Brokers cannot check that."""
     if not isinstance(queue, MessageQueue) or queue.topic != topic:
         raise MessageIllegal(f"{queue!r} is not a queue of topic {topic}", topic, "queue")
 
@@ -125,7 +125,7 @@ class Producer(QueryClient):
 
     async def _end(self, *, drain: bool) -> None:
         try:
-            while drain and self._under_way:  # this loop ends, because each send has a timeout
+            while drain and self._under_way:  # this loop ends, because each send has a timeout and ends
                 self._idle.clear()
                 await self._idle.wait()
         finally:
@@ -144,8 +144,7 @@ class Producer(QueryClient):
         """Return the writable queues of a topic.
 
         Args:
-            topic: The topic. If it does not exist, the result is the queues with which a send would create
-                it.
+            topic: The topic. If it does not exist, the result is the queues that a first send would create.
 
         Returns:
             The queues.
@@ -167,8 +166,8 @@ class Producer(QueryClient):
     ) -> SendResult:
         """Send a message and wait for the broker's answer.
 
-        Without `queue` and `selector` the producer uses the queues in turn and retries a failed try on
-        another broker. With one of them there is a single try, because the caller has chosen the queue.
+        Without `queue` and `selector`, the producer uses the topic's queues in turn and retries a failed try
+        on another broker. With either, there is a single try, because the caller has chosen the queue.
 
         Args:
             message: The message.
@@ -179,8 +178,8 @@ class Producer(QueryClient):
                 `ProducerOptions.send_timeout_s`.
 
         Returns:
-            The message ids, the queue, the offset and the status. Check `status` if the brokers flush or
-                replicate synchronously.
+            The message ids, the queue, the offset and the status. If the brokers flush or replicate
+                synchronously, check `status`: it shows a late flush or replica.
 
         Raises:
             MessageIllegal: The message or the queue is invalid.
@@ -216,10 +215,12 @@ class Producer(QueryClient):
         selector: QueueSelector | None = None,
         argument: object = None,
     ) -> None:
-        """Send a message without an answer from the broker. A loss of the message is not reported.
+        """Send a message in a request that the broker does not answer.
 
-        The producer connects to the broker first if necessary, and requests the route within
-        `ProducerOptions.send_timeout_s` seconds.
+        The loss of the message is not reported.
+
+        If necessary, the producer first requests the route, for at most `ProducerOptions.send_timeout_s`
+        seconds, and connects to the broker.
 
         Args:
             message: The message.
@@ -289,8 +290,8 @@ class Producer(QueryClient):
     async def send_many(self, messages: Iterable[Message], *, concurrency: int = 256) -> list[SendResult]:
         """Send each message as `send` does, several of them concurrently.
 
-        After a failure no further message is sent. The sends in progress end, then the first failure is
-        raised.
+        After a failure no further message is sent. When the sends in progress have ended, the first failure
+        is raised.
 
         Args:
             messages: The messages.
@@ -358,14 +359,14 @@ class Producer(QueryClient):
                     asking, queue=queue, selector=selector, argument=argument, timeout_s=left_s
                 )
             except CometError:
-                if reply.done():  # the reply proves that the message has arrived although the send failed
+                if reply.done():  # the reply proves that the request has arrived although the send failed
                     return reply.result()
                 raise
             try:
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                pass  # raised below, so that the error does not refer to a frame that holds the task
+                pass  # ReplyTimeout is raised below, so that it holds no reference to this error's frame
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
@@ -376,7 +377,7 @@ class Producer(QueryClient):
     async def recall(self, recall_handle: str) -> str:
         """Cancel the delivery of a timer message whose delivery time has not come.
 
-        The answer does not show whether the message was still waiting.
+        The broker's answer does not tell whether the message was still waiting for delivery.
 
         Args:
             recall_handle: The `recall_handle` of the message's SendResult.
@@ -396,14 +397,14 @@ class Producer(QueryClient):
         return await client.brokers.recall(addr, self.group, handle.topic, recall_handle)
 
     async def send_raw(self, outgoing: Outgoing) -> SendResult:
-        """Send a prepared message, with its system properties and also to reserved topics."""
+        """Send a prepared message, which may have system properties and a reserved topic."""
         self._running()
         return await self._send(outgoing, None, None)
 
     async def _send(
         self, outgoing: Outgoing, queue: MessageQueue | None, timeout_s: float | None
     ) -> SendResult:
-        """Send with retries. SendAttempts decides on them and on the outcome."""
+        """Send with retries. SendAttempts decides on each retry and on the final result or error."""
         options, client, topic = self.options, self.client, outgoing.topic
         tries = 1 if queue is not None else 1 + options.retry_times
         has_room = False
@@ -447,7 +448,7 @@ class Producer(QueryClient):
             self._ended()
 
     async def _next_queue(self, topic: str, failed: str, attempts: SendAttempts) -> MessageQueue:
-        """Return the queue of the next try, after a pause if the broker has refused temporarily."""
+        """Return the queue of the next try, after a pause if the last broker has refused temporarily."""
         await asyncio.sleep(attempts.route_pause_s)
         route = await self._route_within(topic, attempts.timeout_s(self.client.loop.time()))
         chosen = self._choose(route, failed)
@@ -465,7 +466,7 @@ class Producer(QueryClient):
             self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
-        """Return the route of a topic, requested within the timeout of a send."""
+        """Return the route of a topic. A request for it takes at most `budget_s` seconds."""
         route = self.client.routes.get(topic)
         if route is not None and route.write_queues and not route.from_template:
             return route
@@ -524,7 +525,7 @@ class Producer(QueryClient):
             notify_hooks(self.options.send_hooks, "after_send", sending)
 
     def _begin_sending(self, outgoing: Outgoing, queue: MessageQueue, *, oneway: bool = False) -> Sending:
-        """Run the `check_forbidden` functions, which may raise, and the `before_send` hooks."""
+        """Run the `check_forbidden` functions (their exceptions end the send), then `before_send` hooks."""
         sending = Sending(self.group, outgoing.messages, queue, self._master_of(queue), oneway)
         for check in self.options.check_forbidden:
             call_hook(check, sending)
@@ -547,5 +548,5 @@ class Producer(QueryClient):
 
     def _running(self) -> ClientInstance:
         if self._state != "running" or self._loop is not asyncio.get_running_loop():
-            self._check_running()  # raises the error with the reason
+            self._check_running()  # raises an error that names the reason
         return self.client

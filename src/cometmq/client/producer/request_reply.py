@@ -1,4 +1,4 @@
-"""The two messages of request-reply (docs/reference/client.md, Request-reply)."""
+"""The request message and the reply message of request-reply (docs/reference/client.md, Request-reply)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
 
 
 def as_request(message: Message, client_id: str, timeout_s: float) -> tuple[str, Message]:
-    """Return a correlation id and a copy of the message that requests a reply to this client."""
+    """Return a new correlation id and a copy of the message that asks its consumer for a reply."""
     correlation_id = str(uuid.uuid4())
     asking = {
         names.CORRELATION_ID: correlation_id,
@@ -37,7 +37,7 @@ def reply_to(
     flag: int = 0,
     properties: Mapping[str, str] | None = None,
 ) -> Message:
-    """Return the reply to a message of a producer's `request`. Any producer may send the reply.
+    """Return the message that replies to a `request`. Any producer may send it.
 
     Args:
         request: The received message. Its properties CORRELATION_ID, REPLY_TO_CLIENT, TTL (set by `request`)
@@ -52,7 +52,7 @@ def reply_to(
         The reply, to be sent with `Producer.send`.
 
     Raises:
-        MessageIllegal: The message does not request a reply.
+        MessageIllegal: The received message does not request a reply.
     """
     asked = request.properties
     for name in (names.CLUSTER, *_COPIED):

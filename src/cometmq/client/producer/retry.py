@@ -20,15 +20,18 @@ RETRY_RESPONSE_CODES = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""The codes of Java 5.3. Java 4.9 lacks SYSTEM_BUSY and GO_AWAY, so sends to a busy broker fail there."""
+"""The codes after which Java 5.3 retries.
+
+4.9 lacks SYSTEM_BUSY and GO_AWAY: there, a busy broker fails sends.
+"""
 
 MOMENTARY_CODES = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
-"""Codes of temporary refusals that store nothing: of a raft leader during a handoff, or of a busy broker."""
+"""Codes of temporary refusals, by a raft leader during a handoff or by a busy broker. Nothing is stored."""
 FIRST_PAUSE_S = 0.3
 """Seconds before the second try at a broker that refused temporarily.
 
-Each further pause is four times as long: the three tries of the defaults outlast a raft handoff, which is
-aborted after one second.
+Each further pause is four times as long. With the default of three tries, the pauses of 0.3 s and 1.2 s are
+longer than a raft handoff, which is aborted after one second.
 """
 
 
@@ -43,27 +46,27 @@ class SendAttempts(msgspec.Struct):
     outcomes: list[tuple[str, str]] = []
     """The broker name and the outcome of each try so far."""
     route_pause_s: float = 0.0
-    """The seconds to wait before the route is read for the next try."""
+    """Seconds to wait before the topic's route is read for the next try."""
     broker_pause_s: float = 0.0
-    """The seconds to wait before another try at the same broker."""
+    """Seconds to wait before another try at the same broker."""
     in_handoff: bool = False
-    """Whether a broker has refused temporarily. If so, a missing master may also be part of a handoff."""
+    """Whether a broker has refused temporarily. Then a missing master may be due to a raft handoff."""
     stored: SendResult | None = None
     """The result of the last try that stored the message, but with another status than SEND_OK."""
     failure: CometError | None = None
     """The error of the last try that failed."""
 
     def timeout_s(self, now: float) -> float:
-        """Return the timeout of the next try: the remaining time, or `per_try_s` while more tries remain."""
+        """Return the timeout of the next try: the time left, at most `per_try_s` before the last try."""
         left = max(0.0, self.deadline - now)
         if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
             return min(left, self.per_try_s)
         return left
 
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
-        """Record a failure and return whether another try is allowed.
+        """Record a failed try and return whether another try is allowed.
 
-        A NoRouteError means that the broker has no master any more, as code 10003 does in Java
+        A NoRouteError allows one: it means that the broker no longer has a master, as Java's code 10003 does
         (docs/reference/client.md, Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))
@@ -75,8 +78,8 @@ class SendAttempts(msgspec.Struct):
     def pause_s(self, error: CometError, now: float) -> float:
         """Set and return the seconds to wait before the next try at the broker that raised `error`.
 
-        Without a pause all tries at a broker that refuses temporarily would fail within milliseconds. The
-        pause takes at most a third of the remaining time.
+        Without a pause, all tries at a broker that refuses temporarily would fail within milliseconds. The
+        pause is at most a third of the time left.
         """
         pause: float = FIRST_PAUSE_S * 4 ** (len(self.outcomes) - 1)
         pause = min(pause, max(0.0, self.deadline - now) / 3)
@@ -87,13 +90,16 @@ class SendAttempts(msgspec.Struct):
         return self.broker_pause_s
 
     def stored_without_ok(self, broker_name: str, result: SendResult, now: float) -> bool:
-        """Record a try that stored the message without SEND_OK, and return whether another try is allowed."""
+        """Record a try that stored the message without SEND_OK. Return whether another try is allowed."""
         self.stored, self.broker_pause_s = result, 0.0
         self.outcomes.append((broker_name, "stored, but not flushed or replicated in time"))
         return self._may_go_on(now)
 
     def outcome(self, topic: str, took_s: float) -> SendResult:
-        """Return the result of a try that stored the message. Raises the last failure if there is none."""
+        """Return the result of a try that stored the message.
+
+        If there is none, raise the last try's error.
+        """
         if self.stored is not None:
             return self.stored
         failure, self.failure = self.failure, None

@@ -1,4 +1,4 @@
-"""The choice of a queue for a message: round robin that avoids a failed broker, and selectors for users."""
+"""The choice of the queue for a message: round robin, the avoidance of slow brokers, and user selectors."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from cometmq.message import Message, MessageQueue
 from cometmq.protocol.properties.values import java_hash
 
 QueueSelector = Callable[[Sequence[MessageQueue], Message, object], MessageQueue]
-"""A function that selects one of the queues of a topic for a message. The last argument is that of `send`."""
+"""A function that selects a queue. Arguments: the topic's queues, the message, the `argument` of `send`."""
 
 _COUNTER_MASK = 0x7FFFFFFF
 
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""Seconds of avoidance, by the number of latency thresholds that a try has reached."""
+"""Seconds for which a broker is avoided, by how many thresholds in `_LATENCY_S` the try has reached."""
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
@@ -24,10 +24,11 @@ _MAX_BROKERS = 10_000
 
 
 class SlowBrokers:
-    """Slow or failed brokers, which sends avoid for a while (sendLatencyFaultEnable).
+    """The brokers that sends avoid for a while because a try was slow or failed (sendLatencyFaultEnable).
 
-    Times are seconds of a monotonic clock. Java's 4.9 avoids a broker for ten minutes after one timeout, 5.x
-    for ten seconds. This is the table of 5.x (docs/reference/client.md, Sends and retries).
+    Times are seconds of a monotonic clock. After one timeout, Java's 4.9 client avoids a broker for ten
+    minutes, the 5.x client for ten seconds. This class uses the table of 5.x (docs/reference/client.md, Sends
+    and retries).
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class SlowBrokers:
         """The time until which each broker is avoided, by broker name."""
 
     def note(self, broker_name: str, took_s: float, now: float, *, failed: bool = False) -> None:
-        """Record a try. A quick answer does not shorten an avoidance in progress."""
+        """Record the latency of a try. A quick answer does not shorten an avoidance in progress."""
         avoided_s = _AVOIDED_FOR_S[bisect_right(_LATENCY_S, _AS_SLOW_AS_S if failed else took_s)]
         until = now + avoided_s
         if not avoided_s or until <= self._until.get(broker_name, 0.0):
@@ -53,7 +54,10 @@ class SlowBrokers:
 
 
 class RoundRobin:
-    """The round-robin choice of a producer. A random start avoids that many producers use the same queues."""
+    """The round-robin choice of a producer.
+
+    A random `start` keeps producers from using the same queues at once.
+    """
 
     __slots__ = ("_counter",)
 
@@ -63,7 +67,7 @@ class RoundRobin:
     def select(
         self, queues: Sequence[MessageQueue], failed: str | None = None, slow: Collection[str] = ()
     ) -> MessageQueue:
-        """Return the next queue, avoiding the broker of the failed try and slow brokers if possible."""
+        """Return the next queue, if possible of a broker that is not slow and not the one that `failed`."""
         count = len(queues)
         counter = self._counter
         if failed is not None or slow:
@@ -91,7 +95,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argu
         One of the queues.
     """
     del message
-    # Java's % keeps the sign of the dividend, and the absolute value follows: the result is |hash| mod n.
+    # In Java, % keeps the sign of the dividend, and Math.abs follows. The result is |hash| mod n.
     return queues[abs(_java_hash_of(argument)) % len(queues)]
 
 

@@ -64,11 +64,11 @@ _ENDS = {TransactionState.COMMIT: COMMITTED, TransactionState.ROLLBACK: ROLLBACK
 
 
 class TransactionListener(Protocol):
-    """The functions of a program that run and check local transactions.
+    """The user's functions that run and check local transactions.
 
-    Each method may be async (it runs on the event loop) or plain (it runs in a thread). None and an exception
-    count as UNKNOWN. In both methods `message` is the message as stored by the broker, and `message.msg_id`
-    identifies the transaction.
+    Each method may be async (it runs on the event loop) or plain (it runs in a thread). A result of None and
+    an exception both count as UNKNOWN. In both methods `message` is the message as stored by the broker, and
+    `message.msg_id` identifies the transaction.
     """
 
     def execute_local_transaction(self, message: MessageExt, argument: Any, /) -> Awaitable[State] | State:
@@ -98,7 +98,7 @@ class TransactionListener(Protocol):
 
 
 class Check(NamedTuple):
-    """A transaction check of a broker and the connection for its answer."""
+    """A transaction check of a broker, and the connection on which it is answered."""
 
     connection: Connection
     asked: CheckTransactionStateRequestHeader
@@ -106,13 +106,13 @@ class Check(NamedTuple):
 
 
 class TransactionProducer(Producer):
-    """A producer with transactional messages, see `send_in_transaction`.
+    """A producer of transactional messages, which `send_in_transaction` sends.
 
     Args:
         group: The name of the producer group.
         listener: Runs local transactions and answers the brokers' transaction checks.
-        topics: The topics whose brokers may send transaction checks before the first send. A producer that
-            replaces one that was killed needs them.
+        topics: The topics whose brokers may send transaction checks before the first send. They are needed by
+            a producer that replaces a killed producer of its group.
         namesrv: The name servers, as in Producer.
         options: The settings of the producer. Default: ProducerOptions().
         client: A client instance to share. Default: the producer creates its own.
@@ -182,8 +182,8 @@ class TransactionProducer(Producer):
     ) -> TransactionSendResult:
         """Send a half message, run the local transaction and send its state to the broker.
 
-        If the send ends with a status other than SEND_OK, the transaction is rolled back without a call of
-        the listener.
+        If the half message is stored with a status other than SEND_OK, the listener is not called and the
+        transaction is rolled back.
 
         Args:
             message: The message.
@@ -219,7 +219,9 @@ class TransactionProducer(Producer):
         finally:
             self._ended()
         fields = msgspec.structs.asdict(sent)
-        fields["transaction_id"] = sent.transaction_id or begun.msg_id  # RocketMQ 4.9 returns none
+        fields["transaction_id"] = (
+            sent.transaction_id or begun.msg_id
+        )  # RocketMQ 4.9 returns no transaction id
         return TransactionSendResult(**fields, state=state, error=error)
 
     async def _send_state(
@@ -227,7 +229,7 @@ class TransactionProducer(Producer):
     ) -> None:
         """Send the state of a transaction in a oneway request.
 
-        If it is lost, the broker sends a check later.
+        If the request is lost, the broker sends a transaction check later.
         """
         try:
             request = self._end_request(begun.msg_id, begun.queue_offset, begun.physical_offset, state)
@@ -316,7 +318,7 @@ class TransactionProducer(Producer):
         while True:
             connection, asked, message = await self._waiting.get()
             if connection.closed:
-                continue  # the broker will send the check to another producer
+                continue  # the broker will send the check to another producer of the group
             state, error = await self._call_listener(self._listener.check_local_transaction, message)
             request = self._end_request(
                 message.msg_id, asked.tran_state_table_offset, asked.commit_log_offset, state, check=True

@@ -1,4 +1,4 @@
-"""The prefetched and the returned messages of a pull consumer, and which of them count as consumed."""
+"""The messages that a pull consumer has prefetched or returned, and which of them count as consumed."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cometmq.message import MessageExt, MessageQueue
 
 
 class Polling:
-    """The queues that a user or a rebalance has assigned (PullHolder).
+    """The prefetching and delivery for queues that a user or a rebalance has assigned (PullHolder).
 
     Args:
         schedule: Manages the queues of scheduled topics, which are not prefetched.
         pull: Pulls messages of a queue.
-        ended: Creates the exception for a consumer that returns no more messages.
-        auto_commit: Commit the offsets of consumed messages. False: only commit() does.
+        ended: Creates the exception for a caller that asks a stopped consumer for messages.
+        auto_commit: Commit the offsets of consumed messages. False: only commit() commits them.
     """
 
     def __init__(
@@ -44,11 +44,11 @@ class Polling:
         """The batch of the last poll. The next poll counts it as consumed."""
         self._iterated: Fetched | None = None
         self._rest: deque[MessageExt] = deque()
-        """The messages of the iterated batch that were not returned yet."""
+        """The messages of the `_iterated` batch that have not been returned yet."""
         self._last_iterated: tuple[MessageExt, ...] = ()
-        """The message that the iteration returned last, until the next one is requested."""
+        """The message that the iteration returned last, until the caller requests the next message."""
         self._consumed: dict[MessageQueue, int] = {}
-        """Without auto_commit: the consumed offset of each queue since the last commit."""
+        """With auto_commit=False: the offset up to which each queue was consumed since the last commit."""
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -91,7 +91,10 @@ class Polling:
         """Do nothing: this holder has nothing to complete after a rebalance."""
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Read a queue from its committed offset, or from `consume_from_where` without one."""
+        """Read a queue from its committed offset.
+
+        If there is none, `consume_from_where` determines the start.
+        """
         if self._fetcher.closed:
             return False
         if queue.topic in self.schedule.functions:
@@ -118,10 +121,10 @@ class Polling:
     # -- delivery
 
     async def poll(self, timeout_s: float | None) -> list[MessageExt]:
-        """Return the next messages of one queue, none after the timeout."""
+        """Return the next messages of one queue, or an empty list after the timeout."""
         self._count_given()
         if self._rest:
-            # The iteration was left within a batch: return its remaining messages.
+            # The caller left an iteration within a batch: return the rest of that batch.
             assert self._iterated is not None
             self._last_polled = self._iterated
             self._last_polled.messages = list(self._rest)
@@ -144,7 +147,7 @@ class Polling:
         return fetched
 
     async def each(self) -> AsyncIterator[MessageExt]:
-        """Yield one message after another. Each counts as consumed once the next is requested."""
+        """Yield messages. Each counts as consumed when the caller requests the next message."""
         self._count_given()
         while True:
             while not self._rest:
@@ -156,7 +159,7 @@ class Polling:
             self._last_iterated = (message,)
             yield message
             self._last_iterated = ()
-            if self._iterated is batch:  # no seek and no new assignment happened since then
+            if self._iterated is batch:  # no seek or new assignment happened during the yield
                 batch.counted = not self._rest
                 self._count(batch.queue, batch.next_offset if batch.counted else message.queue_offset + 1)
 
@@ -177,17 +180,20 @@ class Polling:
             messages = run(poll())
             for number, message in enumerate(messages):
                 if self._last_polled is None or self._last_polled.messages is not messages:
-                    break  # a seek or a new assignment happened in between
+                    break  # a seek or a new assignment has made the rest of this batch invalid
                 try:
                     yield message
                 except GeneratorExit:
                     # Do not wait: Python may close this iterator in any thread, or at exit, when the loop's
-                    # thread has ended. Later requests to the loop come after this one.
+                    # thread has ended. The loop runs `_left_at` before any later request.
                     later(partial(self._left_at, messages, number))
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """Return the messages after the last returned one again. That last one is not consumed yet."""
+        """Keep the messages after number `number`, the last returned one, for the next poll or iteration.
+
+        Message `number` itself is not consumed yet.
+        """
         given = self._last_polled
         if given is not None and given.messages is messages:
             self._last_polled, self._iterated = None, given
@@ -210,7 +216,7 @@ class Polling:
             self._count(given.queue, given.next_offset)
 
     def _forget_given(self, queue: MessageQueue) -> None:
-        """Forget the returned messages of a queue, so that they do not move its offset any more."""
+        """Forget the returned messages of a queue, so that they no longer advance its offset."""
         self._consumed.pop(queue, None)
         if self._last_polled is not None and self._last_polled.queue == queue:
             self._last_polled = None
@@ -219,7 +225,7 @@ class Polling:
             self._rest.clear()
 
     async def commit(self, offsets: Mapping[MessageQueue, int] | None) -> None:
-        """Store the given offsets now, or without any the offsets of all returned messages."""
+        """Store the given offsets now. None: store the offsets of all returned messages."""
         store = self._group.offsets
         if offsets is not None:
             for queue, offset in offsets.items():

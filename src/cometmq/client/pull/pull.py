@@ -71,9 +71,9 @@ class PullTurn:
 
 
 PullTask = Callable[[MessageQueue, PullTurn], Awaitable[None]]
-"""An async function that is called again and again.
+"""An async function that is called repeatedly.
 
-After an exception the next call follows a second later.
+After a call that raised an exception, the next call follows a second later.
 """
 
 
@@ -129,9 +129,9 @@ class PullConsumer(SinglePulls):
     async def stop(self) -> None:
         """Stop pulling, store the offsets of consumed messages and leave the group.
 
-        Repeated calls are allowed. If a scheduled function or an async function of `watch_queues` calls this
-        method, it returns immediately, and the consumer stops when the function has returned. A function of
-        `watch_queues` is cancelled where it waits.
+        Repeated calls are allowed. If a scheduled function or an async function of `watch_queues` calls
+        stop(), the call returns immediately. The consumer then waits for the scheduled function to return,
+        but cancels the function of `watch_queues` at its next await.
         """
         if _CALLING.get() is not self:
             await super().stop()
@@ -308,13 +308,13 @@ class PullConsumer(SinglePulls):
     async def schedule(self, topic: str, function: PullTask, expression: Expression | None = "*") -> None:
         """Join the group for a topic and call an async function for each assigned queue, again and again.
 
-        The function pulls and updates the offset itself. At most 20 calls run concurrently, and one for each
-        queue.
+        The function itself pulls messages and updates the offset. At most 20 calls run concurrently, at most
+        one of them per queue.
 
         Args:
             topic: The topic.
             function: Called with the queue and a PullTurn. The next call follows `turn.next_delay_s` seconds
-                (0.2 by default) after the call, or one second after an exception.
+                (0.2 by default) after the end of a call, or one second after an exception.
             expression: Tags (`"TagA || TagB"`), `sql92(...)` or `filter_class(...)`.
 
         Raises:
@@ -337,7 +337,7 @@ class PullConsumer(SinglePulls):
             raise
 
     async def unsubscribe(self, topic: str) -> None:
-        """Remove a subscription or a scheduled function, and release its queues.
+        """Remove a topic's subscription or scheduled function, and release the topic's queues.
 
         Args:
             topic: The topic.
@@ -355,7 +355,7 @@ class PullConsumer(SinglePulls):
 
     @property
     def assignment(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, assigned by `assign` or by the rebalance, sorted."""
+        """The queues that this consumer reads now, sorted. `assign` or the rebalance has assigned them."""
         return tuple(sorted(self._polled.queues)) if self._polled is not None else ()
 
     def health(self) -> ConsumerHealth:
@@ -383,9 +383,9 @@ class PullConsumer(SinglePulls):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        It is counted from the committed offset, or from the offset at which reading began if there is none.
-        The messages of the last poll are not consumed yet, and without `auto_commit` all messages that were
-        not committed.
+        The count begins at the committed offset, or if there is none, at the offset at which reading began.
+        It includes the messages of the last poll and, without `auto_commit`, all messages that were not
+        committed.
 
         Returns:
             The number of messages, by queue.
@@ -479,8 +479,8 @@ class PullConsumer(SinglePulls):
     async def poll(self, timeout_s: float | None = 5.0) -> list[MessageExt]:
         """Return the next messages of one assigned queue.
 
-        With `PullOptions.auto_commit`, the messages of the previous poll then count as consumed: their offset
-        is stored with the next `persist_interval_s`.
+        With `PullOptions.auto_commit`, this call makes the messages of the previous poll count as consumed.
+        The offset after them is stored at the end of the current `persist_interval_s`.
 
         Args:
             timeout_s: The maximum wait for messages, in seconds. None: no limit.
@@ -496,7 +496,7 @@ class PullConsumer(SinglePulls):
     def __aiter__(self) -> AsyncIterator[MessageExt]:
         """Yield messages of the assigned queues without end.
 
-        Each counts as consumed once the next is requested.
+        Each message counts as consumed when the caller requests the next one.
         """
         return self._polling.each()
 
@@ -544,7 +544,7 @@ class PullConsumer(SinglePulls):
         return await self._store.committed(queue)
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Set the consumer offset of the group for a queue, also to a lower offset.
+        """Set the consumer offset of the group for a queue. It may be lower than the present one.
 
         The offset is stored every `PullOptions.persist_interval_s` seconds, by commit() and by stop().
 

@@ -15,7 +15,7 @@ from cometmq.protocol.codes import ResponseCode
 
 
 class PullHolder(Holder, Protocol):
-    """A holder whose queues can continue at another offset."""
+    """A holder of queues that can continue an assigned queue at another offset."""
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
         """Continue an assigned queue at an offset."""
@@ -49,7 +49,10 @@ class PullSession(Member):
         self.rebalance.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Apply an administrator's reset to this member's queues. Other members apply it to their own."""
+        """Apply an administrator's offset reset to the queues assigned to this member.
+
+        Ignore other queues.
+        """
         async with self.rebalance.lock:
             for queue in set(table).intersection(self._holder.queues):
                 await self._holder.move(queue, table[queue])
@@ -61,5 +64,5 @@ class PullSession(Member):
         return self.info_of({queue: ProcessQueueInfo(commit_offset=memory(queue) or 0) for queue in queues})
 
     async def consume_directly(self, message: MessageExt) -> ConsumeMessageDirectlyResult:
-        """Refuse to consume a message, because there is no listener."""
+        """Refuse an administrator's request to consume a message, because a pull consumer has no listener."""
         raise CommandError(ResponseCode.SYSTEM_ERROR, f"{message.msg_id}: a pull consumer has no listener")

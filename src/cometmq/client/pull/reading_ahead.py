@@ -1,8 +1,8 @@
 """Prefetching of assigned queues for PullConsumer.poll and its iteration.
 
-One task per queue pulls with long polling. The results wait in one queue for all, so that a caller receives
-batches in order of arrival and no queue starves another. A queue is pulled again after its batches were
-returned.
+One task per message queue pulls with long polling. The batches of all message queues wait in one line in
+order of arrival, so that no message queue starves another. Callers receive them in this order. A message
+queue with enough waiting batches is pulled again after the caller has received one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logs.logger("cometmq.client.consumer")
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0
 _MOVED_AGAIN_S = 5.0
-"""Maximum seconds before the next pull if a broker does not have the offset that it returned."""
+"""Maximum seconds before the next pull while a broker refuses even the offsets that it suggested itself."""
 
 PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
@@ -39,7 +39,7 @@ class Fetched:
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """The offset that follows these messages and the filtered messages after them."""
+    """The offset after these messages, and after the filtered-out messages that follow them."""
     counted: bool = False
     """Whether these messages count as consumed."""
 
@@ -48,7 +48,7 @@ class Fetched:
 class _Reader:
     """The prefetching of one queue.
 
-    A reader that was replaced (seek, new assignment) adds no more batches.
+    A reader that a seek or a new assignment has replaced adds no more batches.
     """
 
     queue: MessageQueue
@@ -57,28 +57,29 @@ class _Reader:
     paused: bool
     ahead: int = 0
     last: Fetched | None = None
-    """The newest batch."""
+    """The batch that was pulled last."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """The time of the last answer, or of the last delivery of a batch, in monotonic seconds."""
+    """The time at which a caller last received a batch, at first the start, in monotonic seconds."""
     requested_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
     moved: Backoff = field(default_factory=lambda: Backoff(IDLE_S, _MOVED_AGAIN_S))
-    """The increasing pauses while the broker answers that it does not have the offset."""
+    """The increasing pauses between pulls while the broker answers that it does not have the offset."""
 
 
 class Fetcher:
-    """One reader for each assigned queue, and one queue of their batches."""
+    """A reader for each assigned queue, and the line of batches from all readers."""
 
     def __init__(self, pull: PullAt, passed: Callable[[MessageQueue, int], None]) -> None:
         """Create the fetcher.
 
         Args:
             pull: Pulls messages of a queue.
-            passed: Called with an offset of a queue below which all messages are consumed or filtered out.
+            passed: Called with a queue and an offset if all messages below the offset are consumed or
+                filtered out.
         """
         self._pull = pull
         self._passed = passed
@@ -122,7 +123,7 @@ class Fetcher:
         return reader.paused
 
     def pause(self, queue: MessageQueue) -> None:
-        """Stop pulling a queue. Its batches are still returned."""
+        """Stop pulling from a queue. Batches that were pulled before are still returned."""
         reader = self._readers.get(queue)
         if reader is not None:
             reader.paused = True
@@ -134,7 +135,7 @@ class Fetcher:
             reader.room.set()
 
     async def next_batch(self, timeout_s: float | None) -> Fetched | None:
-        """Return the next batch in order of arrival, None after the timeout or after `close`."""
+        """Return the next batch in order of arrival. Return None after the timeout or after `close`."""
         try:
             async with asyncio.timeout(timeout_s):
                 while not self._line:
@@ -158,7 +159,7 @@ class Fetcher:
         """Yield the progress of each queue.
 
         Args:
-            committed: Returns the offset that this client will store.
+            committed: Returns the offset that this client will store for a queue.
             given: The messages that were returned and are not consumed yet.
         """
         now = asyncio.get_running_loop().time()
@@ -185,7 +186,7 @@ class Fetcher:
             )
 
     async def close(self) -> None:
-        """Stop all readers. A caller that waits for a batch receives none."""
+        """Stop all readers. A call that waits in `next_batch` returns None."""
         self.closed = True
         self._arrived.set()
         tasks = [reader.task for reader in self._readers.values() if reader.task is not None]
@@ -205,8 +206,8 @@ class Fetcher:
             loop = asyncio.get_running_loop()
             reader.requested_at = loop.time()
             try:
-                # Every request has its own timeout. This one is for an answer that was lost within the
-                # client.
+                # Each request has its own timeout. This longer one ends the wait if the client itself lost an
+                # answer.
                 async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
                     result = await self._pull(queue, reader.offset)
             except Exception as error:
@@ -223,7 +224,7 @@ class Fetcher:
                 await asyncio.sleep(pause_s)
 
     def _failed(self, reader: _Reader, error: Exception) -> float:
-        """Log a failure, once for each kind, and return the seconds to the next pull."""
+        """Log the error unless it equals the last one. Return the seconds until the next pull."""
         queue = reader.queue
         refused = reader.flow_control.refused(error, asyncio.get_running_loop().time())
         if refused is not None:
@@ -233,7 +234,7 @@ class Fetcher:
         else:
             delay_s, text = _ERROR_DELAY_S, str(error) if isinstance(error, CometError) else repr(error)
         if self.problems.get(queue) != text:
-            # Anything but a CometError is a lack of memory or a bug. It is logged, and reading continues.
+            # Any other exception than a CometError is a bug or a lack of memory. Log its traceback and go on.
             expected = isinstance(error, CometError)
             log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
         self.problems[queue] = text
@@ -242,8 +243,8 @@ class Fetcher:
     def _took(self, reader: _Reader, result: PullResult) -> float:
         """Store the result of a pull, and return the minimum interval to the next pull in seconds.
 
-        A broker parks a pull if there are no messages. If it answers immediately, the interval limits the
-        rate.
+        A broker without messages normally holds a pull until some arrive. The interval limits the rate of
+        pulls to a broker that answers immediately.
         """
         queue, before = reader.queue, reader.offset
         reader.offset = result.next_begin_offset
@@ -261,7 +262,7 @@ class Fetcher:
         return 0.0 if result.next_begin_offset > before else IDLE_S
 
     def _pass_over(self, reader: _Reader, offset: int) -> None:
-        """Skip to `offset` if all messages below it were filtered out: a filter must not cause lag."""
+        """Skip the filtered-out messages below `offset`, so that they do not count as lag."""
         if reader.last is not None and not reader.last.counted:
             reader.last.next_offset = offset
         else:

@@ -43,7 +43,7 @@ class _Loop:
 
 
 class Schedule:
-    """One loop of calls per queue. At most 20 calls run concurrently."""
+    """The repeated calls of scheduled functions: a loop per queue, and at most 20 calls at the same time."""
 
     def __init__(self, offsets: OffsetStore, turn: Callable[[], Turn]) -> None:
         self._offsets = offsets
@@ -52,7 +52,7 @@ class Schedule:
         """The scheduled functions by topic."""
         self._loops: dict[MessageQueue, _Loop] = {}
         self._ending: dict[MessageQueue, _Loop] = {}
-        """Revoked queues with a running call or an offset that is being stored."""
+        """The loops of revoked queues, until their last call has ended and the offset is stored."""
         self._room = asyncio.Semaphore(_AT_ONCE)
         self.problems: dict[MessageQueue, str] = {}
 
@@ -61,7 +61,7 @@ class Schedule:
         return tuple(self._loops)
 
     def is_ending(self, queue: MessageQueue) -> bool:
-        """Return whether the last call of a revoked queue is still running."""
+        """Return whether a revoked queue's last call is still running or its offset is still being stored."""
         return queue in self._ending
 
     def start(self, queue: MessageQueue) -> None:
@@ -97,7 +97,7 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Stop calling the function for a queue. After the running call, its offset is stored and removed."""
+        """Stop calling the function for a queue. After a call in progress, store the offset and forget it."""
         loop = self._loops.pop(queue, None)
         if loop is not None:
             self._ending[queue] = loop

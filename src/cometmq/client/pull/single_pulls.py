@@ -77,9 +77,9 @@ class SinglePulls(QueryClient):
         max_count: int | None = None,
         expression: Expression = "*",
     ) -> PullResult:
-        """Pull messages from one queue. If there are none, the broker waits for new ones.
+        """Pull messages from one queue. If there are none, the broker waits for new messages.
 
-        The broker waits for `PullOptions.broker_suspend_s` seconds at most.
+        The wait takes at most `PullOptions.broker_suspend_s` seconds.
 
         Args:
             queue: The queue.
