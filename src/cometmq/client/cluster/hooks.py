@@ -1,4 +1,4 @@
-"""User-defined hooks for sends and consumption: checks, and functions called before and after.
+"""User-defined hooks for sends and consumption.
 
 An exception of a `check_forbidden` function ends the send. An exception of any other hook is logged and has
 no other effect, as with Java's hooks. Hooks run on the event loop and must not block.
@@ -112,15 +112,15 @@ class ConsumeHook(Protocol):
 
 
 FilterHook = Callable[[MessageExt], bool]
-"""A function that returns whether a listener receives a pulled message. A rejected one counts as consumed."""
+"""A function that decides whether a listener receives a pulled message. A rejected one counts as consumed."""
 
 _log_limit = logs.LogLimiter()
 
 
 def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
-    """Raise ConfigError for a hook that lacks one of the methods, or whose call returns a coroutine.
+    """Raise ConfigError for a hook that lacks one of the methods, or whose methods are async.
 
-    Without `methods` the hook itself must be callable.
+    Without `methods` the hook itself must be a callable.
     """
     for hook in hooks:
         for method in [getattr(hook, name, None) for name in methods] or [hook]:
@@ -131,7 +131,7 @@ def check_hooks(key: str, hooks: Sequence[Any], *methods: str) -> None:
 
 
 def notify_hooks(hooks: Sequence[Any], method: str, subject: object) -> None:
-    """Call this method of each hook. Exceptions are logged."""
+    """Call the method named `method` of each hook with `subject`. Exceptions are logged."""
     for hook in hooks:
         try:
             call_hook(getattr(hook, method), subject)
@@ -140,7 +140,7 @@ def notify_hooks(hooks: Sequence[Any], method: str, subject: object) -> None:
 
 
 def kept(hooks: Sequence[FilterHook], messages: list[MessageExt]) -> list[MessageExt]:
-    """Return the messages that every hook accepts. A hook that raises an exception accepts the message."""
+    """Return the messages that all hooks accept. A hook that raises an exception counts as accepting."""
     if not hooks:
         return messages
     return [message for message in messages if all(_accepts(hook, message) for hook in hooks)]
@@ -162,7 +162,7 @@ def _failed(hook: object, error: Exception) -> None:
 def with_consume_hooks(
     listener: Callable[[list[MessageExt], C], Awaitable[S]], hooks: Sequence[ConsumeHook], group: str
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-    """Return the listener with consume hooks called before and after each call."""
+    """Return a listener that calls `listener`, and the consume hooks before and after each call."""
     if not hooks:
         return listener
 

@@ -13,13 +13,13 @@ from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.ids import UniqueKeys
 
 _ANYWHERE = "192.0.2.1"
-"""An address reserved for documentation."""
+"""An address reserved for documentation. It stands for any other machine whose address is unknown."""
 
 
 def local_address(towards: str) -> str:
-    """Return the local address on the route to `host:port`, or 127.0.0.1 if it is unknown.
+    """Return this machine's address on the way to `host:port`, or 127.0.0.1 if there is none.
 
-    Sends no packet. A host name is not resolved; unless it is localhost, it counts as another machine.
+    Sends no packet. A host name is not resolved: unless it is localhost, it stands for any other machine.
     """
     host, port = parse_address(towards) or (towards, 9)
     if host == "localhost":
@@ -31,7 +31,7 @@ def local_address(towards: str) -> str:
         host, family = _ANYWHERE, socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # A connected datagram socket has a local address and sends nothing.
+            # Connecting a datagram socket determines its local address without sending anything.
             probe.connect((host, port))
             name: str = probe.getsockname()[0]
             return name
@@ -46,7 +46,7 @@ def client_id_of(address: str, options: ClientOptions) -> str:
 
 
 class KeyMaker:
-    """A generator of unique keys for messages from the clock and the calendar of this process."""
+    """A generator of unique keys for messages. Each key contains the time since the month began."""
 
     __slots__ = ("_keys",)
 
@@ -56,8 +56,8 @@ class KeyMaker:
         except OSError:
             packed = b"\x7f\0\0\1"
         this_month, next_month = _month_bounds_ms(time.time())
-        # The random constant distinguishes clients with the same address and process id, such as those of one
-        # process or of containers.
+        # The random number distinguishes clients with the same address and process id, which occur within one
+        # process and in containers.
         self._keys = UniqueKeys(packed, os.getpid(), secrets.randbits(32), this_month, next_month)
 
     def make(self) -> str:
@@ -68,7 +68,7 @@ class KeyMaker:
 
 
 def _month_bounds_ms(now_s: float) -> tuple[int, int]:
-    """Return the starts of this and the next month in the local time zone, as Java does."""
+    """Return when this month and the next month begin. As in Java, the local time zone applies."""
     now = datetime.fromtimestamp(now_s)
     start = datetime(now.year, now.month, 1)
     after = datetime(now.year + now.month // 12, now.month % 12 + 1, 1)

@@ -52,9 +52,9 @@ _TRACE_TIMEOUT_S = 5.0
 _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """Seconds after the loss of a connection at which heartbeats are sent to the broker."""
 _TEMPLATE_TTL_S = 1.0
-"""Seconds after which a route made from the template is requested again: the topic may exist by then."""
+"""Seconds after which the route of a topic that did not exist is requested again: it may exist by then."""
 _USED_WITHIN_S = 600.0
-"""Of the routes that were not used within this time, in seconds, only the newest are kept."""
+"""Interval in seconds at which routes that were not used during it are dropped, except the newest ones."""
 
 
 def _before_leaving(
@@ -143,14 +143,14 @@ class ClientInstance(LifeCycle):
         self._template_until: dict[str, float] = {}
         self._forget_at = self.loop.time() + _USED_WITHIN_S
         self._announced: set[str] = set()
-        """The brokers that have received a heartbeat on the present connection."""
+        """The addresses of the brokers that have received a heartbeat on the present connection."""
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
-        """The scheduled heartbeats to brokers whose connection was lost."""
+        """The scheduled heartbeats, by address of a broker whose connection was lost."""
         self._producers_registered = self._producers_announced = 0
-        """The number of producers that were registered, and the number announced in a heartbeat."""
+        """The number of producers registered so far, and how many of them heartbeats have announced."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """The reply topics with a known route: one for each cluster of a request's topic."""
+        """The reply topics whose route is known. Each cluster that stores a topic of a request has one."""
         self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
@@ -159,14 +159,16 @@ class ClientInstance(LifeCycle):
     # -- life
 
     async def start(self) -> None:
-        """Start the periodic work. Repeated calls are allowed. The only request goes to an address server.
+        """Start the periodic work. Repeated calls are allowed.
+
+        The only request goes to an address server, if set.
 
         Raises:
             ConnectError: The address server returned no name server.
         """
         self._check_loop()
         if self._state == "starting":
-            async with self._turn:  # only the first user of the instance starts it
+            async with self._turn:  # the first user of the instance starts it; others wait
                 pass
         if self._state != "running":
             await super().start()
@@ -204,10 +206,11 @@ class ClientInstance(LifeCycle):
     async def publish_route(
         self, topic: str, template: str = TBW102, template_queue_nums: int = 4
     ) -> TopicRoute:
-        """Return the queues to which messages of a topic may be sent.
+        """Return the route with the queues to which messages of a topic may be sent.
 
-        A topic without a route gets the route of the template topic, whose brokers create topics at their
-        first message. An ordered topic does not, because its brokers are only unreachable.
+        A topic without a route gets the route of the template topic, whose brokers create a topic at its
+        first message. This does not apply to an ordered topic, which exists, but whose brokers are
+        unreachable.
 
         Raises:
             NoRouteError: There is no route.
@@ -219,7 +222,7 @@ class ClientInstance(LifeCycle):
             route = await self._fetch(topic)
         except NoRouteError as error:
             if route is not None and route.write_queues:
-                return route  # the template's route, which is still valid for sends
+                return route  # the route made from the template is still valid for sends
             return await self._from_template(topic, template, template_queue_nums, error)
         if not route.write_queues:
             raise NoRouteError(
@@ -245,7 +248,7 @@ class ClientInstance(LifeCycle):
                 template, lambda data: template_route(topic, data, queue_nums)
             )
         except NoRouteError:
-            raise error from None  # names the topic that the caller requested
+            raise error from None  # `error` names the topic of the caller, not the template
         if not route.write_queues:
             raise error
         self._template_until[topic] = self.loop.time() + _TEMPLATE_TTL_S
@@ -267,15 +270,15 @@ class ClientInstance(LifeCycle):
             self._fetching[topic] = task
             task.add_done_callback(lambda done: self._fetched(topic, done))
         try:
-            # Shielded, so that the cancellation of one caller does not cancel the request of the others.
+            # Shielded, so that the cancellation of one caller does not cancel the request that others share.
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._state in ("stopping", "stopped") and caller is not None and not caller.cancelling():
-                raise self._not_running() from None  # the request was cancelled
+                raise self._not_running() from None  # the stop of this instance has cancelled the request
             raise
         finally:
-            del task  # the task's error refers to this frame
+            del task  # breaks a reference cycle: the task's error refers to this frame
 
     async def _fetch_now(self, topic: str) -> TopicRoute:
         if self.namespace.name and topic.endswith(REPLY_TOPIC_POSTFIX):
@@ -285,7 +288,7 @@ class ClientInstance(LifeCycle):
         return route
 
     async def _exempt_reply_topics(self, topic: str) -> None:
-        """Exempt the reply topics of clusters from the namespace, but not other topics with similar names."""
+        """Exempt each cluster's reply topic from the namespace, but no other topic with a similar name."""
         if not self._clusters_known and topic not in self.namespace.exempt:
             clusters = (await self.namesrv.cluster_info()).cluster_addr_table
             self.namespace.exempt.update(cluster + REPLY_TOPIC_POSTFIX for cluster in clusters)
@@ -309,18 +312,18 @@ class ClientInstance(LifeCycle):
             self._heartbeats.soon()
 
     def refresh_soon(self, topic: str) -> None:
-        """Request a route in the background because it may be outdated."""
+        """Request the route of a topic in the background, because the known route may be outdated."""
         if self._state == "running" and topic not in self._fetching:
             self.in_background(self.refresh_routes([topic]), f"cometmq-refresh-{topic}")
 
     def in_background(self, work: Coroutine[object, object, object], name: str) -> asyncio.Task[object]:
-        """Run a coroutine as a task that ends with this instance."""
+        """Run a coroutine as a task that ends at the latest when this instance stops."""
         return self._background.start(work, name=name)
 
     async def refresh_routes(self, topics: Iterable[str] | None = None) -> dict[str, CometError]:
-        """Request the routes of these topics, or of all topics in use, and return the failures by topic.
+        """Request the routes of these topics, or of all topics in use. Return the failures by topic.
 
-        A known route stays valid until a broker refuses a request.
+        After a failure the known route of the topic stays valid until a broker refuses a request.
         """
         wanted = set(self.routes.topics) if topics is None else set(topics)
         if topics is None:
@@ -338,9 +341,9 @@ class ClientInstance(LifeCycle):
         return failures
 
     def _forget_routes(self) -> set[str]:
-        """Drop unused routes at intervals.
+        """If `_USED_WITHIN_S` has passed since the last time, drop unused routes. Return their topics.
 
-        Routes of transaction producers are kept for transaction checks.
+        With a transaction producer all routes are kept, because their brokers may send transaction checks.
         """
         if self.loop.time() < self._forget_at:
             return set()
@@ -365,14 +368,17 @@ class ClientInstance(LifeCycle):
     # -- brokers
 
     def master_addr(self, broker_name: str, topic: str = "*") -> str:
-        """Return the address of a broker's master. Raises NoRouteError, which names `topic`, without one."""
+        """Return the address of a broker's master. Without one, raise a NoRouteError for `topic`."""
         addr = self.routes.master(broker_name)
         if addr is None:
             raise self._unknown_broker(broker_name, topic, "a master")
         return addr
 
     async def find_addr(self, queue: MessageQueue) -> str:
-        """Return the address of a queue's master, otherwise of a replica. Requests the route if necessary."""
+        """Return the address of a queue's master or, without a master, of a replica.
+
+        May request the route.
+        """
         return await self._find(queue, lambda: self.routes.any(queue.broker_name), "any replica")
 
     async def find_master(self, queue: MessageQueue) -> str:
@@ -403,7 +409,10 @@ class ClientInstance(LifeCycle):
         )
 
     async def consumer_ids(self, topic: str, group: str) -> list[str]:
-        """Return the client ids of a group's members from any broker of the topic, masters first."""
+        """Return the client ids of a group's members.
+
+        The brokers of the topic are asked in turn, masters first.
+        """
         failure: CometError | None = None
         for addr in self.routes.readers_of(topic):
             try:
@@ -436,15 +445,15 @@ class ClientInstance(LifeCycle):
     # -- registration at brokers
 
     def register_producer(self, group: str) -> None:
-        """Announce a producer group with the next heartbeat, which is sent soon."""
+        """Register a producer group for heartbeats. The next heartbeat, which announces it, is sent soon."""
         self._producers[group] = self._producers.get(group, 0) + 1
         self._producers_registered += 1
         self._heartbeats.soon()
 
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
-        """Register a transaction producer for transaction checks.
+        """Register a transaction producer, which receives the brokers' transaction checks.
 
-        Raises ClientStateError if its group has one.
+        Raises ClientStateError if another one of the group is registered at this client instance.
         """
         if group in self.transactions:
             why = f"client {self.client_id} has a transaction producer of group {group} already"
@@ -452,7 +461,10 @@ class ClientInstance(LifeCycle):
         self.transactions[group] = peer
 
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
-        """Register a consumer for heartbeats and requests. Raises ClientStateError if its group has one."""
+        """Register a consumer for heartbeats and brokers' requests.
+
+        Raises ClientStateError if its group has one.
+        """
         if group in self.consumers:
             raise ClientStateError(f"client {self.client_id} already has a consumer of group {group}")
         self.consumers[group] = peer
@@ -472,7 +484,10 @@ class ClientInstance(LifeCycle):
             await self._unregister(consumer_group=group)
 
     async def _unregister(self, producer_group: str | None = None, consumer_group: str | None = None) -> None:
-        """Unregister at all brokers, so that other members rebalance immediately and not after 120 s."""
+        """Unregister at all brokers.
+
+        Otherwise other members would rebalance only after a timeout of 120 s.
+        """
 
         async def unregister(addr: str) -> None:
             try:
@@ -487,7 +502,8 @@ class ClientInstance(LifeCycle):
         self._heartbeats.soon()
 
     async def _beat(self) -> None:
-        # The queries must be sent before the heartbeats, which do not wait for their answers.
+        # Queries of the members' subscriptions must be sent before the heartbeats, but their answers may come
+        # later.
         comparisons = asyncio.gather(
             *(peer.compare_subscriptions() for peer in self.consumers.values()), return_exceptions=True
         )
@@ -510,9 +526,9 @@ class ClientInstance(LifeCycle):
             del self.heartbeat_problems[addr]
 
     async def introduce(self, route: TopicRoute, end: float) -> None:
-        """Send heartbeats to the brokers that may forward a reply: all brokers of the clusters of a topic.
+        """Send heartbeats to all brokers that may forward a reply: those of the clusters that store a topic.
 
-        If a broker does not accept the heartbeat, later requests do not wait for it again.
+        If a broker does not accept its heartbeat, later calls do not wait for this broker again.
 
         Args:
             route: The route of the request's topic.
@@ -554,7 +570,7 @@ class ClientInstance(LifeCycle):
         )
 
     def _connection_closed(self, connection: Connection) -> None:
-        """Schedule heartbeats to a broker whose connection was lost: it has removed this client."""
+        """Schedule heartbeats to a broker whose connection was lost: the broker has removed this client."""
         self._announced.discard(connection.addr)
         if self._state == "running" and (self.consumers or self.transactions or self.replies):
             self._cancel_announcements(connection.addr)

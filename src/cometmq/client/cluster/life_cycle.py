@@ -54,7 +54,7 @@ class LifeCycle(Running):
             self._state = "running"
 
     async def stop(self) -> None:
-        """Stop the client, after a start or another stop that is in progress.
+        """Stop the client. If a start or another stop is in progress, wait for its end first.
 
         Does nothing before the start.
         """
@@ -79,8 +79,8 @@ class LifeCycle(Running):
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        # Use a context of its own: a signal may arrive while a listener runs, but the listener did not
-        # request the stop.
+        # Use a new context: a signal may arrive while a listener runs, but then the listener is not the
+        # caller.
         return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:
@@ -102,7 +102,7 @@ class LifeCycle(Running):
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Release everything. drain: first let the work in progress end. False: the start has failed."""
+        """Release everything. drain: wait for the work in progress first. False after a failed start."""
         raise NotImplementedError
 
     def _check_running(self) -> None:
@@ -124,7 +124,7 @@ class LifeCycle(Running):
             if loop is asyncio.get_running_loop():
                 return
         except RuntimeError:
-            pass  # this thread has no loop, or asyncio.run() has ended
+            pass  # this thread runs no loop, or asyncio.run() has ended
         over = ", which is closed" if loop is not None and loop.is_closed() else ""
         raise ClientStateError(
             f"{self._name} was started in another event loop{over}: start and use it within one "

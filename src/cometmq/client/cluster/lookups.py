@@ -22,13 +22,13 @@ from cometmq.protocol.ids import IdError, OffsetId, decode_offset_id, decode_uni
 from cometmq.protocol.properties.values import UNIQ_KEY
 
 ALWAYS = (0, 2**63 - 1)  # the range of all store times, in ms
-TOPICS_AT_ONCE = 16  # concurrent requests if all topics are searched
-MAX_CONCURRENT_BROKERS = 8  # concurrent requests if several brokers are searched for a key
-MAX_UNIQUE_HITS = 32  # maximum copies of one message, as in Apache's tools
+TOPICS_AT_ONCE = 16  # maximum number of concurrent requests in a search of all topics
+MAX_CONCURRENT_BROKERS = 8  # maximum number of brokers searched for a key at the same time
+MAX_UNIQUE_HITS = 32  # maximum number of copies of one message, as in Apache's tools
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:
-    """Return an address by broker name: the master's, otherwise that of the slave with the lowest id."""
+    """Return one address per broker name: the master's, otherwise that of the replica with the lowest id."""
     return {
         data.broker_name: data.broker_addrs[min(data.broker_addrs)]
         for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
@@ -37,11 +37,11 @@ def broker_addrs(route: TopicRouteData) -> dict[str, str]:
 
 
 async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt:
-    """Return the message with an id of either kind. Raises IdError for text that is neither.
+    """Return the message with an offset id or a unique key. Raises IdError for text that is neither.
 
-    Both kinds are hexadecimal text of the same length. The contained address distinguishes them: a unique key
-    that is read as an offset id hardly ever contains the address of a broker of this cluster. No other
-    address is connected to, because ids may come from untrusted sources.
+    Both kinds are hexadecimal text of the same length. The address in the text distinguishes them: a unique
+    key that is read as an offset id hardly ever contains the address of a broker of this cluster. The client
+    connects only to brokers of this cluster, because ids may come from untrusted sources.
     """
     decode_unique_key(msg_id)  # raises IdError unless the text may be an id of either kind
     place = offset_id_in(msg_id)
@@ -59,7 +59,7 @@ async def by_id(client: ClientInstance, msg_id: str, topic: str | None) -> Messa
 async def _is_broker(client: ClientInstance, addr: str) -> bool:
     """Return whether a broker of the cluster has this address.
 
-    The host name of a broker that is registered by name, as in containers, is resolved and compared.
+    If a broker is registered with a host name, as in containers, the name is resolved first.
     """
     if addr in client.routes.addresses(replicas=True):
         return True
@@ -94,8 +94,8 @@ def offset_id_in(msg_id: str) -> OffsetId | None:
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
     """Return the oldest message with a unique key, None if there is none.
 
-    Without a topic the search ends at the first topic with a hit, and retry, dead-letter and system topics
-    are not searched. If no broker has the message, the error of a broker that may have it is raised.
+    Without a topic the search ends at the first topic that has the message. It omits retry, dead-letter and
+    system topics. If the message is not found and a broker did not answer, that broker's error is raised.
     """
     topics = [topic] if topic is not None else client.namespace.own(await client.namesrv.topics())
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
@@ -106,7 +106,7 @@ async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) 
         asked = (by_key(client, name, msg_id, MAX_UNIQUE_HITS, unique=True, missing=missing) for name in some)
         for found in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(found, NoRouteError) and topic is None:
-                continue  # the brokers of the topic are gone, or it was just deleted
+                continue  # the brokers of the topic are gone, or the topic was just deleted
             if isinstance(found, BaseException):
                 if not (missing and isinstance(found, CometError)):
                     raise found
@@ -127,11 +127,13 @@ async def by_key(
     span: tuple[int, int] = ALWAYS,
     missing: dict[str, CometError] | None = None,
 ) -> list[MessageExt]:
-    """Return the messages of a topic with a key, oldest first, without hits of other keys with the same hash.
+    """Return the messages of a topic that have a key, oldest first.
+
+    Brokers search by the hash of a key. Messages with another key of the same hash are removed.
 
     Args:
-        missing: Receives the errors of brokers by name, and the hits of the other brokers are returned; an
-            error is raised only if no broker answers. None: the first error is raised.
+        missing: Receives the errors of brokers by broker name. The messages of the other brokers are
+            returned, and an error is raised only if all brokers fail. None: the first error is raised.
     """
     failed: dict[str, CometError] = {}
 
@@ -167,7 +169,7 @@ async def by_key(
 
 
 class Client(LifeCycle):
-    """A client that uses a shared client instance, or its own one for `namesrv`."""
+    """A client that uses a given client instance, or creates its own for `namesrv`."""
 
     def __init__(
         self,
@@ -222,7 +224,7 @@ class QueryClient(Client):
         self.group = group
 
     def _running(self) -> ClientInstance:
-        if self._state != "stopping":  # when a client is stopping, earlier calls may still finish
+        if self._state != "stopping":  # calls that began before the stop may still finish
             self._check_running()
         return self.client
 

@@ -1,7 +1,7 @@
-"""Namespaces, which let several users of one cluster have equal names of topics and groups.
+"""Namespaces, which let several users of one cluster use the same names of topics and groups.
 
-A client works with the user's names. They become `namespace%name` in requests and are converted back in
-answers (docs/reference/client.md, Namespaces).
+The program uses plain names. The client converts them to `namespace%name` in requests and back in answers
+(docs/reference/client.md, Namespaces).
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from cometmq.protocol.codes import (
 from cometmq.protocol.frame import Frame
 
 _FIELDS = ("topic", "originTopic", "group", "groupName", "consumerGroup", "producerGroup", "compareGroup")
-"""Header fields that contain names, in any request."""
+"""Header fields that contain names of topics or groups in any request."""
 _LETTERS = ("a", "b")
-"""Header fields of sends that contain names: group and topic."""
+"""The header fields of sends that contain the group ("a") and the topic ("b")."""
 _SENDS = frozenset(
     {RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2}
 )
@@ -45,7 +45,7 @@ _INSTANCE = re.compile(r"MQ_INST_\w+_\w+(?=\.)")
 
 
 def instance_of(namesrv: Iterable[str]) -> str:
-    """Return the namespace in the first name server's name, `MQ_INST_<word>_<word>.…`, "" without one."""
+    """Return the `MQ_INST_<word>_<word>` with which the first name server's host name begins, or ""."""
     found = _INSTANCE.match(next(iter(namesrv), ""))
     return found[0] if found else ""
 
@@ -90,7 +90,7 @@ class Namespace:
         return prefix + rest.removeprefix(f"{self.name}%")
 
     def own(self, names: Iterable[str]) -> list[str]:
-        """Return those of the names that belong to this namespace, without the prefix."""
+        """Return those of `names` that belong to this namespace, with the prefix removed."""
         return [self.unwrap(name) for name in names if self.wrap(name) == name]
 
     def wrap_queue(self, queue: MessageQueue) -> MessageQueue:
@@ -113,13 +113,13 @@ class Namespace:
         )
 
     def unwrap_messages(self, messages: Iterable[MessageExt]) -> None:
-        """Remove the namespace from the topics of messages. Their properties stay unchanged."""
+        """Remove the namespace from the topics of messages. The properties stay unchanged."""
         if self.name:
             for message in messages:
                 message.topic = self.unwrap(message.topic)
 
     def wrap_request(self, frame: Frame) -> None:
-        """Add the namespace to an outgoing request. A repeated call changes nothing."""
+        """Add the namespace to the names in an outgoing request. A second call changes nothing."""
         ext = dict(frame.ext or {})
         if self.v2:
             ext |= {"nsd": "true", "ns": self.v2}
@@ -163,7 +163,7 @@ class Namespace:
 
 
 def _split(name: str) -> tuple[str, str]:
-    """Return the prefix of a retry or dead-letter topic and the rest of the name."""
+    """Split a name into the prefix of retry or dead-letter topics ("" for other names) and the rest."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if name.startswith(prefix):
             return prefix, name[len(prefix) :]

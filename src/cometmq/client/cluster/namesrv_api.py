@@ -1,4 +1,4 @@
-"""The requests of clients to name servers. The next server is tried when the current one fails."""
+"""The requests of clients to name servers. If the current name server fails, the next one is asked."""
 
 from __future__ import annotations
 
@@ -30,17 +30,20 @@ _PATIENCE_S = 0.5
 
 
 class NamesrvApi(Calls):
-    """The API of the independent name servers: a topic that one does not have is requested from all."""
+    """The API of the name servers.
+
+    They are independent: if one does not know a topic, the others are asked.
+    """
 
     def __init__(self, remoting: RemotingClient, addrs: Sequence[str], timeout_s: float = 3.0) -> None:
         super().__init__(remoting, timeout_s)
         self.addrs: tuple[str, ...] = ()
         self.current = ""
-        """The name server that is tried first, "" while none is known."""
+        """The address of the name server that is asked first, "" while no name server is known."""
         self.use(addrs)
 
     def use(self, addrs: Sequence[str]) -> None:
-        """Replace the name servers. The current one stays first if it is among them."""
+        """Replace the addresses of the name servers. The current server stays current if it is among them."""
         self.addrs = tuple(addrs)
         if self.current not in self.addrs:
             self.current = random.choice(self.addrs) if self.addrs else ""
@@ -48,8 +51,9 @@ class NamesrvApi(Calls):
     async def _answers(self, request: Frame) -> AsyncGenerator[tuple[str, Frame | RemotingError], None]:
         """Yield the answers of the name servers, beginning with the current one.
 
-        The request goes to the next server when the caller wants another answer, and also after a timeout, so
-        that a server that hangs does not use up the timeout of a send.
+        The request goes to the next server when the caller requests another answer. It also goes there after
+        `_PATIENCE_S` seconds without an answer, so that a server that hangs does not use up the timeout of a
+        send.
         """
         waiting: dict[asyncio.Task[Frame], str] = {}
         start = self.addrs.index(self.current) if self.current in self.addrs else 0
@@ -84,15 +88,18 @@ class NamesrvApi(Calls):
         raise failure
 
     async def route(self, topic: str) -> TopicRouteData:
-        """Return the route of a topic. Raises NoRouteError with the answers of all name servers."""
+        """Return the route of a topic.
+
+        Without one, raise a NoRouteError with the answers of all name servers.
+        """
         return await self.route_as(topic, lambda data: data)
 
     async def route_as(self, topic: str, read: Callable[[TopicRouteData], T]) -> T:
-        """Return the result of `read` for the route of a topic.
+        """Return what `read` makes of a topic's route.
 
         Raises:
             NoRouteError: No name server returned a route.
-            BodyError: The routes of all name servers that returned one are invalid.
+            BodyError: Name servers returned routes, but all of them are invalid.
         """
         found = RouteAnswers(topic, read)
         async with aclosing(self._answers(route_request(topic))) as answers:
@@ -104,7 +111,7 @@ class NamesrvApi(Calls):
         raise found.failure
 
     async def cluster_info(self) -> ClusterInfo:
-        """Return all brokers by name, and broker names by cluster."""
+        """Return the addresses of all brokers by broker name, and the broker names by cluster."""
         answer = await self.ask_any(RequestCode.GET_BROKER_CLUSTER_INFO)
         return ClusterInfo.decode(answer.body)
 
@@ -114,13 +121,16 @@ class NamesrvApi(Calls):
         return sorted(TopicList.decode(answer.body).topic_list)
 
     async def delete_topic(self, addr: str, topic: str) -> None:
-        """Delete a topic at one name server. Each server requires its own request."""
+        """Delete a topic's route at one name server.
+
+        The servers are independent, so each needs the request.
+        """
         await self.call(
             addr, RequestCode.DELETE_TOPIC_IN_NAMESRV, DeleteTopicRequestHeader(topic=topic), topic=topic
         )
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """Return a value of the name server's KV configuration, None if there is none."""
+        """Return the value of a key in the KV configuration of the name server, or None without the key."""
         try:
             answer = await self.ask_any(
                 RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(namespace=namespace, key=key)
@@ -132,11 +142,11 @@ class NamesrvApi(Calls):
         return answer.header(GetKVConfigResponseHeader).value
 
     async def put_kv_config(self, addr: str, namespace: str, key: str, value: str) -> None:
-        """Store a value at one name server. Each server requires its own request."""
+        """Store a key's value at one name server. The servers are independent, so each needs the request."""
         header = PutKVConfigRequestHeader(namespace=namespace, key=key, value=value)
         await self.call(addr, RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv_config(self, addr: str, namespace: str, key: str) -> None:
-        """Delete a value at one name server, even if it has none. Each server requires its own request."""
+        """Delete a key at one name server, where it may be absent. Each server needs the request."""
         header = GetKVConfigRequestHeader(namespace=namespace, key=key)
         await self.call(addr, RequestCode.DELETE_KV_CONFIG, header)

@@ -23,13 +23,16 @@ ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
 
 
 SOME_TIME = (0.001, math.inf)
-"""The permitted seconds of an interval or a timeout: with zero, a program would never pause or succeed."""
+"""The permitted seconds of an interval or a timeout.
+
+Zero is excluded: a program would never pause or succeed.
+"""
 
 Range = tuple[float, float]
 
 
 def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError unless the value is a number in the range, a whole number if `low` is an int."""
+    """Raise ConfigError unless the value is a number from `low` to `high`, a whole one if `low` is an int."""
     kind = int if isinstance(low, int) else int | float
     if not isinstance(value, kind) or not low <= value <= high:
         bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
@@ -37,7 +40,7 @@ def check_range(key: str, value: object, low: float, high: float = math.inf) -> 
 
 
 def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
-    """Check each of these fields with check_range unless it is None."""
+    """Check the value of each field named in `ranges` with check_range, unless it is None."""
     for key, (low, high) in ranges.items():
         value = getattr(options, key)
         if value is not None:
@@ -47,7 +50,7 @@ def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
 def check_choice(key: str, value: object, choices: type[Enum]) -> None:
     """Raise ConfigError unless the value is a member of the enum.
 
-    A member's name or value is refused, too.
+    The name or the value of a member is refused, too.
     """
     if not isinstance(value, choices):
         names = ", ".join(f"{choices.__name__}.{each.name}" for each in choices)
@@ -189,7 +192,7 @@ def environment_address_map() -> dict[str, str]:
 
 
 def environment_credentials() -> Credentials | None:
-    """Return the account of the environment variables.
+    """Return the account that the COMETMQ_… environment variables name, None without one.
 
     Raises ConfigError if one of the two keys is missing.
     """
@@ -197,7 +200,7 @@ def environment_credentials() -> Credentials | None:
 
 
 def environment_tls() -> str | bool:
-    """Return the value of COMETMQ_TLS: a boolean or the path of a settings file. Default: False."""
+    """Return the value of COMETMQ_TLS: a boolean or the path of a settings file. Without it, return False."""
     text = os.environ.get(TLS_ENV, "")
     return BOOLEANS.get(text.lower(), text or False)
 

@@ -21,7 +21,10 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
-"""First and maximum seconds between two probes of an unreachable broker. They double after each probe."""
+"""Seconds before the first probe of an unreachable broker, and their maximum.
+
+They double after each probe.
+"""
 
 
 class Instance(Protocol):
@@ -44,9 +47,9 @@ class Instance(Protocol):
 class Reads:
     """The reads of one client instance.
 
-    A read goes to the broker id that the last answer suggested, by default to the master. If that broker
-    cannot be reached, the other brokers are read until it answers a probe. A replica that refuses a read
-    (because it does not have a new topic yet, for example) is passed over in favour of the master.
+    A read goes to the broker id that the broker's last answer suggested, by default to the master. If that
+    broker cannot be reached, other brokers are read until the unreachable one answers a probe. If a replica
+    refuses a read, for example because it does not have a new topic yet, the master is read instead.
     """
 
     _instance: Instance
@@ -58,10 +61,11 @@ class Reads:
         read: Callable[[ReadTarget], Awaitable[T]],
         broker_id: int = MASTER_ID,
     ) -> T:
-        """Read a queue at the first of its brokers that serves it.
+        """Read a queue at the first of its brokers that serves the read.
 
         Args:
-            queue: The queue. The route of its topic is requested if no route contains its broker.
+            queue: The queue. The route of its topic is requested if no known route contains the queue's
+                broker.
             read: Makes one attempt. It is called again for the next broker after a ConnectError, and for the
                 master after a replica has refused.
             broker_id: The broker id that the last answer suggested.
@@ -88,7 +92,7 @@ class Reads:
                 log.debug("%s: replica %s refused, trying the master: %s", queue, target.addr, error)
                 broker_id, failure = MASTER_ID, error
             except RemotingError as error:
-                if error.addr != target.addr:  # then `error.addr` is the address of a filter server
+                if error.addr != target.addr:  # a filter server failed, not this broker
                     raise
                 self._failed(queue, target.addr)
                 if not isinstance(error, ConnectError):
@@ -104,7 +108,7 @@ class Reads:
         return next((target for target in targets if target.addr not in tried), None)
 
     def _failed(self, queue: MessageQueue, addr: str) -> None:
-        """Read the other brokers of the queue, if there are any, until this broker answers a probe."""
+        """Until the broker at `addr` answers a probe, read the queue's other brokers, if there are any."""
         self._instance.refresh_soon(queue.topic)
         others = len(self._instance.routes.all_of(queue.broker_name)) > 1
         if others and addr not in self._probes:

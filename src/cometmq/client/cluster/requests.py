@@ -30,14 +30,14 @@ PULL_STATUS = {
     int(ResponseCode.PULL_RETRY_IMMEDIATELY): PullStatus.NO_MATCHED_MSG,
     int(ResponseCode.PULL_OFFSET_MOVED): PullStatus.OFFSET_ILLEGAL,
 }
-"""Response codes of a pull that are no refusal."""
+"""The status of a pull by response code. Any other code means that the broker refused the pull."""
 SEND_STATUS = {
     int(ResponseCode.SUCCESS): SendStatus.SEND_OK,
     int(ResponseCode.FLUSH_DISK_TIMEOUT): SendStatus.FLUSH_DISK_TIMEOUT,
     int(ResponseCode.FLUSH_SLAVE_TIMEOUT): SendStatus.FLUSH_SLAVE_TIMEOUT,
     int(ResponseCode.SLAVE_NOT_AVAILABLE): SendStatus.SLAVE_NOT_AVAILABLE,
 }
-"""Response codes of a send that mean "stored"."""
+"""The status of a send by response code. Any other code means that the message was not stored."""
 
 _SEND = int(RequestCode.SEND_MESSAGE_V2)
 _SEND_BATCH = int(RequestCode.SEND_BATCH_MESSAGE)
@@ -64,12 +64,12 @@ _HINTS: dict[int, str] = {
 
 
 def hint_of(code: int, remark: str = "") -> str:
-    """Return a hint that explains how to avoid a refusal, "" if there is none."""
+    """Return a hint on how to avoid the refusal that a response code means, "" if there is no hint."""
     return ACCESS_HINT if "AclException" in remark else _HINTS.get(code, "")
 
 
 def broker_error(answer: Frame, addr: str, topic: str = "", key: str = "") -> BrokerError:
-    """Return a BrokerError for an answer that is a refusal."""
+    """Return the BrokerError that describes a broker's refusal."""
     return BrokerError(
         answer.code,
         remark=answer.remark or "",
@@ -111,7 +111,10 @@ class RouteAnswers(Generic[T]):
         self.first = ""
 
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
-        """Return the route in the answer of a name server, None if it has none."""
+        """Record the answer of a name server.
+
+        Return what `read` makes of its route, None without a valid route.
+        """
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
             return None
@@ -131,7 +134,7 @@ class RouteAnswers(Generic[T]):
 
     @property
     def failure(self) -> CometError:
-        """The error, if no answer had a route: NoRouteError, or BodyError for invalid routes."""
+        """The error if no answer had a valid route: BodyError after an invalid route, else NoRouteError."""
         if self._unreadable is not None:
             return self._unreadable
         if not self.first:
@@ -140,7 +143,10 @@ class RouteAnswers(Generic[T]):
 
 
 def ordered_error(error: NoRouteError, order_conf: str) -> NoRouteError:
-    """Return the error for an ordered topic, whose brokers are only unreachable: it gets no other queues."""
+    """Return the error for an ordered topic without a route: its brokers are unreachable.
+
+    It gets no queues of other brokers, because that would break the order.
+    """
     brokers = printable(order_conf, 200)
     return NoRouteError(
         error.topic, error.asked, f"it is ordered, and the brokers of its queues ({brokers}) are missing"
@@ -162,16 +168,16 @@ def send_request(
     template: str = TBW102,
     template_queue_nums: int = 4,
 ) -> Frame:
-    """Return the request to store a message, or with `batch` the messages of protocol/batch.py.
+    """Return the request to store a message, or with `batch` the messages that protocol/batch.py encoded.
 
     The keys of SEND_STATUS are the response codes that mean "stored".
 
     Args:
-        reply: The message is a reply, which goes to the client that sent the request.
-        reconsume: The number and the maximum of retries of a message on its way to a retry topic.
-        template: The topic whose settings the broker uses when it creates the topic.
+        reply: The message is a reply, which the broker delivers to the client that sent the request.
+        reconsume: For a message sent to a retry topic: its number of retries and their maximum.
+        template: The topic whose settings the broker uses if it creates the topic.
     """
-    # Written as text directly, because a typed header would cost three times as much here.
+    # The fields are written as text, because encoding a typed header would take three times as long here.
     ext = {
         "a": group,
         "b": topic,
@@ -208,14 +214,14 @@ def pull_request(
     suspend_s: float = 0.0,
     bulk: bool | None = None,
 ) -> Frame:
-    """Return the request to pull messages from an offset. The keys of PULL_STATUS are no refusals.
+    """Return the request to pull messages. The response codes in PULL_STATUS are no refusals.
 
     Args:
-        carry_expression: Send the expression. Otherwise the broker uses that of the group's heartbeat.
-        class_filter: The request is for a filter server that has the group's class.
+        carry_expression: Send the filter expression. False: the broker uses that of the group's heartbeat.
+        class_filter: The request is for a filter server that has the group's filter class.
         commit_offset: The broker stores this offset for the group.
         suspend_s: The maximum time for which the broker waits for a message.
-        bulk: CometMQ's broker returns up to 1,024 messages and 1 MiB. Other brokers ignore it.
+        bulk: Allow up to 1,024 messages and 1 MiB in the answer. Only CometMQ's broker supports this.
     """
     sys_flag = 0
     if commit_offset is not None:
@@ -245,13 +251,13 @@ def pull_request(
 
 
 def min_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the first stored offset. `offset_in` evaluates the answer."""
+    """Return the request for a queue's first stored offset. `offset_in` reads the offset from the answer."""
     header = GetMinOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MIN_OFFSET, header)
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the next message's offset, 0 for an unknown queue. See `offset_in`."""
+    """Return the request for the offset of a queue's next message (`offset_in`), 0 for an unknown queue."""
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 
@@ -259,8 +265,8 @@ def max_offset_request(queue: MessageQueue) -> Frame:
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
     """Return the request for a group's offset (`offset_in`). The code of the answer may be QUERY_NOT_FOUND.
 
-    A broker that still has the queue's first messages answers 0 for an unknown group, except CometMQ and 5.x
-    with set_zero_if_not_found=False.
+    If the group has no offset, a broker that still stores the queue's first message answers 0. With
+    set_zero_if_not_found=False, CometMQ's broker and 5.x answer QUERY_NOT_FOUND instead.
     """
     header = QueryConsumerOffsetRequestHeader(
         consumer_group=group,

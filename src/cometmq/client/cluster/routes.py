@@ -23,12 +23,12 @@ class TopicRoute:
     topic: str
     data: TopicRouteData
     write_queues: tuple[MessageQueue, ...]
-    """The queues of writable brokers with a master, sorted, or in the topic's configured order."""
+    """The writable queues of brokers with a master: sorted, or in the topic's configured order."""
     read_queues: tuple[MessageQueue, ...]
     unusable: tuple[str, ...] = ()
-    """Invalid addresses that the name server returned. They are not in `data`."""
+    """Invalid broker addresses in the name server's answer. They were removed from `data`."""
     from_template: bool = False
-    """Whether the topic does not exist yet, and the route was made from the template's route."""
+    """Whether the topic does not exist yet and this route was made from that of the template topic."""
 
     def one_of_each_broker(self) -> list[MessageQueue]:
         """Return one readable queue of each broker."""
@@ -43,14 +43,14 @@ class ReadTarget(NamedTuple):
 
 
 MAX_QUEUES = 262_144
-"""Maximum number of queues of a topic (about 40 MB): four times the maximum of one broker."""
+"""Maximum number of queues in a route: four times the maximum of one broker. They take about 40 MB."""
 MAX_ADDRESSES = 10_000
-"""Maximum number of addresses in one route. Each gets a connection and heartbeats."""
+"""Maximum number of addresses in one route, because each address gets a connection and heartbeats."""
 MAX_IDLE_ROUTES = 256
 """Maximum number of routes of unused topics.
 
-These routes are refreshed, too, so that brokers keep a program that sends rarely. The maximum limits a
-program that sends to ever new topics.
+Unused routes are kept and refreshed for programs that send rarely: their brokers stay known. The maximum
+limits the memory of a program that keeps sending to new topics.
 """
 
 
@@ -95,10 +95,10 @@ def topic_route(topic: str, data: TopicRouteData) -> TopicRoute:
 
 
 def _ordered(order_topic_conf: str) -> list[tuple[str, int]]:
-    """Parse `broker-a:4;broker-b:2`: these queues in this order, whether or not the brokers are up."""
+    """Parse `broker-a:4;broker-b:2` into queues in this order, even of brokers that are unreachable."""
     parts = [part.partition(":") for part in order_topic_conf.split(";")]
     return [
-        (broker_name.strip(), int(count[:10]))  # a longer number exceeds every limit anyway
+        (broker_name.strip(), int(count[:10]))  # a number with more digits exceeds every limit anyway
         for broker_name, _, text in parts
         if (count := text.strip()).isascii() and count.isdecimal()
     ]
@@ -134,14 +134,14 @@ def _without(data: TopicRouteData, addrs: Collection[str]) -> TopicRouteData:
 
 
 def template_route(topic: str, template: TopicRouteData, queue_nums: int) -> TopicRoute:
-    """Return the route for the first message of a topic: the queues that the brokers would create."""
+    """Return the route for a topic's first message, with the queues that the brokers will create."""
     route = topic_route(topic, template)
     kept = tuple(queue for queue in route.write_queues if queue.queue_id < queue_nums)
     return TopicRoute(topic, route.data, kept, (), route.unusable, from_template=True)
 
 
 class RouteTable:
-    """Routes by topic, and the addresses of brokers by name."""
+    """The known routes by topic, and the addresses of brokers by broker name."""
 
     def __init__(self) -> None:
         self._routes: dict[str, TopicRoute] = {}
@@ -174,9 +174,9 @@ class RouteTable:
         return dropped
 
     def put(self, route: TopicRoute) -> bool:
-        """Store a route and return whether it is new.
+        """Store a topic's route and return whether it is new or has changed.
 
-        The newest route of a broker determines its addresses.
+        The addresses of a broker are those in the newest route that contains it.
         """
         before = self._routes.get(route.topic)
         self._routes[route.topic] = route
@@ -202,20 +202,20 @@ class RouteTable:
         return None if addrs is None else addrs.get(MASTER_ID)
 
     def any(self, broker_name: str) -> str | None:
-        """Return the address of the master, otherwise of the replica with the lowest id."""
+        """Return the address of the broker's master, otherwise of the replica with the lowest broker id."""
         addrs = self._addrs.get(broker_name)
         return addrs[min(addrs)] if addrs else None
 
     def all_of(self, broker_name: str) -> list[str]:
-        """Return the addresses of the master, then of the replicas by id."""
+        """Return the address of the broker's master, then those of its replicas in order of broker id."""
         addrs = self._addrs.get(broker_name, {})
         return [addrs[broker_id] for broker_id in sorted(addrs)]
 
     def read_targets(self, broker_name: str, broker_id: int = MASTER_ID) -> list[ReadTarget]:
         """Return the brokers that may serve a read, in the order in which they are tried.
 
-        First comes the suggested broker id, otherwise the one after it, as in RocketMQ's clients, then the
-        master and the replicas by id. Addresses in `unreachable` come last.
+        First comes `broker_id` or, if it is unknown, `broker_id + 1`, as in RocketMQ's clients. Then follow
+        the master and the replicas by broker id. Brokers with an address in `unreachable` come last.
         """
         addrs = self._addrs.get(broker_name, {})
         first = next((number for number in (broker_id, broker_id + 1) if number in addrs), MASTER_ID)
@@ -237,7 +237,7 @@ class RouteTable:
         return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
 
     def readers_of(self, topic: str) -> list[str]:
-        """Return the address of each broker of a topic: the masters first, then the replicas."""
+        """Return the addresses of a topic's brokers: reachable ones first, and masters before replicas."""
         route = self._routes.get(topic)
         names = [broker.broker_name for broker in route.data.broker_datas] if route is not None else []
         found = [target for name in sorted(names) for target in self.read_targets(name)]

@@ -1,4 +1,4 @@
-"""The requests of brokers to a client, received on its own connections."""
+"""The requests that brokers send to a client on the connections that the client has opened."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ log = logs.logger("cometmq.client")
 
 
 class Replies:
-    """The requests that wait for a reply, by correlation id. ProducerOptions.max_requests limits them."""
+    """The client's requests that wait for a reply, by correlation id.
+
+    ProducerOptions.max_requests limits them.
+    """
 
     def __init__(self) -> None:
         self._waiting: dict[str, asyncio.Future[MessageExt]] = {}
@@ -54,7 +57,7 @@ class Replies:
         return len(self._waiting)
 
     def expect(self, correlation_id: str) -> asyncio.Future[MessageExt]:
-        """Return the future of a reply. The caller must call `forget` in the end."""
+        """Return a future that receives the reply. The caller must finally call `forget`."""
         reply: asyncio.Future[MessageExt] = asyncio.get_running_loop().create_future()
         self._waiting[correlation_id] = reply
         return reply
@@ -74,7 +77,7 @@ class Replies:
 
 
 def pushed_reply(frame: Frame) -> MessageExt:
-    """Return the reply in a broker's request (code 326). Raises HeaderError or BodyError."""
+    """Return the reply that a broker delivers in a request (code 326). Raises HeaderError or BodyError."""
     header = frame.header(PushReplyMessageRequestHeader)
     properties = decode_properties((header.properties or "").encode("utf-8", "replace"))
     properties[names.ARRIVE_TIME] = str(int(time.time() * 1000))
@@ -94,7 +97,7 @@ def pushed_reply(frame: Frame) -> MessageExt:
 
 
 class ConsumerPeer(Protocol):
-    """The interface of a consumer for its client instance and for brokers."""
+    """What a client instance and brokers use of a consumer."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -114,7 +117,7 @@ class ConsumerPeer(Protocol):
 
 
 class TransactionPeer(Protocol):
-    """The interface of a transaction producer for its client instance and for brokers."""
+    """What a client instance and brokers use of a transaction producer."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -163,7 +166,7 @@ class ServerRequests:
 
     @handles(RequestCode.CHECK_TRANSACTION_STATE)
     def check_transaction_state(self, connection: Connection, frame: Frame) -> None:
-        """Handle code 39: a transaction check for this producer's group."""
+        """Handle code 39: a transaction check for a producer group of this client."""
         header = frame.header(CheckTransactionStateRequestHeader)
         message = decode_one(frame.body, header.bname or "")
         self._namespace.unwrap_messages([message])
@@ -229,7 +232,7 @@ class ServerRequests:
 
 
 _TASKS, _DEPTH = 500, 50
-"""Maximum number of tasks and of innermost calls per task. The text has a few MB at most."""
+"""Maximum number of tasks in the text, and of calls per stack, so that the text has a few MB at most."""
 
 
 def stacks() -> str:
@@ -266,7 +269,7 @@ def _called(frame: FrameType | None) -> Iterator[tuple[CodeType, int]]:
 
 
 def _awaited(waiting: Any) -> Iterator[tuple[CodeType, int]]:
-    """Yield the calls of a coroutine, outermost first, following what each one awaits."""
+    """Yield the code and line of each nested call of a suspended coroutine, outermost call first."""
     while waiting is not None:
         kind = next((kind for kind in ("cr", "gi", "ag") if hasattr(waiting, f"{kind}_frame")), None)
         frame = None if kind is None else getattr(waiting, f"{kind}_frame")

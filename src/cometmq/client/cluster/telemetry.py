@@ -1,9 +1,9 @@
 """OpenTelemetry spans of sends, of received messages, and of listener calls.
 
-They follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The context of a send
-is stored in user properties of its messages, as W3C trace context: `traceparent` and `tracestate`. It is
-omitted from a message or batch without room for it. Exceptions of a tracer, sampler or span processor are
-logged and have no other effect.
+The spans follow OpenTelemetry's conventions for messaging (docs/reference/client.md, Spans). The trace
+context of a send is stored in two user properties of its messages, `traceparent` and `tracestate` (W3C). A
+message or batch without room for these properties is sent without them. Exceptions of a tracer, sampler or
+span processor are logged and have no other effect.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ S = TypeVar("S", bound=Enum)
 _HANDLED = {"SUCCESS", "COMMIT"}
 _TRACEPARENT = "00-" + 32 * "0" + "-" + 16 * "0" + "-01"
 _MAX_LINKS = 128
-"""Maximum links of a span, the default of OpenTelemetry's SDK."""
+"""Maximum number of links of a span. It is the default limit of OpenTelemetry's SDK."""
 
 _log_limit = logs.LogLimiter()
 
@@ -47,8 +47,8 @@ Attributes = dict[str, "str | int | list[str]"]
 class Telemetry:
     """OpenTelemetry spans for ClientOptions(telemetry=...).
 
-    The attributes contain topic, group, tags, keys, ids, sizes and addresses, but no bodies or other
-    properties.
+    The spans' attributes contain topic, group, tags, keys, ids, sizes and addresses, but neither bodies nor
+    other properties of messages.
 
     Args:
         tracer_provider: The provider of the tracer. Default: the global provider of the program.
@@ -68,7 +68,7 @@ class Telemetry:
         self._propagator = TraceContextTextMapPropagator()
 
     def context_of(self, message: MessageExt) -> Context:
-        """Return the context of the send of a message, as the parent of the caller's own spans.
+        """Return the trace context of a message's send, which may be the parent of the caller's own spans.
 
         Args:
             message: A message of a stream or a poll.
@@ -81,17 +81,17 @@ class Telemetry:
         return self._propagator.extract(message.properties, context=Context())
 
     async def send(self, group: str, what: object, send: Callable[[Any], Awaitable[R]]) -> R:
-        """Send in a span.
+        """Call `send` within a span.
 
         Args:
             group: The producer group.
             what: A message, or the messages of a batch.
-            send: Sends copies of them that carry the context.
+            send: Called with copies of the messages that contain the trace context, and sends them.
         """
         many = list(what) if isinstance(what, Iterable) else None
         messages: list[Any] = [what] if many is None else many
         if not messages or not all(isinstance(each, Message) for each in messages):
-            return await send(what if many is None else many)  # the send raises the error about the argument
+            return await send(what if many is None else many)  # `send` raises the error about the argument
 
         def begin() -> AbstractContextManager[Span]:
             attributes = _attributes("send", messages[0].topic, messages)
@@ -109,7 +109,7 @@ class Telemetry:
             try:
                 try:
                     result = await send(carrying[0] if many is None else carrying)
-                except MessageIllegal:  # too large, with the context or even without it
+                except MessageIllegal:  # the message may be too large only because of the context
                     result = await send(what if many is None else many)
             except BaseException as error:
                 _call_safely(span.set_attribute, "error.type", type(error).__qualname__)
@@ -125,7 +125,7 @@ class Telemetry:
             return result
 
     def received(self, group: str, messages: Sequence[MessageExt], begun_ns: int) -> None:
-        """Record that a stream or a poll returned messages of a topic. begun_ns: begin, from time.time_ns."""
+        """Record that a stream or a poll begun at `begun_ns` (time.time_ns) returned messages of a topic."""
 
         def tell() -> None:
             attributes = _attributes("receive", messages[0].topic, messages, group)
@@ -142,9 +142,10 @@ class Telemetry:
     def processing(
         self, listener: Callable[[list[MessageExt], C], Awaitable[S]], group: str
     ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-        """Return the listener with each call in a span.
+        """Return a listener that makes each call of `listener` within a span.
 
-        The span is a child of the send's span for a single message, and linked to the sends of all messages.
+        The span is linked to the sends of all its messages. If there is a single message, the span is also a
+        child of that message's send span.
         """
 
         def begin(messages: list[MessageExt]) -> AbstractContextManager[Span]:
@@ -172,7 +173,7 @@ class Telemetry:
 
     @contextmanager
     def _span(self, begin: Callable[[], AbstractContextManager[Span]]) -> Iterator[Span]:
-        """Return the span that `begin` opens, or one without effect if that fails."""
+        """Return the span that `begin` opens, or a span without effect if `begin` raises an exception."""
 
         def enter() -> tuple[AbstractContextManager[Span], Span]:
             manager = begin()
@@ -214,7 +215,7 @@ def context_room() -> int:
 
 
 def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutine[Any, Any, R]]:
-    """Return the producer's send method with a span around each call if the client has spans."""
+    """Return the producer's send method, changed so that a client with telemetry runs each call in a span."""
 
     @functools.wraps(method)
     def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]:
@@ -225,7 +226,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
         rest: tuple[Any, ...] = args[1:]
         name = next((name for name in ("message", "messages") if name in kwargs), "")
         if not rest and not name:
-            return method(*args, **kwargs)  # an argument is missing: the method raises the error
+            return method(*args, **kwargs)  # an argument is missing, so the method raises a TypeError
 
         def send(what: object) -> Coroutine[Any, Any, R]:
             if name:
@@ -238,7 +239,7 @@ def spanned(method: Callable[P, Coroutine[Any, Any, R]]) -> Callable[P, Coroutin
 
 
 def _call_safely(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R | None:
-    """Return the result of a call, None if it raises: telemetry must not affect a message."""
+    """Return the result of a call, or None if it raises: a telemetry error must not affect a message."""
     try:
         return work(*args, **kwargs)
     except Exception as error:

@@ -1,7 +1,7 @@
 """The trace records of a client instance about sends and listener calls.
 
-Nothing waits for a trace: records go into a bounded queue, which is sent twice a second or once it fills a
-message (docs/reference/client.md, Traces).
+Nothing waits for a trace: records go into a bounded queue. Its records are sent twice a second, and whenever
+they fill a trace message (docs/reference/client.md, Traces).
 """
 
 from __future__ import annotations
@@ -43,21 +43,24 @@ _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _EVERY_S = 0.5
 _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
-"""Maximum body of a trace message, as in Java's 4.9 client."""
+"""Size in bytes at which a trace message's body takes no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Maximum keys of a trace message. Its whole property string is limited to 32,767 bytes."""
+"""Maximum size in bytes of a trace message's keys. All its properties may take 32,767 bytes at most."""
 _LINE_BYTES = 4 << 20
 """Maximum size of the waiting records in bytes, which is about 15,000 records."""
 
 
 class TraceLine:
-    """The waiting records, each with its keys for queries."""
+    """The queue of records that wait to be sent, each with the keys by which it can be queried."""
 
     def __init__(self, most_bytes: int = _LINE_BYTES) -> None:
         self._most_bytes = most_bytes
         self._records: deque[bytes] = deque()
         self._keys: deque[bytes] = deque()
-        """The keys of each record, in a separate deque, because pairs would burden the garbage collector."""
+        """The keys of each record.
+
+        Pairs of record and keys in one deque would burden the garbage collector.
+        """
         self._bytes = 0
         self._keys_bytes = 0
 
@@ -71,7 +74,8 @@ class TraceLine:
     def add(self, trace: ClientTrace) -> bool:
         """Add a record unless the queue is full, and return whether it was added.
 
-        The message's id and keys become the keys of the record, or only the id if the keys are very long.
+        The record's keys are the id and the keys of the traced message, or only the id if its keys are very
+        long.
         """
         if self._bytes + self._keys_bytes >= self._most_bytes:
             return False
@@ -86,7 +90,7 @@ class TraceLine:
         return True
 
     def take(self) -> tuple[bytes, str, int]:
-        """Return body, keys and number of records of the next message.
+        """Remove the records of the next trace message. Return its body, its keys and the number of records.
 
         At least one record must be waiting.
         """
@@ -116,11 +120,11 @@ class Consumption:
     count: int
     """The number of messages of the call."""
     traced: Sequence[tuple[str, str | None]]
-    """Id and keys of the messages that are traced."""
+    """The id and the keys of each message of the call that is traced."""
 
 
 class Traces:
-    """The traces of one client instance. Methods run on the loop, and only stop() waits.
+    """The traces of one client instance. Methods must be called on the loop. Only stop() waits.
 
     Args:
         send: Sends a body with keys to the trace topic, or raises CometError.
@@ -139,7 +143,7 @@ class Traces:
         )
         self._problem = ""
         self.dropped = 0
-        """Records that were lost because the queue was full or the brokers refused them."""
+        """The number of records that were lost because the queue was full or the brokers refused them."""
 
     def start(self) -> None:
         self._sending.start()
@@ -157,7 +161,7 @@ class Traces:
         if self.dropped:
             log.warning("%s lost in total", counted(self.dropped, "trace record"))
 
-    # -- what is traced
+    # -- the recorded events
 
     def sent(
         self,
@@ -171,11 +175,11 @@ class Traces:
     ) -> None:
         """Record the answer to a send of one message or batch.
 
-        Each message of a batch has its own record, while Java writes one for all.
+        Each message of a batch gets its own record, whereas Java's client writes one record for the batch.
 
         Args:
-            begun_s: The begin of the send, from time.monotonic.
-            half: Whether the message begins a transaction.
+            begun_s: The time at which the send began, from time.monotonic.
+            half: Whether the message is a half message, which begins a transaction.
         """
         topic = result.queue.topic
         if not result.trace_on or self._is_trace_topic(topic):
@@ -184,7 +188,7 @@ class Traces:
         ids, offset_ids = [result.msg_id], [result.offset_msg_id]
         if len(messages) > 1:
             ids, offset_ids = result.msg_id.split(","), result.offset_msg_id.split(",")
-        if len(offset_ids) < len(ids):  # RocketMQ 5 may store a batch as one message
+        if len(offset_ids) < len(ids):  # RocketMQ 5 may have stored the batch as one message
             offset_ids *= len(ids)
         for message, msg_id, offset_id in zip(messages, ids, offset_ids, strict=False):
             if self._is_chosen(msg_id):
@@ -207,7 +211,10 @@ class Traces:
                 )
 
     def consuming(self, group: str, messages: Iterable[MessageExt]) -> Consumption | None:
-        """Record the begin of a listener call. Return the argument of `consumed`, None without a trace."""
+        """Record that a listener call begins.
+
+        Return the argument of `consumed`, None if nothing is traced.
+        """
         now_ms, count = int(time.time() * 1000), 0
         request_id = self._keys.make()
         traced = []
@@ -236,7 +243,7 @@ class Traces:
         return Consumption(group, request_id, now_ms, count, traced) if traced else None
 
     def consumed(self, call: Consumption | None, code: ConsumeCode, *, success: bool) -> None:
-        """Record the end of a listener call."""
+        """Record that a listener call has ended."""
         if call is None:
             return
         now_ms = int(time.time() * 1000)
@@ -261,7 +268,7 @@ class Traces:
 
         Args:
             state: COMMIT_MESSAGE, ROLLBACK_MESSAGE or UNKNOW (RocketMQ's spelling).
-            from_check: The end answers a transaction check.
+            from_check: Whether the state was sent in answer to a transaction check.
         """
         msg_id, properties = message.msg_id, message.properties
         if (
@@ -293,7 +300,7 @@ class Traces:
     def _is_trace_topic(self, topic: str) -> bool:
         return topic in self._topics or topic.startswith(_CLOUD_TRACE_TOPIC)
 
-    # -- the line
+    # -- the queue of records
 
     def _add(self, trace: ClientTrace) -> None:
         line = self._line
@@ -321,7 +328,7 @@ class Traces:
             self._problem = ""
 
     def _drop(self, count: int, why: str) -> None:
-        """Count lost records. Each reason is logged once until a message is sent again."""
+        """Count lost records. A reason is logged once, and again only after a trace message could be sent."""
         self.dropped += count
         if count and why != self._problem:
             self._problem = why
@@ -348,9 +355,9 @@ def traced(
     group: str,
     time_out_s: float,
 ) -> Callable[[list[MessageExt], C], Awaitable[S]]:
-    """Return the listener with a trace before and after each call.
+    """Return a listener that calls `listener` and records a trace before and after each call.
 
-    A call longer than time_out_s is overdue.
+    A call that takes longer than time_out_s is recorded as timed out.
     """
     if traces is None:
         return listener
@@ -374,5 +381,5 @@ def traced(
 
 
 def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
-    """Record messages that a caller has polled. Their processing is unknown and counts as a success."""
+    """Record messages that a caller has polled, as consumed with success: their processing is unknown."""
     traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)

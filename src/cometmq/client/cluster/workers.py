@@ -1,4 +1,4 @@
-"""Concurrent work on many items, and all calls of user functions."""
+"""Concurrent processing of many items, and the calls of user functions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AGAIN_S = 1.0
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Return whether a call returns a coroutine, also for a functools.partial or an async `__call__`."""
+    """Return whether `function` is async. It may be a functools.partial or have an async `__call__`."""
     call = type(function).__call__ if callable(function) else None
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
@@ -32,7 +32,8 @@ async def call_user_function(executor: Executor | None, function: Callable[..., 
     """Call a user function: an async one in this task, a plain one in a thread of `executor`.
 
     Raises:
-        RuntimeError: The function raised an exception with a meaning for the interpreter, see `call_on_loop`.
+        RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
+            `call_on_loop`.
     """
     if is_async(function):
         return await call_on_loop(function, *given)
@@ -42,8 +43,8 @@ async def call_user_function(executor: Executor | None, function: Callable[..., 
 async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) -> R:
     """Call an async user function in this task.
 
-    Some exceptions have a meaning for the interpreter beyond a failed call: StopIteration, exits,
-    cancellations. They are failures of the function and are raised as a RuntimeError.
+    StopIteration, exits and cancellations would affect more than this call: they mean something to the
+    interpreter or to the loop. If the function raises one of them, it is wrapped in a RuntimeError.
 
     Raises:
         RuntimeError: The function raised such an exception, which is the cause.
@@ -67,8 +68,8 @@ async def call_in_thread(executor: Executor | None, function: Callable[..., R], 
     """Call a plain user function in a thread, in the context of the caller.
 
     Raises:
-        RuntimeError: The function raised an exception with a meaning for the interpreter. A future refuses a
-            StopIteration, so the call would never end; a sys.exit() would end the loop.
+        RuntimeError: The function raised StopIteration, which a future refuses, so that the call would never
+            end, or an exit, which would end the loop.
     """
     run = copy_context().run
     return await asyncio.get_running_loop().run_in_executor(executor, run, _call_here, function, *given)
@@ -87,7 +88,8 @@ def call_hook(function: Callable[..., R], *given: object) -> R:
     """Call a plain user function on the loop.
 
     Raises:
-        RuntimeError: The function raised an exception with a meaning for the interpreter, see `call_on_loop`.
+        RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
+            `call_on_loop`.
         SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
     """
     try:
@@ -103,7 +105,10 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _is_for_program(error: BaseException) -> bool:
-    """Return whether an exit ends the program. A loop in another thread also serves other clients."""
+    """Return whether `error` is an exit in the main thread.
+
+    A loop in another thread serves other clients, too.
+    """
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and isinstance(error, SystemExit | KeyboardInterrupt)
 
@@ -120,11 +125,11 @@ def _as_failure(error: BaseException) -> RuntimeError:
 
 
 async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
-    """Cancel tasks that run user functions, and wait for them for a limited time.
+    """Cancel tasks that run user functions, and wait for their end for a limited time.
 
     Args:
         tasks: The tasks. A user function may ignore the cancellation.
-        what: The name of the tasks in the log.
+        what: What the log calls the tasks.
     """
     for task in tasks:
         task.cancel()
@@ -141,7 +146,7 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
 
 
 def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
-    """Call `again` a second after the task was cancelled by its user function or by foreign code.
+    """Call `again` a second after a task was cancelled, which a user function or other code may have done.
 
     `again` must check whether the owner of the task has cancelled it on purpose.
     """
@@ -154,9 +159,10 @@ def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> 
 
 
 async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_once: int) -> list[R]:
-    """Return the results of `work` for each item, in their order, with `at_once` concurrent calls.
+    """Return the results of `work` for all items, in their order. At most `at_once` calls run concurrently.
 
-    After a failure no further item is processed. The work in progress ends, then the first failure is raised.
+    After a failure no further item is processed. When the calls in progress have ended, the first failure is
+    raised.
     """
     if isinstance(items, Sized):
         at_once = min(at_once, len(items))
@@ -165,8 +171,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_onc
     failures: list[Exception] = []
 
     async def worker() -> None:
-        # The workers share the iterator, because taking the next item is one step that no other task can
-        # interrupt.
+        # The workers can share the iterator, because no other task runs while one takes the next item.
         for number, item in source:
             try:
                 results[number] = await work(item)
