@@ -22,17 +22,17 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _SIGNALS_S = 0.5
-"""Poll interval, in seconds, of a thread that waits.
+"""Interval, in seconds, at which a waiting thread wakes up.
 
-Python handles a signal that arrives just before the main thread waits for a lock only after that wait.
+If a signal arrives just before the main thread waits for a lock, Python handles it only after the wait.
 """
 
 
 class _Call(Generic[T]):
-    """A coroutine whose result a thread waits for. The coroutine runs in the thread's context.
+    """A coroutine for whose result a thread waits. The coroutine runs in the thread's context (contextvars).
 
-    A lock signals the result, which costs less than asyncio.run_coroutine_threadsafe with its two futures and
-    a condition.
+    A lock signals the result. This costs less than asyncio.run_coroutine_threadsafe, which uses two futures
+    and a condition.
     """
 
     __slots__ = ("_context", "_work", "task", "under_way")
@@ -49,7 +49,7 @@ class _Call(Generic[T]):
         self.task.add_done_callback(self._ended)
 
     def cancel(self) -> None:
-        """Cancel the coroutine, also if the loop has not started it yet."""
+        """Cancel the coroutine, even if the loop has not started it yet."""
         if hasattr(self, "task"):
             self.task.cancel()
         else:
@@ -62,7 +62,7 @@ class _Call(Generic[T]):
 
 
 class _SubmittedCall(_Call[T]):
-    """A coroutine whose result goes to a future."""
+    """A coroutine whose result is stored in a future."""
 
     __slots__ = ("future",)
 
@@ -72,7 +72,7 @@ class _SubmittedCall(_Call[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         future = self.future
-        del self.future  # the future refers to this call, see LoopThread.submit
+        del self.future  # breaks a reference cycle: the future refers to this call, see LoopThread.submit
         error = None if task.cancelled() else task.exception()
         if task.cancelled():
             future.cancel()
@@ -87,18 +87,21 @@ class _SubmittedCall(_Call[T]):
 class LoopThread:
     """The thread that all blocking clients of a process share. It ends with the last of these clients.
 
-    A forked child must create its own clients: the thread does not exist there, and using it raises
-    ClientStateError.
+    A forked child must create its own clients: the parent's thread does not exist in the child, and using its
+    clients raises ClientStateError.
     """
 
     _shared: LoopThread | None = None
     _guards: ClassVar[dict[int, threading.Lock]] = {}
-    """The lock of `_shared` by process id: after a fork, the parent's lock may stay locked in the child."""
+    """The lock of `_shared` by process id.
+
+    A child has its own, as the parent's may be locked forever there.
+    """
 
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self._calls = threading.Lock()  # not for a forked child, where this lock may stay locked
+        self._calls = threading.Lock()  # must not be used in a forked child, where it may stay locked
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
         self._abandoned = Tasks()
@@ -122,7 +125,7 @@ class LoopThread:
             return cls._shared
 
     def release(self) -> None:
-        """Release the thread. The last user's release stops it."""
+        """Release the thread. It stops when its last user releases it."""
         with LoopThread._guard():
             self.users -= 1
             if self.users > 0 or self.pid != os.getpid():
@@ -187,17 +190,17 @@ class LoopThread:
             del call, work  # breaks the cycle of error, frame and task without the garbage collector
 
     def submit(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
-        """Run a coroutine on the loop and give its result to a future.
+        """Run a coroutine on the loop and store its result in a future.
 
-        Cancelling the future cancels the coroutine. So the caller can cancel the call whatever exception a
-        signal handler raises here.
+        Cancelling the future cancels the coroutine. The future is given by the caller, who can thus cancel
+        the call even if a signal handler raises an exception within this method.
         """
         call = _SubmittedCall(work, future)
         future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
         self._enqueue(call)
 
     def check_caller(self) -> None:
-        """Raise ClientStateError if a call would never end: on the loop itself, or after a fork."""
+        """Raise ClientStateError if a call would wait forever: on the loop itself, or after a fork."""
         if self.pid != os.getpid():
             raise ClientStateError(
                 "this client was created before a fork; create a new one in the child process"
@@ -210,13 +213,13 @@ class LoopThread:
     def _enqueue(self, call: _Call[Any]) -> None:
         try:
             self.check_caller()
-            with self._calls:  # a call is either begun before the loop stops, or refused
+            with self._calls:  # a call either begins before the loop stops or is refused
                 if self._ended:
                     raise ClientStateError(
                         "this client is stopped and cannot be used again; create a new one"
                     )
                 self._new.append(call)
-                if len(self._new) == 1:  # the loop begins all calls that are waiting at that time
+                if len(self._new) == 1:  # if more calls wait, the loop was already told to begin all of them
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()
@@ -234,7 +237,7 @@ class LoopThread:
             self._new.popleft().begin(self.loop)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        self._begin()  # an interrupted caller may not have scheduled this call, which other callers need
+        self._begin()  # an interrupted `_enqueue` may not have scheduled `_begin`, which other calls need
         call.cancel()
 
     def _serve(self) -> None:
@@ -243,8 +246,8 @@ class LoopThread:
             try:
                 self.loop.run_forever()
             except BaseException as error:
-                # A listener or hook called sys.exit(). Only its task has ended: other clients still need the
-                # loop.
+                # A listener or hook called sys.exit(). This ends only its own task, because other clients
+                # need the loop.
                 log.error("%r in the event loop of the blocking clients; it ends only its own task", error)
         self.loop.run_until_complete(cancel_all(asyncio.all_tasks(self.loop), "the blocking clients"))
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())

@@ -15,32 +15,35 @@ S = TypeVar("S", bound=Enum)
 
 
 class ModeUser(Protocol):
-    """The consumer that uses a consume mode, in the form that the mode needs."""
+    """What a consume mode uses of its consumer."""
 
     def made_room(self, queue: ProcessQueue) -> None:
-        """Pull a queue again if its limits allow it, because it holds fewer messages than before."""
+        """Pull a queue again if its limits allow it.
+
+        The mode calls this when the queue holds fewer messages.
+        """
 
     def consume(self, batches: list[Batch]) -> None:
         """Call the listener with batches, in their order."""
 
     def lost(self, queues: Collection[MessageQueue]) -> None:
-        """Drop queues that may belong to another member by now."""
+        """Drop queues that another member may already consume."""
 
 
 class ConsumeMode(Protocol[C, S]):
     """The interface of a consume mode. C: the context of a listener call, S: the results of listeners."""
 
     success: S
-    """The result for consumed messages."""
+    """The listener result for consumed messages."""
     later: S
-    """The result that stands for an exception."""
+    """The listener result that an exception of the listener counts as."""
     repeats: bool
     """Whether the mode delivers a batch again by itself if its acknowledgement has failed."""
     retry_topic: RetryTopic
 
     @property
     def handled(self) -> Collection[S]:
-        """The results after which messages count as consumed."""
+        """The listener results after which messages count as consumed."""
 
     # -- batches
 
@@ -51,10 +54,10 @@ class ConsumeMode(Protocol[C, S]):
         """Return the context of the listener call that is about to start, None if the call must not start."""
 
     async def acknowledge(self, batch: Batch, status: S, context: C) -> None:
-        """Handle the result of a call."""
+        """Handle the result of a listener call."""
 
     def postpone(self, context: C, delay_level: int) -> S:
-        """Return the result that requests another delivery. Raises ConfigError for an invalid delay level."""
+        """Return the listener result for another delivery. Raises ConfigError for an invalid delay level."""
 
     async def handle_overdue(self, queues: Iterable[ProcessQueue], timeout_s: float) -> None:
         """Handle listener calls that take longer than `timeout_s` seconds."""
@@ -62,13 +65,13 @@ class ConsumeMode(Protocol[C, S]):
     # -- queues
 
     def start(self) -> None:
-        """Start to renew locks."""
+        """Start to renew the locks of queues, if the mode locks queues."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Return the queues of this member's share that may be assigned now, see Holder.claim."""
 
     def new_queue(self, queue: MessageQueue, offset: int, now: float) -> ProcessQueue | None:
-        """Return the process queue for an assigned queue, None if the queue may not be pulled any more."""
+        """Return the process queue for an assigned queue, None if the queue may no longer be pulled."""
 
     def drop(self, queue: ProcessQueue) -> None:
         """Ignore all later results of a queue's batches."""
@@ -77,16 +80,16 @@ class ConsumeMode(Protocol[C, S]):
         """Release revoked queues."""
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
-        """Complete a rebalance after which these queues are assigned."""
+        """Complete a rebalance, after which the queues in `held` are assigned."""
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return when the queue's lock was confirmed last (boottime), None without a lock."""
+        """Return when the queue's lock was last confirmed (clock: boottime), None without a lock."""
 
     def holds(self, queue: MessageQueue) -> bool:
         """Return whether the queue is locked for this member."""
 
     def drop_expired(self) -> None:
-        """Drop the queues whose locks have expired."""
+        """Drop the queues whose lock has expired."""
 
     def wake(self) -> None:
         """Renew locks soon, because brokers may have lost them."""

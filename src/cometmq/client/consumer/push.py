@@ -84,7 +84,7 @@ class PushConsumer(QueryClient):
         self._listener = listener
         self._subscriptions = as_subscriptions(subscriptions)
         self._session: PushSession | None = None
-        self._stop_for_listener: asyncio.Task[None] | None = None  # keeps a reference to the task
+        self._stop_for_listener: asyncio.Task[None] | None = None  # this reference keeps the task alive
 
     async def start(self) -> None:
         """Join the group. Returns after the first heartbeats and the first rebalance.
@@ -109,7 +109,7 @@ class PushConsumer(QueryClient):
         failures = await client.refresh_routes(session.group.subscriptions)
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
-            raise failures[next(iter(self._subscriptions))]  # of a subscribed topic, not the retry topic
+            raise failures[next(iter(self._subscriptions))]  # not of the retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()
@@ -122,8 +122,8 @@ class PushConsumer(QueryClient):
         """Stop pulling, wait for running listeners, store the offsets and leave the group.
 
         The wait for listeners lasts `PushOptions.drain_timeout_s` seconds at most. Messages that were pulled
-        but not consumed go to other members. Repeated calls are allowed. If the (async) listener itself calls
-        this method, it returns immediately, and the consumer stops when the listener has returned.
+        but not consumed go to other members. Repeated calls are allowed. If an async listener calls stop(),
+        the call returns immediately, and the consumer stops when the listener has returned.
         """
         session = self._session
         if session is None or not session.in_listener():
@@ -278,7 +278,7 @@ class PushConsumer(QueryClient):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        The current offsets are requested from the brokers.
+        The brokers are asked for the present end of each queue.
 
         Returns:
             The number of messages, by queue.
@@ -291,7 +291,7 @@ class PushConsumer(QueryClient):
 
     @property
     def message_model(self) -> MessageModel:
-        """Whether the members share the queues (CLUSTERING) or each consumes all of them (BROADCASTING)."""
+        """CLUSTERING if the members share the queues, BROADCASTING if each member consumes all of them."""
         return self._options.message_model
 
     def _running_session(self) -> PushSession:

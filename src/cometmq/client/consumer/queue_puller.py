@@ -23,13 +23,13 @@ from cometmq.protocol.frame import Frame
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""Seconds without a pull answer until a queue is reassigned (docs/reference/client.md, Rebalance)."""
+"""Seconds without an answer to a pull until a queue is reassigned (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
-"""Minimum interval, in seconds, between two pulls that return no messages."""
+"""Minimum seconds between two pulls that return no messages."""
 _HELD_S = 1.0
-"""Time, in seconds, after which a pull without an answer counts as parked: refusals arrive immediately."""
+"""Seconds after which the broker is assumed to hold a pull until messages arrive: a refusal comes faster."""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -37,14 +37,14 @@ _UNANNOUNCED = (
     ResponseCode.FILTER_DATA_NOT_EXIST,
     ResponseCode.FILTER_DATA_NOT_LATEST,
 )
-"""Codes that the first pull may return if it arrives before the heartbeat of this client."""
+"""Codes with which a broker may refuse a pull that arrives before the first heartbeat of this client."""
 
 _LATE_S = 60.0
-"""A time in seconds that exceeds every parking time and every timeout of a pull."""
+"""Seconds without an answer after which a pull is a problem. Brokers hold a pull for a shorter time."""
 
 
 def unanswered(now: float, requested_at: float | None) -> str | None:
-    """Return the problem of a pull that began at `requested_at`, None if there is none."""
+    """Return a sentence if a pull that began at `requested_at` lacks an answer for too long, else None."""
     if requested_at is None or now - requested_at < _LATE_S:
         return None
     waited_s = now - requested_at
@@ -53,17 +53,16 @@ def unanswered(now: float, requested_at: float | None) -> str | None:
 
 @dataclass(slots=True)
 class FlowControl:
-    """The flow control answers to the pulls of one queue.
+    """The answers of a broker that it refuses the pulls of a queue because of flow control.
 
-    Occasional flow control answers are normal for a busy broker. If they continue, the consumer reports a
-    problem.
+    Occasional refusals are normal for a busy broker. If they continue, the consumer reports a problem.
     """
 
     since: float | None = None
-    """The time of the first of the latest consecutive flow control answers."""
+    """The time of the first refusal since the last pull with another outcome."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the seconds to the next pull and any problem to report; None for another kind of error."""
+        """Return the seconds until the next pull and any problem to report. None if it is another error."""
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
             return None
@@ -80,7 +79,7 @@ OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 class QueuePuller:
     """Pulls one queue. `run` ends when the queue is dropped.
 
-    A failure is logged once per kind and retried.
+    After a failure the pull is repeated. A failure is logged unless it equals the last one.
     """
 
     _group: ConsumerGroup
@@ -92,7 +91,7 @@ class QueuePuller:
     _resumed: asyncio.Event = field(default_factory=asyncio.Event)
     _errors_in_a_row: int = 0
     waiting: str | None = None
-    """The reason why nothing is pulled (flow control, suspended), None while pulling."""
+    """The reason why no pull is in progress (flow control, suspension), None while pulling."""
     _problem: str | None = None
     _requested_at: float | None = None
     """The time at which the pull in progress began."""
@@ -106,13 +105,13 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """Return the last pull's error, or None if it succeeded or the broker has parked the current pull."""
+        """Return the error of the last pull. None if that succeeded or the broker holds the present pull."""
         if self._requested_at is not None and now - self._requested_at > _HELD_S:
             return unanswered(now, self._requested_at)
         return self._problem
 
     def lost(self, now: float) -> bool:
-        """Return whether the pull in progress should have returned or timed out long ago."""
+        """Return whether the pull in progress should long have been answered or timed out."""
         limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
         return self._requested_at is not None and now - self._requested_at > limit
 
@@ -123,7 +122,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Continue pulling if the loop waits for messages to be consumed."""
+        """Continue pulling if the loop waits until messages were consumed."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 
@@ -152,8 +151,8 @@ class QueuePuller:
         try:
             delay = await self._pull_once()
         except Exception as error:
-            # Any other exception than CometError is a lack of memory or a bug. It is logged, and pulling
-            # continues.
+            # Any other exception than a CometError is a bug or a lack of memory. It is logged, and pulling
+            # goes on.
             return self._failed(error)
         finally:
             self._requested_at = None
@@ -191,8 +190,9 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        # A broker may serve a pull late, and overwrite the final offset of a released queue with the older
-        # offset in the pull. An orderly group would then receive messages again, after later ones.
+        # A pull of an orderly group carries no offset to store. A broker that serves such a pull late would
+        # replace the final offset of a released queue by this older one, and messages would be consumed again
+        # after later ones.
         carries = group.stored_by_brokers and not options.orderly
 
         async def request(target: ReadTarget) -> Frame:
@@ -225,14 +225,14 @@ class QueuePuller:
         idle = not result.messages and result.next_begin_offset <= queue.next_offset
         self._submit_batches(result, kept(options.filter_hooks, subscription.filter(result.messages)))
         if idle and self._requested_at is not None:
-            # A broker parks a pull if there are no messages. If a broker answers immediately instead, the
-            # delay limits the rate of the pulls.
+            # A broker without messages normally holds a pull until some arrive. If a broker answers
+            # immediately instead, the delay limits the rate of the pulls.
             held_s = asyncio.get_running_loop().time() - self._requested_at
             return max(options.pull_interval_s, IDLE_S - held_s)
         return options.pull_interval_s
 
     def _batches(self, messages: list[MessageExt], oversized: set[int]) -> list[Batch]:
-        """Create batches. A message that cannot be delivered is in a batch of its own and fails alone."""
+        """Split messages into batches. A message that cannot be delivered gets its own batch, which fails."""
         options = self._group.options
         if not oversized:
             return self.queue.put(messages, options.consume_batch_max_size)
@@ -254,5 +254,6 @@ class QueuePuller:
                     self._group.restore_topic(message)
             self._submit(self._batches(messages, set(result.oversized)))
         elif queue.count == 0 and result.next_begin_offset > 0:
-            # All messages below were consumed or filtered out: a filter must not increase the group's lag.
+            # All messages below this offset were consumed or filtered out. Filtered messages must not count
+            # as lag.
             self._group.offsets.update(self.message_queue, result.next_begin_offset)

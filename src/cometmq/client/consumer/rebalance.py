@@ -1,4 +1,4 @@
-"""The rebalances in which a member determines its queues of the group's topics."""
+"""The rebalances of a member, in which it determines its share of the queues of the group's topics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cometmq.periodic import Periodic
 from cometmq.protocol.codes import RETRY_PREFIX
 
 _MAX_CONCURRENT_ASSIGNMENTS = 32
-"""Maximum number of queues assigned concurrently. Each needs one or two requests to its broker."""
+"""Maximum number of queues assigned concurrently. Each assignment takes one or two requests to a broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Maximum number of quick rebalances without a retry topic, which a broker may refuse to create."""
+"""Maximum number of quick rebalances to wait for a retry topic, which brokers may refuse to create."""
 
 log = logs.logger("cometmq.client.consumer.rebalance")
 
@@ -41,11 +41,11 @@ class Holder(Protocol):
 
         Args:
             queues: The share.
-            alone: The group has no other member.
+            alone: Whether the group has no other member.
         """
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Assign a queue, and return whether it is assigned. Raises CometError if that failed."""
+        """Assign a queue. Return False if that is not possible now. Raises CometError if it failed."""
 
     async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         """Revoke assigned queues."""
@@ -64,21 +64,21 @@ class Rebalance:
         if space.name:
             self._strategy = hashing(self._strategy, space.wrap_queue)
         self.problems: dict[str, str] = {}
-        """The reason why a topic's queues could not be distributed, by topic."""
+        """Why the queues of a topic could not be distributed, by topic."""
         self._lock = asyncio.Lock()
         self._balanced = False
         self._periodic = Periodic(
             asyncio.get_running_loop(), self._interval_s, self.run, name=f"rebalance of group {group.name}"
         )
         self._unlisted: set[str] = set()
-        """The topics whose broker did not list this member in the last rebalance."""
+        """The topics whose broker did not name this member in the last rebalance's list of members."""
         self._retry_topic_misses = 0
         self._reported: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
-        """The queues of each topic and this member's share, as last passed to the user's queue listener."""
+        """By topic: all queues and this member's share, as last passed to the user's queue listener."""
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # by then brokers may list this member and have its retry topic
+        self._periodic.soon()  # soon, brokers may list this member and have its retry topic
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""
@@ -89,7 +89,7 @@ class Rebalance:
 
     @property
     def lock(self) -> asyncio.Lock:
-        """The lock for changes of the assigned queues outside a rebalance."""
+        """The lock that must be held to change the assigned queues outside a rebalance."""
         return self._lock
 
     def _interval_s(self) -> float:
@@ -128,14 +128,14 @@ class Rebalance:
                 members = []
                 mine = queues
         except CometError as error:
-            # Without the queues and the members, no assigned queue may be revoked.
+            # Revoke no queue, because the topic's queues or the members are unknown.
             return self._store_problem(topic, error)
         if group.clustering and group.instance.client_id not in members:
             self.problems[topic] = f"the broker does not list this client in group {group.name} yet"
             group.instance.heartbeat_soon()
             if topic not in self._unlisted:
-                # A broker that was restarted or disconnected lists this member again after the next
-                # heartbeat. Until then the queues stay assigned: revoking and assigning them again would
+                # After a restart or a lost connection, a broker lists this member again only after the next
+                # heartbeat. Until then the queues stay assigned, because revoking and reassigning them would
                 # repeat messages.
                 self._unlisted.add(topic)
                 return False
@@ -143,7 +143,7 @@ class Rebalance:
             self._unlisted.discard(topic)
         held = {queue for queue in holder.queues if queue.topic == topic}
         kept = {queue for queue in held.intersection(mine) if not holder.expired(queue)}
-        # Revoke first, because a client must never pull a queue twice.
+        # Revoke before assigning, because a client must never pull a queue twice at the same time.
         await holder.revoke(sorted(held - kept))
         new = sorted(set(mine) - kept)
         free = sorted(await holder.claim(new, alone=set(members) <= {group.instance.client_id}))
@@ -169,10 +169,14 @@ class Rebalance:
             return False
 
     def _store_problem(self, topic: str, error: CometError) -> bool:
-        """Store a problem for health(), and return whether the next rebalance may wait for the interval."""
+        """Store a problem for health().
+
+        Return whether the next rebalance may wait for the normal interval.
+        """
         text = str(error)
         if isinstance(error, NoRouteError) and topic == RETRY_PREFIX + self._group.name:
-            # The first heartbeat creates the retry topic. Until then there is nothing to consume in it.
+            # A missing retry topic is no problem: the first heartbeat creates it, and until then it has no
+            # messages.
             self.problems.pop(topic, None)
             self._retry_topic_misses += 1
             return self._retry_topic_misses > _RETRY_TOPIC_PATIENCE
@@ -182,7 +186,7 @@ class Rebalance:
         return False
 
     def _report(self, topic: str, queues: list[MessageQueue], mine: list[MessageQueue]) -> None:
-        """Notify the user's queue listener of changes."""
+        """Notify the user's queue listener if a topic's queues or this member's share have changed."""
         listener = self._group.options.queue_listener
         if listener is None or self._reported.get(topic) == (queues, mine):
             return

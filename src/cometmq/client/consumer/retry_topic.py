@@ -1,4 +1,4 @@
-"""The return of failed messages: to their broker, or by a send to the group's retry topic.
+"""Sending failed messages back: to their broker or, if that fails, to the group's retry topic.
 
 In both cases the broker moves a message with too many retries to the dead-letter queue.
 """
@@ -21,7 +21,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _COMPRESSION = COMPRESSED | TYPE_MASK
 _FIRST_RETRY_LEVEL = 3
-"""The broker's rule: retry n waits for delay level 3 + n."""
+"""The delay level of the first retry. As at the broker, the level increases by one with each retry."""
 
 
 def check_delay_level(delay_level: object) -> None:
@@ -30,7 +30,7 @@ def check_delay_level(delay_level: object) -> None:
 
 
 class RetryTopic:
-    """The retry topic of a group, with a producer that is started for the first message.
+    """The retry topic of a group, with a producer that is started when the first message is sent to it.
 
     most: The number of retries after which a message goes to the dead-letter queue.
     """
@@ -72,7 +72,7 @@ class RetryTopic:
         """Send a message to the retry topic, see send_back. Raises CometError if no broker accepts it."""
         if self._producer.state == "new":
             await self._producer.start()
-        # A body that was not decompressed is sent unchanged.
+        # If the body was not decompressed, it is sent unchanged, so the message keeps its compression type.
         packed = message.sys_flag & _COMPRESSION
         await self._producer.send_raw(
             prepare_system(self._again(message, delay_level), self._client.keys, packed)
@@ -81,9 +81,9 @@ class RetryTopic:
     def _again(self, message: MessageExt, delay_level: int) -> Message:
         """Return the message for the retry topic, with the same body, flag and unique key.
 
-        The message goes to the dead-letter queue in the same cases as after a send-back. It then has no
-        DELAY, because 4.9.7 would apply that. RocketMQ 4.9 allows fewer retries than the maximum, 5.x the
-        maximum (docs/reference/storage.md, Send back).
+        The dead-letter queue gets the message in the same cases as after a send-back. The message then has no
+        DELAY property, which RocketMQ 4.9.7 would apply. 4.9 retries a message whose number of retries is
+        below the maximum, 5.x also one at the maximum (docs/reference/storage.md, Send back).
         """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)

@@ -1,4 +1,4 @@
-"""The detection of stalled consumers, the lag, and the notification of changed queues of topics."""
+"""The detection of stalled consumers, the lag of queues, and notifications when a topic's queues change."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _ASKED_AT_ONCE = 32
 _CHECKS_PER_STALL = 4
-"""Number of checks of a queue within the time after which it counts as stalled."""
+"""Number of checks of a queue during the time after which the queue counts as stalled."""
 
 
 async def lag_of(
@@ -27,12 +27,12 @@ async def lag_of(
     max_offset: Callable[[MessageQueue], Awaitable[int]],
     done_offset: Callable[[MessageQueue], Awaitable[int]],
 ) -> dict[MessageQueue, int]:
-    """Return the number of messages of each queue that are not consumed yet.
+    """Return the number of messages that are not consumed yet, by queue.
 
     Args:
         queues: The queues.
         max_offset: Requests the max offset of a queue from its broker.
-        done_offset: Requests the consumed offset of a queue for which this client has none.
+        done_offset: Returns the offset below which a queue is consumed, if its QueueHealth does not have one.
     """
 
     async def behind(each: QueueHealth) -> int:
@@ -46,7 +46,7 @@ async def lag_of(
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """The position of a queue, and the time since which it has not changed in monotonic seconds."""
+    """The position of a queue, and when it last changed, in monotonic seconds."""
 
     position: tuple[int | None, int]
     """The committed offset, and the offset of the next pull minus the number of held messages."""
@@ -55,17 +55,17 @@ class _QueuePosition:
 
 @dataclass(slots=True, eq=False)
 class Watchdog:
-    """A periodic check of a consumer's queues. Stalled queues are in `problems` and logged once.
+    """A periodic check of a consumer's queues. Stalled queues are in `problems` and are logged once.
 
     A queue is stalled if it holds messages, is not suspended, and no message was consumed for `_after_s`
-    seconds; or if a scheduled call has run for that time without moving an offset. (A pull that does not
-    return is a problem of its own, see QueueHealth.)
+    seconds. With scheduled pulls, it is stalled if a call has run for that time without moving an offset. (A
+    pull without an answer is a separate problem, see QueueHealth.)
     """
 
     _name: str
     _after_s: float
     _look: Callable[[float], Iterable[QueueHealth]]
-    """Returns the health of the queues, for a time in monotonic seconds."""
+    """Returns the health of the queues. The argument is the present time in monotonic seconds."""
     problems: dict[MessageQueue, str] = field(default_factory=dict)
     """A sentence about each stalled queue."""
     _seen: dict[MessageQueue, _QueuePosition] = field(default_factory=dict)
@@ -79,11 +79,11 @@ class Watchdog:
         )
 
     def check_queues(self, now: float) -> None:
-        """Check all queues."""
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
         for each in self._look(now):
-            # A pull alone is no progress: it increases next_offset and held_count by the same number.
+            # A pull alone must not look like progress. It increases next_offset and held_count by the same
+            # number.
             position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:
@@ -111,11 +111,14 @@ class Watchdog:
 
 
 QueuesChanged = Callable[[str, tuple[MessageQueue, ...]], Awaitable[None] | None]
-"""A function called with a topic and its changed queues: async on the loop, or plain in a thread."""
+"""A function called with a topic and its new queues.
+
+An async one runs on the loop, a plain one in a thread.
+"""
 
 
 class QueueWatch:
-    """Notifies functions of changed queues of topics, at each refresh of the routes."""
+    """Compares topics' queues at each refresh of the routes, and calls functions after a change."""
 
     def __init__(self, client: ClientInstance, name: str) -> None:
         self._client = client
@@ -126,7 +129,7 @@ class QueueWatch:
         )
 
     async def add(self, topic: str, function: QueuesChanged) -> None:
-        """Watch a topic. A topic without a route has no queues yet."""
+        """Begin to watch a topic. A topic without a route counts as a topic without queues."""
         self._known[topic] = await self._queues(topic) or ()
         self._functions[topic] = function
         self._periodic.start()

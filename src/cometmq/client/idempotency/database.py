@@ -1,4 +1,7 @@
-"""Idempotency keys in the database of the effects. One transaction contains both."""
+"""Idempotency keys in the database that a handler changes.
+
+One transaction contains the key and the changes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")
 Mark = Sequence[tuple[str, object]]
-"""A stored key: scope, key and time, each with the name of its column."""
+"""The columns of a stored key (scope, key and time) as pairs of name and value."""
 
 _PLACES: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda _number, _name: "?",
@@ -29,18 +32,18 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
     "format": lambda _number, _name: "%s",
     "pyformat": lambda _number, name: f"%({name})s",
 }
-"""The form of a parameter in a statement, by paramstyle of PEP 249."""
+"""How a statement refers to a parameter, by `paramstyle` of PEP 249."""
 _PURGES = 100
-"""Number of purges of old keys during the lifetime of a key. At most one purge per minute."""
+"""Number of deletions of old keys during the lifetime of a key. At least a minute lies between them."""
 
 
 class DatabaseMarks:
     """Idempotency keys in a database table, for plain handlers, which receive a cursor.
 
-    The effects of the handler and the key are committed together or not at all. The handler must not commit
-    or roll back, nor call `executescript` of sqlite3, which commits. If a handler that has committed raises
-    an exception, its key is deleted, its committed effects remain, and the message is delivered again. Two
-    messages with the same key wait for each other in the database.
+    The changes of the handler and the key are committed together or not at all. The handler must not commit
+    or roll back, nor call `executescript` of sqlite3, which commits. If a handler commits and then raises an
+    exception, its key is deleted, but its changes remain, and the message is delivered again. A message waits
+    in the database while another one with the same key is processed.
 
     Args:
         connect: Returns a PEP 249 connection without autocommit to a database that supports `ON CONFLICT DO
@@ -69,11 +72,12 @@ class DatabaseMarks:
         self._idle: dict[int, deque[Any]] = {}
         """The idle connections by process id.
 
-        A forked child must not close its parent's connections, because that would end them for the parent.
+        A forked child must not close its parent's connections, because that would end their sessions in the
+        database.
         """
         self._closed = False
         self._purge_at = 0.0
-        """The time of the next purge, on the clock `boottime`."""
+        """The time of the next deletion of old keys, on the clock `boottime`."""
         self._began = time.time() - boottime()
 
     def __enter__(self) -> Self:
@@ -99,14 +103,15 @@ class DatabaseMarks:
         try:
             self._run(make)
         except Exception as error:
-            # If two clients create the table concurrently, PostgreSQL lets one of them fail.
+            # If two clients create the table concurrently, PostgreSQL reports an error to one of them.
             log.debug("table %s was not created: %s", self._table, error)
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call act(cursor) unless the key is stored, in the transaction that stores it, see Marks.once.
+        """Call act(cursor) unless the key is stored, in the transaction that stores the key, see Marks.once.
 
-        If the database raises an error, nothing is committed, unless only the answer to a commit was lost.
+        If the database raises an error, nothing is committed. The exception is a commit whose confirmation
+        was lost.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
@@ -122,8 +127,8 @@ class DatabaseMarks:
                     raise _autocommits()
                 act(cursor)
                 ended = _is_ended(cursor)
-                # If a handler has suppressed an error, PostgreSQL confirms the commit although it rolls
-                # everything back.
+                # Look whether the key is stored: after an error that the handler has suppressed, PostgreSQL
+                # confirms the commit although it rolls everything back.
                 if not self._is_there(cursor, mark):
                     raise ClientStateError(f"the handler of key {shown(key)} rolled its transaction back")
                 if ended:
@@ -149,9 +154,9 @@ class DatabaseMarks:
         return cursor.fetchone() is not None
 
     def _unmark(self, mark: Mark) -> None:
-        """Delete the key of a handler that committed it and failed.
+        """Delete the key of a handler that committed the key and then failed.
 
-        A key that another consumer has stored since then has a different time and stays.
+        If another consumer has stored the key since then, it has a different time and is not deleted.
         """
 
         def work(cursor: Any) -> None:
@@ -165,11 +170,11 @@ class DatabaseMarks:
         try:
             self._run(work)
         except Exception as error:
-            # The exception of the handler is raised, not this one.
+            # Only log this error, because the caller raises the exception of the handler.
             log.warning("table %s may contain the key of a failed handler: %s", self._table, error)
 
     def close(self) -> None:
-        """Close the idle connections. Connections in use are closed afterwards."""
+        """Close the idle connections. Each connection in use is closed after its call."""
         self._closed = True
         with contextlib.suppress(IndexError):
             while True:
@@ -207,7 +212,7 @@ class DatabaseMarks:
         try:
             connection.rollback()
         except Exception as error:
-            # The connection is lost, so the database rolls back. The first error is raised.
+            # The connection is lost, so the database rolls back by itself. The caller raises the first error.
             log.debug("rollback failed: %r", error)
             try:
                 connection.close()
@@ -246,12 +251,12 @@ class DatabaseMarks:
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )
         except Exception as error:
-            # The current message is processed nevertheless, and the next purge follows soon.
+            # The present message is processed nevertheless. The deletion is tried again soon.
             log.warning("old keys of table %s could not be deleted: %s", self._table, error)
 
 
 class SqliteMarks(DatabaseMarks):
-    """DatabaseMarks in the SQLite file of the effects. Creates its table.
+    """DatabaseMarks in the SQLite file that the handler changes. Creates the table of keys.
 
     SQLite allows one writing transaction at a time, so handlers that use one file run one after another.
 
@@ -262,7 +267,7 @@ class SqliteMarks(DatabaseMarks):
     """
 
     def __init__(self, path: str, *, table: str = "cometmq_done", expiry_s: float = EXPIRY_S) -> None:
-        import sqlite3  # imported here because it needs the SQLite library
+        import sqlite3  # imported here, because some Python installations lack the SQLite library
 
         if path == ":memory:" or not path:
             raise ConfigError("path", path, "a file, because each connection has its own memory")
@@ -276,7 +281,7 @@ class SqliteMarks(DatabaseMarks):
 
 
 def _is_ended(cursor: Any) -> bool:
-    """Return whether no transaction is open. Only sqlite3 reports that."""
+    """Return whether the cursor's connection has no open transaction. False if its module does not tell."""
     return getattr(getattr(cursor, "connection", None), "in_transaction", True) is False
 
 

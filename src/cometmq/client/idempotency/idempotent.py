@@ -54,17 +54,17 @@ class Marks(Protocol):
 
 
 class AsyncMarks(Protocol):
-    """A storage of idempotency keys for async handlers."""
+    """A storage of idempotency keys for async handlers, see Marks."""
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
         """Call an async function as Marks.once does."""
 
 
 def unique_key(message: MessageExt) -> str:
-    """Return the unique key of a message, or its offset id if the producer assigned none.
+    """Return the unique key of a message, or its offset id if the producer assigned no unique key.
 
-    A producer that sends the same content again assigns another key. Only a key taken from the content of the
-    message detects such duplicates.
+    A program that sends the same content again as a new message gets another unique key. Such duplicates are
+    only detected with a key that is derived from the content.
 
     Args:
         message: A received message.
@@ -163,7 +163,7 @@ def _wants_transaction(handler: object) -> bool:
 
 
 def _check_result(result: object) -> None:
-    """Reject results for which no key may be stored: a status for a retry, an object not awaited."""
+    """Reject a result that does not confirm the processing: a status for a retry, or an unawaited object."""
     if inspect.isawaitable(result) or inspect.isgenerator(result) or inspect.isasyncgen(result):
         if inspect.iscoroutine(result):
             result.close()
@@ -176,7 +176,7 @@ def _check_result(result: object) -> None:
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
-    """Return the key, or its hash if it is too long for a database index or contains illegal characters."""
+    """Return the key, or its hash if it is too long for a database index or has illegal characters."""
     found = key(message)
     if not isinstance(found, str) or not found:
         raise TypeError(f"the key of message {message.msg_id} must be a non-empty text, not {shown(found)}")

@@ -11,14 +11,15 @@ from typing import Any
 from cometmq.errors import BeingHandled
 
 EXPIRY_S = 7 * 24 * 3600.0
-"""The lifetime of a key in seconds. Brokers keep messages for three days, and each retry is a new message."""
+"""The default lifetime of a key in seconds. It exceeds the three days for which brokers keep a message."""
 
 
 class MemoryMarks:
-    """Idempotency keys for plain and async handlers of this process.
+    """Idempotency keys in the memory of this process, for plain and async handlers.
 
-    A key is dropped after `expiry_s`, at the end of the process, and as the oldest of more than `max_keys`. A
-    message whose process is killed before its offset is stored is processed again.
+    A key is dropped after `expiry_s`, or when it is the oldest of more than `max_keys` keys. All keys are
+    lost at the end of the process, so messages whose offset was not stored before a crash are processed
+    again.
 
     Args:
         expiry_s: The lifetime of a key in seconds. Default: seven days.

@@ -1,4 +1,4 @@
-"""Idempotency keys in Redis, either set by one script together with the effects or protected by a lease."""
+"""Idempotency keys in Redis. A script sets the key together with the effects, or a lease protects it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ log = logs.logger("cometmq.client.idempotency")
 
 _DONE = "done"
 _IF_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
-# A script instead of MULTI, because EXEC would set the key even if a command before it has failed. ARGV: the
-# token, the value, its lifetime in ms, then the number of words and the words of each command.
+# This is a script and not a MULTI, because EXEC would set the key even if a command before it has failed.
+# ARGV: the token, the value, its lifetime in ms, then for each command the number of its words and the words.
 _DO_ALL = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
 local at = 4
@@ -36,14 +36,14 @@ return 1
 class RedisMarks:
     """Idempotency keys in Redis for async handlers, which receive a pipeline.
 
-    One script runs the commands of the pipeline and stores the key, so that no other command comes in
-    between. If a command fails, for example because a key has another type, the script ends: no key is
-    stored, the message is delivered again, and the commands before the failed one, which Redis does not roll
-    back, run again. Scripts cannot contain commands that block, subscribe, run scripts (EVAL, EVALSHA) or
-    have 8,000 words. The handler must not call `execute`.
+    One script runs the commands of the pipeline and stores the key, so that no command of another client
+    comes in between. If a command fails, for example because a Redis key has another type, the script ends
+    without storing the key, and the message is delivered again. Redis does not roll back the commands before
+    the failed one, so these run twice. Scripts cannot contain commands that block, subscribe or run scripts
+    (EVAL, EVALSHA), nor commands of 8,000 or more words. The handler must not call `execute`.
 
-    If the process is killed, no effect of the pipeline is repeated. An effect elsewhere is repeated if the
-    process was killed between the effect and the storing of the key, after the lease has expired.
+    If the process is killed, no effect of the pipeline is repeated. An effect outside Redis is repeated,
+    after the lease has expired, if the process was killed between the effect and the storing of the key.
 
     Args:
         client: A client of redis.asyncio. Needs `cometmq[redis]` and Redis 6.2.
@@ -77,7 +77,7 @@ class RedisMarks:
             BeingHandled: Another consumer is processing a message with this key.
             redis.RedisError: Redis failed.
         """
-        # The length distinguishes "a" and "b:c" from "a:b" and "c".
+        # The length of the scope distinguishes scope "a" with key "b:c" from scope "a:b" with key "c".
         name = f"{self._prefix}{len(scope)}:{scope}:{key}"
         token = f"doing:{secrets.token_hex(8)}"
         if not await self._take(name, token, key):
@@ -96,21 +96,20 @@ class RedisMarks:
         return True
 
     async def _do_all(self, name: str, token: str, commands: Iterable[tuple[Any, Any]]) -> bool:
-        """Run the commands and store the key.
+        """Run the commands and store the key. Return False if the lease is lost.
 
-        Return False if the lease has expired or belongs to another consumer.
-
-        Raises the error of the first command that fails.
+        The lease is lost if it has expired or another consumer has taken it. Raises the error of the first
+        command that fails.
         """
         words: list[Any] = []
         for (command, *arguments), _ in commands:
-            parts = [*command.split(), *arguments]  # a command may consist of two words: "XGROUP CREATE"
+            parts = [*command.split(), *arguments]  # a command name may have two words, as "XGROUP CREATE"
             words += len(parts), *parts
         done = await self._redis.eval(_DO_ALL, 1, name, token, _DONE, self._expiry_ms, *words)
         return bool(done)
 
     async def _take(self, name: str, token: str, key: str) -> bool:
-        """Reserve the key. Return False if it is stored as processed."""
+        """Reserve the key for this call. Return False if the key is stored, so its message was processed."""
         for _ in range(2):
             if await self._redis.set(name, token, nx=True, px=self._lease_ms):
                 return True
@@ -119,17 +118,17 @@ class RedisMarks:
                 return False
             if held is not None:
                 break
-            # The lease expired between the two commands.
+            # The lease of another consumer expired between the two commands. The message is delivered again.
         raise BeingHandled(key)
 
     async def _release_lease(self, name: str, token: str) -> None:
         try:
             await self._redis.eval(_IF_OURS, 1, name, token)
         except Exception as error:
-            # The lease expires by itself. The exception of the handler is raised.
+            # Only log this error: the lease expires by itself, and the caller raises the handler's exception.
             log.debug("the lease of %s was not released: %r", name, error)
 
 
 def _text(value: Any) -> str | None:
-    """Return the text of an answer, which depends on the client's decode_responses."""
+    """Return a value of Redis as text. It is bytes unless the client has set decode_responses."""
     return value.decode() if isinstance(value, bytes) else value
