@@ -1,7 +1,7 @@
 """Message ids: the broker's offset id and the producer's unique key.
 
-Both are the upper-case hex form of 16 bytes (IPv4) or 28 bytes (IPv6), so the length does not tell
-them apart (docs/reference/remoting.md, Message ids).
+Both kinds are 16 bytes (IPv4) or 28 bytes (IPv6) in upper-case hex, so their length does not distinguish them
+(docs/reference/remoting.md, Message ids).
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import msgspec
 
 from cometmq.errors import ProtocolError
 
-_TAIL = struct.Struct(">iq")  # port, physical offset
-_UNIQUE = struct.Struct(">HII")  # process id, constant of the process, ms since the month began
-_moving = struct.Struct(">IH").pack  # ms since the month began, counter
+_TAIL = struct.Struct(">iq")  # an offset id after the address: port, physical offset
+_UNIQUE = struct.Struct(">HII")  # a key after the address: process id, process constant, ms of the month
+_moving = struct.Struct(">IH").pack  # the part that changes per key: ms since the month began, counter
 _LENGTHS = (32, 56)
 
 
@@ -37,9 +37,9 @@ class IdError(ProtocolError):
 # -- hosts
 
 
-@lru_cache(maxsize=4096)  # cached, because stored messages have few hosts, and packing one takes 10 µs
+@lru_cache(maxsize=4096)  # stored messages come from few hosts, and packing a host takes 10 µs
 def pack_host(host: str) -> bytes:
-    """Return "ip:port" or "[ip]:port" as in records: 4 or 16 address bytes and a 4-byte port.
+    """Convert "ip:port" or "[ip]:port" to the form in records: 4 or 16 address bytes and a 4-byte port.
 
     Raises:
         ValueError: The text is not such an address.
@@ -54,7 +54,7 @@ def pack_host(host: str) -> bytes:
 
 
 def unpack_host(data: bytes | memoryview) -> str:
-    """Return "ip:port" for the 8 or 20 bytes of a host in a record; an IPv6 address is in brackets."""
+    """Convert the 8 or 20 bytes of a host in a record to "ip:port"; an IPv6 address is in brackets."""
     port = int.from_bytes(data[-4:], "big", signed=True)
     if len(data) == 8:
         return f"{data[0]}.{data[1]}.{data[2]}.{data[3]}:{port}"
@@ -72,12 +72,12 @@ class OffsetId(msgspec.Struct, frozen=True):
 
 
 def encode_offset_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the offset id for a host in the form of records (8 or 20 bytes)."""
+    """Return the offset id for a position in a host's log. `store_host` has the form in records, 8 or 20 bytes."""
     return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 
 def offset_id_of(store_host: str, physical_offset: int) -> str:
-    """Return the offset id for a broker's "ip:port"."""
+    """Return the offset id for a position in the log of the broker at "ip:port"."""
     return encode_offset_id(pack_host(store_host), physical_offset)
 
 
@@ -115,8 +115,8 @@ class UniqueKey(msgspec.Struct, frozen=True):
 class UniqueKeys:
     """The generator of one process's unique keys.
 
-    The caller calls `roll` when the clock passes `next_month_ms`, so that a key needs no calendar
-    computation.
+    Keys contain the time since the start of a month. The caller must call `roll` when the clock passes
+    `next_month_ms`, so that a key needs no calendar computation.
 
     Args:
         address: The host's address, 4 or 16 bytes.
@@ -147,23 +147,24 @@ class UniqueKeys:
         self._counter = counter & 0xFFFF
         self._at_ms = 0
         self._first = self._counter
-        """The counter of the first key at `_at_ms`."""
+        """The counter of the first key with the time `_at_ms`."""
 
     def roll(self, month_start_ms: int, next_month_ms: int) -> None:
-        """Begin a new month."""
+        """Set the limits of a new month, which are epoch ms."""
         self._month_start_ms = month_start_ms
         self.next_month_ms = next_month_ms
 
     def make(self, now_ms: int) -> str:
         """Return the next key: 32 characters with IPv4, 56 with IPv6.
 
-        While the clock is set back, the key's time does not change, because time and counter would repeat.
+        If the clock is set back, keys contain the latest earlier time until the clock reaches it again.
+        Otherwise a pair of time and counter could repeat.
         """
         counter = self._counter
         if now_ms > self._at_ms:
             self._at_ms, self._first = now_ms, counter
         elif counter == self._first:
-            self._at_ms += 1  # the counter of this millisecond has wrapped around
+            self._at_ms += 1  # all 65,536 counters of this millisecond are used
         self._counter = (counter + 1) & 0xFFFF
         since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
         return self._fixed + _moving(since_ms, counter).hex().upper()

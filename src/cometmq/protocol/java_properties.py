@@ -1,8 +1,8 @@
 """Java's properties format: configuration files, and the bodies of requests 25, 26, 318 and 319.
 
-The rules are those of java.util.Properties.load: logical lines continue after a trailing backslash, `#` and
-`!` start comments, a key ends at the first unescaped `=`, `:` or blank, the escapes are \\t \\n \\r \\f
-\\uXXXX, and any other escaped character stands for itself. A later pair replaces an earlier one.
+The rules are those of java.util.Properties.load. A logical line continues after a trailing backslash. `#` and
+`!` start comments. A key ends at the first unescaped `=`, `:` or blank. The escapes are \\t \\n \\r \\f
+\\uXXXX; any other escaped character stands for itself. If a key occurs again, its last value applies.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ ESCAPES = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class PropertiesError(ValueError):
-    """A line cannot be parsed: `line` counts from 1, `problem` describes the error."""
+    """A line cannot be parsed. `line` is its number, counted from 1; `problem` describes the error."""
 
     def __init__(self, line: int, problem: str) -> None:
         super().__init__(f"line {line}: {problem}")
@@ -27,12 +27,15 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the pairs in the order of first appearance. Raises PropertiesError for an invalid \\uXXXX."""
+    """Return the values by key, in the order in which the keys first appear. Raises PropertiesError."""
     return {key: value for _, key, value in numbered_pairs(text)}
 
 
 def line_of(key: str, text: str) -> int | None:
-    """Return the line, from 1 on, where a key's effective pair begins, or None. Raises PropertiesError."""
+    """Return the number of the line, from 1 on, where a key's last pair begins, or None.
+
+    Raises PropertiesError.
+    """
     lines = [number for number, found, _ in numbered_pairs(text) if found == key]
     return lines[-1] if lines else None
 
@@ -48,17 +51,17 @@ def numbered_pairs(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def format_properties(pairs: Mapping[str, str]) -> str:
-    """Return one `key=value` line per pair, ASCII only, in the mapping's order."""
+    """Return one `key=value` line per pair, in the mapping's order. Non-ASCII characters are escaped."""
     return "".join(f"{escape(key, key=True)}={escape(value, key=False)}\n" for key, value in pairs.items())
 
 
 def set_values(text: str, values: Mapping[str, str]) -> str:
-    """Set some values in a properties text and keep the rest: comments, order, line ends, all other pairs.
+    """Set some values in a properties text. Comments, order, line ends and all other pairs stay as they are.
 
     Args:
         text: The text to change.
-        values: Keys with their new values. The effective pair of a key is changed in its place; a key without
-            a pair is appended.
+        values: The new values by key. The last pair of a key is changed in its place; a key without a pair is
+            appended.
 
     Returns:
         The changed text.
@@ -67,7 +70,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, pair in reversed([*logical_lines(text)]):  # of several pairs of a key, the last one is used
+    for number, pair in reversed([*logical_lines(text)]):  # the last pair of a key counts
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1
@@ -86,7 +89,8 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
             open_end = open_end and not more
     kept = "".join(lines)
     if missing and kept and (open_end or not kept.endswith(("\r", "\n"))):
-        # If the last pair ends with a backslash, the next line would continue it, so an empty line ends it.
+        # If the last line ends with a backslash, an appended line would continue it, so an empty line is
+        # inserted.
         kept += eol * (1 if not open_end or kept.endswith(("\r", "\n")) else 2)
     return kept + format_properties(missing).replace("\n", eol)
 
@@ -97,11 +101,11 @@ _SEPARATOR = re.compile(r"[ \t\f]*[=:]?[ \t\f]*")
 
 
 def logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Yield the number of the first natural line and the content of each logical line.
+    """Yield each logical line's content, with the number of the first line of the file that it spans.
 
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # `first` is 0 between two logical lines
+    first, joined = 0, ""  # `first` is 0 while no logical line is incomplete
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):
@@ -117,12 +121,12 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def ends_escaped(line: str) -> bool:
-    """Return whether the next line continues this one: it ends with an odd number of backslashes."""
+    """Return whether the next line continues this line, which then ends with an odd number of backslashes."""
     return (len(line) - len(line.rstrip("\\"))) % 2 == 1
 
 
 def end_of_key(line: str) -> int:
-    """Return the index of the first unescaped separator, or the length of the line."""
+    """Return the index of the first unescaped separator, or the line's length if there is none."""
     at = 0
     while at < len(line):
         if line[at] == "\\":
@@ -160,12 +164,12 @@ def unescape(text: str, line: int) -> str:
             raise PropertiesError(line, f"\\u needs four hexadecimal digits, not {digits!r}")
         out.append(chr(unit))
         at += 6
-    # Java writes characters beyond the basic plane as surrogate pairs.
+    # Java writes a character beyond the basic plane as two \u escapes, a surrogate pair. Join such pairs.
     return "".join(out).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def escape(text: str, *, key: bool) -> str:
-    """Escape text for Java's reader: every blank of a key, and a leading blank of a value."""
+    """Escape text for Java's reader. Blanks are escaped in a key anywhere, in a value only at its start."""
     out: list[str] = []
     for at, char in enumerate(text):
         if char == " ":

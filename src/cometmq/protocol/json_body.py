@@ -1,8 +1,9 @@
-"""The base of all JSON bodies: typed reading of both dialects, and writing for Java's fastjson.
+"""The base of all JSON bodies: typed reading of JSON and fastjson's dialect, and writing for fastjson.
 
-A body class declares its fields with Python names; the wire uses their camelCase. As in fastjson, fields that
-are None are omitted and all others are written. Keys are sorted. Reading is as tolerant as Java's: unknown
-keys are ignored, missing and null ones get the default, numbers and booleans may be quoted.
+A body class declares its fields with Python names; on the wire they have camelCase names. As in fastjson,
+fields that are None are omitted and all others are written. Keys are sorted. Reading is as tolerant as
+Java's: unknown keys are ignored, missing keys and null values get the field's default, numbers and booleans
+may be quoted.
 """
 
 from __future__ import annotations
@@ -22,21 +23,23 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 T = TypeVar("T")
 
 MAX_SERVER_BYTES = 1 << 20
-"""The maximum size of a non-standard body for servers, so that no body occupies them for seconds."""
+"""The maximum size of a non-standard body for servers. Reading a larger one could occupy them for seconds."""
 MAX_CLIENT_BYTES = 16 << 20
 """The maximum size of a non-standard body for clients and tools, that of a frame: tables can be so large."""
 
 BYTES_OF_A_VALUE = 16
-"""The minimum number of bytes per value. Queues and subscriptions have fewer values than that."""
+"""The number of bytes of a body's size limit that permit one value. Real bodies have fewer values."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
-"""The classes encountered so far whose values fastjson writes as standard JSON."""
+"""The body classes, of those used so far, whose values fastjson writes as standard JSON."""
 _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 
 
 def always(value: T, name: str | None = None) -> T:
-    """Return a field default that is written, too (msgspec omits only defaults that it can compare).
+    """Return a field default that is written like any other value, where msgspec would omit the default.
+
+    msgspec omits only defaults that it can compare. It cannot compare one that a function creates.
 
     Args:
         value: The default.
@@ -46,19 +49,19 @@ def always(value: T, name: str | None = None) -> T:
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """Return an empty collection as a field default that is written, too, because Java's tools expect it."""
+    """Return an empty collection as a field default. It is written, because Java's tools expect the field."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 
 class Body(msgspec.Struct, rename="camel", omit_defaults=True):
     """The base class of JSON bodies and their parts."""
 
-    # Whether keys may be integers or queues, which fastjson does not write as standard JSON.
+    # Whether keys may be integers or queues. fastjson writes such keys in its dialect, not as standard JSON.
     FASTJSON: ClassVar[bool] = False
-    # Bodies with queues as keys are not standard JSON, so they have no strict reader.
+    # Whether a body may be standard JSON, which is tried first. Bodies with queues as keys never are.
     STRICT: ClassVar[bool] = True
-    # The maximum size in bytes of a body that is not standard JSON. It may have one value per
-    # BYTES_OF_A_VALUE bytes, because the number of values determines the time.
+    # The maximum size in bytes of a body that is not standard JSON. Such a body may have at most one value
+    # per BYTES_OF_A_VALUE bytes of this size, because the time to read it depends on the number of values.
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_SERVER_BYTES
 
     def encode(self) -> bytes:
@@ -67,7 +70,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def decode(cls, data: Buffer) -> Self:
-        """Decode a body in either dialect. Raises BodyError."""
+        """Decode a body from standard JSON or fastjson's dialect. Raises BodyError."""
         if cls.STRICT:
             decode = _decoders.get(cls)
             if decode is None:
@@ -76,7 +79,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 found: Self = decode(data)
                 return found
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                pass  # if it is not JSON or has other types, the lenient reader below reports the error
+                pass  # the lenient reader below accepts the body or reports the error
         if not data:
             raise BodyError(cls.__name__, "there is no body")
         if len(data) > cls.MAX_LENIENT_BYTES:
@@ -89,7 +92,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def from_plain(cls, value: Json) -> Self:
-        """Create a body from values of the lenient reader. Raises BodyError."""
+        """Create a body from the values that the lenient reader returned. Raises BodyError."""
         if not isinstance(value, dict):
             raise BodyError(cls.__name__, "it is not an object")
         try:
@@ -100,12 +103,15 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        """Convert foreign forms of this body to the usual form, before its types are checked."""
+        """Convert forms of this body that other clients write to the usual form, before types are checked."""
         return value
 
 
 class IntegerKeyed(Body):
-    """The base class of bodies with integer keys. They may be long, and mostly tools and slaves read them."""
+    """The base class of bodies with integer keys.
+
+    Their size limit is higher: mostly tools and slaves read them.
+    """
 
     FASTJSON: ClassVar[bool] = True
     MAX_LENIENT_BYTES: ClassVar[int] = MAX_CLIENT_BYTES
@@ -118,7 +124,7 @@ class QueueKeyed(IntegerKeyed):
 
 
 def tidy(value: Json) -> Json:
-    """Return plain values without nulls in objects, and with queues in place of object keys."""
+    """Return lenient values without the nulls in objects. Object keys are replaced by queues."""
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -127,7 +133,7 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """Return the queue for an object key. Raises ValidationError for another object."""
+    """Return the queue that an object key describes. Raises ValidationError if it describes no queue."""
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 
 
@@ -135,7 +141,7 @@ def _key(key: Any) -> Any:
 
 
 def write_fastjson(value: Any, bare: bool = True) -> bytes:
-    """Return a value as fastjson writes it, with queues and integers as keys.
+    """Return a value in fastjson's dialect, in which queues and integers may be keys.
 
     Keys are sorted, and fields of a body that are None are omitted.
 
@@ -168,7 +174,7 @@ def write_fastjson(value: Any, bare: bool = True) -> bytes:
 
 @cache
 def _fields_of(kind: type[Body]) -> list[tuple[bytes, str]]:
-    """Return the wire name, encoded as a key, and the name of each field in wire order."""
+    """Return the encoded wire name and the Python name of each field of a body class, in wire order."""
     names = sorted(zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True))
     return [(_key_text(name), field) for name, field in names]
 
@@ -182,7 +188,7 @@ def _key_text(key: str | int | MessageQueue) -> bytes:
 
 
 def ascii_json(data: bytes) -> bytes:
-    """Return the same JSON with all non-ASCII characters escaped, as in the standard form of a route."""
+    """Return JSON with all non-ASCII characters escaped, as name servers write a route in standard JSON."""
     if data.isascii():
         return data
     return json.dumps(msgspec.json.decode(data), ensure_ascii=True, separators=(",", ":")).encode()

@@ -1,8 +1,9 @@
 """Typed command headers: the ext fields of each request and response, with Python names.
 
-Each class corresponds to one Java header class; the wire names are its field names. Only fields without which
-no broker can process the request have no default. A missing optional field is None, whatever RocketMQ
-declares as mandatory, because it does not enforce that (docs/reference/remoting.md, Missing fields).
+Each class corresponds to one class of Java; the wire names are that class's field names. A field has no
+default only if no broker can process the request without it. All other fields may be None, even those that
+RocketMQ declares as mandatory, because RocketMQ does not enforce that (docs/reference/remoting.md, Missing
+fields).
 """
 
 from cometmq.protocol.ext import Header as Header

@@ -29,7 +29,7 @@ class PurgeTopicRequestHeader(Header, gc=False):
     Attributes:
         queue_id: Restricts the purge to one queue.
         before: Restricts the purge to messages stored before this time, in ms.
-        execute: Whether to purge. Otherwise the response only contains the effect of a purge.
+        execute: Whether to purge. Otherwise the response reports what a purge would hide.
     """
 
     topic: str
@@ -41,8 +41,9 @@ class PurgeTopicRequestHeader(Header, gc=False):
 class ListTimersRequestHeader(Header, gc=False):
     """The header of request 21002 (CometMQ's own), which lists messages that wait for their delivery time.
 
-    A page begins after a position in the order of delivery times (ms) and log positions, for all topics or
-    one. With a key, which may be unique or not, the answer is one page with the messages that have it.
+    The messages of all topics, or of `topic`, are ordered by delivery time (ms), then by log position. A page
+    begins after `after_ms` and `after_position`. With `key`, a unique key or another key, the response is a
+    single page with the messages that have this key.
     """
 
     max_msg_nums: I32 | None = None
@@ -53,11 +54,12 @@ class ListTimersRequestHeader(Header, gc=False):
 
 
 class ListTimersResponseHeader(Header, gc=False):
-    """The header of the response to 21002, whose body holds the records.
+    """The header of the response to 21002, whose body holds the records of the messages.
 
     Attributes:
-        after: Where the next page begins. A listing by key has no next page.
-        more: For a listing by key, whether older messages were not searched.
+        after_ms, after_position: The position after which the next page begins. A listing by key has no next
+            page.
+        more: For a listing by key, whether the search ended before it had read all older messages.
         deliver_at: The delivery time of each message in ms, separated by commas.
         waiting: The number of all waiting messages, including recalls.
     """
@@ -77,7 +79,7 @@ class DeleteTopicRequestHeader(Header, gc=False):
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
-    """The header of request 207. 4.9 names the flag removeOffset, 5.x cleanOffset."""
+    """The header of request 207. The flag is named removeOffset in 4.9 and cleanOffset in 5.x."""
 
     group_name: str
     remove_offset: bool | None = None
@@ -99,7 +101,9 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
 
 
 class AddBrokerHeader(Header, gc=False):
-    """The header of request 902 to a broker container of 5.x. config_path is a file on its machine.
+    """The header of request 902 to a broker container of 5.x.
+
+    config_path is a file on the container's machine.
 
     See docs/reference/remoting.md, Replication and containers.
     """
@@ -118,7 +122,7 @@ class RemoveBrokerHeader(Header, gc=False):
 class ChangeRaftGroupHeader(Header, gc=False):
     """The header of request 21004 (CometMQ's own).
 
-    action is transfer, addLearner, promote or remove; member is an id as in dLegerPeers, such as n0.
+    action is transfer, addLearner, promote or remove. member is an id as dLegerPeers lists it, such as n0.
     """
 
     action: str
@@ -126,9 +130,10 @@ class ChangeRaftGroupHeader(Header, gc=False):
 
 
 class CreateAccessConfigRequestHeader(Header, gc=False):
-    """The header of request 50.
+    """The header of request 50, which creates or changes an account.
 
-    Permissions are written as in plain_acl.yml, lists separated by commas. Absent values stay unchanged.
+    Permissions are written as in plain_acl.yml; the items of a list are separated by commas. Absent fields
+    leave the account's values unchanged.
     """
 
     access_key: str
@@ -148,14 +153,14 @@ class DeleteAccessConfigRequestHeader(Header, gc=False):
 
 
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
-    """The header of request 53: address patterns, separated by commas, for the default or the named file."""
+    """The header of request 53: address patterns, separated by commas, for the named or the default file."""
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
 
 
 class AclConfigVersionResponseHeader(Header, gc=False):
-    """The header of the response to 52: JSON versions of the default file, and of all files by path."""
+    """The header of the response to 52: the default file's version, and all versions by path, as JSON."""
 
     version: str
     broker_name: str
@@ -169,8 +174,8 @@ class ExplainAccessRequestHeader(Header, gc=False):
 
     Attributes:
         action: pub, sub or admin.
-        resource: `topic:NAME`, `group:NAME`, or NAME for a topic; empty with admin.
-        host: The client's address, for white lists.
+        resource: `topic:NAME`, `group:NAME`, or NAME for a topic. It is empty if the action is admin.
+        host: The client's address, which is compared with the white lists.
     """
 
     user: str
@@ -189,7 +194,7 @@ class ExplainAccessResponseHeader(Header, gc=False):
 class GetBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to 26.
 
-    without_effect is CometMQ's own: the keys, separated by blanks, that the broker accepts and does not use.
+    without_effect is CometMQ's own: the keys, separated by blanks, that the broker accepts but does not use.
     """
 
     version: str
@@ -199,9 +204,9 @@ class GetBrokerConfigResponseHeader(Header, gc=False):
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to 25. The fields are CometMQ's own.
 
-    They list, separated by blanks, the keys that take effect at the next start, the unknown keys, which were
-    ignored, and the keys without effect. not_written marks a broker without a settings file, which loses the
-    change at its next start.
+    They list keys, separated by blanks: those that take effect at the next start, those that are unknown and
+    were ignored, and those without effect. not_written says that the broker has no settings file, so it loses
+    the change at its next start.
     """
 
     at_next_start: str | None = None
@@ -220,7 +225,7 @@ class ViewBrokerStatsDataRequestHeader(Header, gc=False):
 class CopySettingsHeader(Header, gc=False):
     """The header of request 21005 (CometMQ's own): a raft leader makes its followers copy topics and groups.
 
-    leader is the leading member, term the term in which it leads.
+    leader is the member that leads, term is the raft term of its leadership.
     """
 
     leader: str

@@ -72,7 +72,7 @@ class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
 
 
 class PushReplyMessageRequestHeader(Header, gc=False):
-    """The header of request 326, from a broker to a client: a reply, with the fields it was sent with.
+    """The header of request 326, by which a broker passes a reply message to a client, with its fields.
 
     Hosts are "ip:port".
     """
@@ -135,7 +135,7 @@ class CloneGroupOffsetRequestHeader(Header, gc=False):
 
 
 class QueryCorrectionOffsetRequestHeader(Header, gc=False):
-    """The header of request 308. filter_groups are names separated by commas."""
+    """The header of request 308. filter_groups holds group names separated by commas."""
 
     topic: str
     compare_group: str
@@ -173,7 +173,7 @@ class RegisterFilterServerResponseHeader(Header, gc=False):
 
 
 class RegisterMessageFilterClassRequestHeader(Header, gc=False):
-    """The header of request 302 to a filter server. The body is the source, class_crc its 31-bit CRC."""
+    """The header of request 302 to a filter server. The body is source code; class_crc is its 31-bit CRC."""
 
     consumer_group: str
     topic: str

@@ -13,7 +13,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header, gc=False):
-    """The header of requests 10 and 324, with whole field names. born_timestamp is in ms."""
+    """The header of requests 10 and 324, which have the full field names. born_timestamp is in ms."""
 
     topic: str
     queue_id: I32
@@ -32,7 +32,7 @@ class SendMessageRequestHeader(Header, gc=False):
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
-    """The header of requests 310, 320 and 325: the same fields with single-letter names."""
+    """The header of requests 310, 320 and 325: the fields of 10 and 324 with single-letter wire names."""
 
     topic: str = field(name="b")
     queue_id: I32 = field(name="e")
@@ -51,7 +51,10 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
 
 
 class SendMessageResponseHeader(Header, gc=False):
-    """The header of the response to a send. msg_id is the offset id; a batch has several with commas."""
+    """The header of the response to a send.
+
+    msg_id is the offset id; a batch has several, joined by commas.
+    """
 
     msg_id: str
     queue_id: I32
@@ -64,7 +67,7 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """The header of request 370. recall_handle comes from the response to the send."""
+    """The header of request 370. The client got recall_handle in the response to the send."""
 
     topic: str
     recall_handle: str | None = None
@@ -73,13 +76,16 @@ class RecallMessageRequestHeader(Header, gc=False):
 
 
 class RecallMessageResponseHeader(Header, gc=False):
-    """The header of the response to 370: the unique key of the message."""
+    """The header of the response to 370. msg_id is the unique key of the recalled message."""
 
     msg_id: str
 
 
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
-    """The header of request 36. offset is the physical offset on the receiving broker."""
+    """The header of request 36.
+
+    offset is the message's position in the log of the broker that gets the request.
+    """
 
     offset: I64
     group: str
@@ -97,7 +103,8 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
 class EndTransactionRequestHeader(Header, gc=False):
     """The header of request 37.
 
-    commit_or_rollback is 8 to commit, 12 to roll back, 0 if unknown. Both offsets are the half message's.
+    commit_or_rollback is 8 to commit, 12 to roll back, and 0 if the outcome is unknown. Both offsets are
+    those of the half message.
     """
 
     producer_group: str
@@ -112,7 +119,10 @@ class EndTransactionRequestHeader(Header, gc=False):
 
 
 class CheckTransactionStateRequestHeader(Header, gc=False):
-    """The header of request 39, from a broker to a client. msg_id and transaction_id are the unique key."""
+    """The header of request 39, from a broker to a client.
+
+    msg_id and transaction_id both hold the unique key.
+    """
 
     tran_state_table_offset: I64
     commit_log_offset: I64
@@ -124,7 +134,7 @@ class CheckTransactionStateRequestHeader(Header, gc=False):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
-    """The header of request 323. msg_id is an offset id; CometMQ's broker accepts a unique key, too."""
+    """The header of request 323. msg_id is an offset id. CometMQ's broker also accepts a unique key."""
 
     msg_id: str
     topic: str | None = None
@@ -137,7 +147,7 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 class PullMessageRequestHeader(Header, gc=False):
     """The header of requests 11 and 361. sys_flag holds codes.PullSysFlag bits.
 
-    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large answers, for
+    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large responses, for
     programs that read whole topics (docs/reference/remoting.md, Pulling).
     """
 
@@ -160,7 +170,7 @@ class PullMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageResponseHeader(Header, gc=False):
-    """The header of the response to a pull, with codes 0, 19, 20 and 21."""
+    """The header of the response to a pull, if its code is 0, 19, 20 or 21."""
 
     suggest_which_broker_id: I64
     next_begin_offset: I64
@@ -233,7 +243,7 @@ class OffsetResponseHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """The header of the response to 32: the store time of the first message in ms, or -1."""
+    """The header of the response to 32. timestamp is the store time of the first message in ms, or -1."""
 
     timestamp: I64
 
@@ -242,7 +252,7 @@ class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
 
 
 class QueryMessageRequestHeader(Header, gc=False):
-    """The header of request 12. Another ext field, `_UNIQUE_KEY_QUERY`, marks a query by unique key."""
+    """The header of request 12. The ext field `_UNIQUE_KEY_QUERY`, not declared here, marks a unique key."""
 
     topic: str
     key: str
@@ -253,7 +263,7 @@ class QueryMessageRequestHeader(Header, gc=False):
 
 
 class ViewMessageRequestHeader(Header, gc=False):
-    """The header of request 33. offset is a physical offset."""
+    """The header of request 33. offset is a position in the broker's commit log."""
 
     offset: I64
     topic: str | None = None

@@ -15,7 +15,7 @@ class GetRouteInfoRequestHeader(Header, gc=False):
 class RegisterBrokerRequestHeader(Header, gc=False):
     """The header of request 103.
 
-    body_crc32 is the 31-bit CRC of the body as sent; with 0, or without it, the body is not checked.
+    body_crc32 is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
     """
 
     broker_name: str
@@ -31,7 +31,7 @@ class RegisterBrokerRequestHeader(Header, gc=False):
 
 
 class RegisterBrokerResponseHeader(Header, gc=False):
-    """The header of the response to 103. A master receives neither field."""
+    """The header of the response to 103. Only slaves receive the two fields."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
