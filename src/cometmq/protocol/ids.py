@@ -72,7 +72,7 @@ class OffsetId(msgspec.Struct, frozen=True):
 
 
 def encode_offset_id(store_host: bytes, physical_offset: int) -> str:
-    """Return the offset id for a position in a host's log. `store_host` has the form in records, 8 or 20 bytes."""
+    """Return the offset id for a position in a host's log. `store_host` is as in records, 8 or 20 bytes."""
     return (store_host + physical_offset.to_bytes(8, "big", signed=True)).hex().upper()
 
 

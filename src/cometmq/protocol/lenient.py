@@ -21,7 +21,7 @@ from cometmq.errors import BodyError, ProtocolError
 MAX_DEPTH = 64
 """The maximum nesting depth of objects and arrays. RocketMQ's own bodies need 6."""
 MAX_DIGITS = 400
-"""The maximum number of digits of a number: beyond any double, and short enough for a quick conversion."""
+"""The maximum number of digits in a number. It allows any double, and converting 400 digits is still fast."""
 
 Json: TypeAlias = Any
 
@@ -49,7 +49,7 @@ class LenientError(ProtocolError):
 
 
 class ObjectKey(tuple[tuple[str, Json], ...]):
-    """An object used as a key: its pairs sorted by key, so that equal objects are equal keys."""
+    """An object used as a key. Its pairs are sorted by key, so that equal objects are equal keys."""
 
     __slots__ = ()
 
@@ -60,12 +60,12 @@ class ObjectKey(tuple[tuple[str, Json], ...]):
 def read_lenient(
     data: bytes | bytearray | memoryview | str, *, unique: bool = False, most: int = sys.maxsize
 ) -> Json:
-    """Parse the single value of a text.
+    """Parse a text that consists of a single value.
 
     Args:
         data: The text, or its bytes.
-        unique: Whether to refuse a key that occurs twice in an object. Otherwise the last value applies.
-        most: The maximum number of values, each of which takes up to 4 µs.
+        unique: Whether to refuse a key that occurs twice in an object. Otherwise its last value applies.
+        most: The maximum number of values, including nested ones. Parsing a value takes up to 4 µs.
 
     Raises:
         LenientError: The text is invalid or has too many values.
@@ -91,7 +91,7 @@ class _Reader:
         return LenientError(problem, self.pos)
 
     def peek(self) -> str:
-        """Return the next character that is not blank, or "" at the end."""
+        """Return the next character that is not blank, or "" at the end of the text."""
         self.pos = _BLANK.match(self.text, self.pos).end()  # type: ignore[union-attr]
         return self.text[self.pos : self.pos + 1]
 
@@ -172,8 +172,8 @@ class _Reader:
         if "\\" in content:
             content = _ESCAPE.sub(self._unescape, content)
             if not content.isascii():
-                # Java's strings are UTF-16: two escapes can form one character, and half a pair cannot be
-                # encoded.
+                # Java's strings are UTF-16, so two escapes (a surrogate pair) can form one character. Half a
+                # pair is replaced, because it could not be encoded.
                 content = content.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
         self.pos = match.end()
         return content
@@ -221,7 +221,7 @@ class _Reader:
 
 
 def _hashable(value: Json) -> Json:
-    """Return a value that can be part of a key, with tuples in place of objects and arrays."""
+    """Return a form of a value that can be part of a key: objects and arrays become tuples."""
     if isinstance(value, dict):
         pairs = ((str(key), _hashable(inner)) for key, inner in value.items())
         return ObjectKey(sorted(pairs, key=itemgetter(0)))
@@ -231,11 +231,11 @@ def _hashable(value: Json) -> Json:
 
 
 def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Json:
-    """Parse JSON in the strict form or in fastjson's dialect as plain values. Raises BodyError."""
+    """Parse standard JSON or fastjson's dialect and return plain values. Raises BodyError."""
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        pass  # the lenient reader reports the error
+        pass  # the lenient reader below accepts the text or reports the error
     try:
         return read_lenient(data)
     except LenientError as error:

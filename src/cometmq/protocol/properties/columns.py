@@ -1,9 +1,9 @@
-"""The conversion of many property strings to Arrow: the whole map, or single properties.
+"""The conversion of many property strings to Arrow: all properties as a map, or single properties.
 
-A property string is `name 0x01 value 0x02 name 0x01 value …` (values.py), with or without a last 0x02. All
-separators of a batch are found in one pass. Where they alternate correctly, names and values are two `take`
-operations. Other records (a separator inside a value, a piece without a separator) go through
-`decode_properties` one by one.
+A property string is `name 0x01 value 0x02 name 0x01 value …` (values.py), with or without a final 0x02. All
+separators of a batch are found in one pass. For strings in which the two separators alternate, two `take`
+operations extract all names and all values. The other strings (with a separator inside a value, or a piece
+without a separator) are decoded one by one with `decode_properties`.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_DENSE_LIMIT = 1 << 22  # cells (record, name) up to which direct counting is faster than sorting
+_DENSE_LIMIT = 1 << 22  # up to this product of records and names, counting is faster than sorting
 
 
 class PropertyColumns:
     """The properties of a group of records. `raw` holds their property strings as a binary array.
 
-    `invalid` are the rows whose text is not UTF-8. Remove them before using any other method.
+    `invalid` lists the rows whose string is not UTF-8. Remove these rows before calling any other method.
     """
 
     def __init__(self, raw: pa.Array) -> None:
@@ -49,7 +49,7 @@ class PropertyColumns:
 
     @cached_property
     def _pairs(self) -> tuple[Ints, pa.Array, pa.Array]:
-        """Return the record, the name and the value of each pair, in the order of the records."""
+        """Return the record index, the name and the value of each pair, in the order of the records."""
         record, start, end = self._pieces()
         name_ends = np.flatnonzero(self._bytes == _NAME_END)
         if len(name_ends) == len(start) and bool(((name_ends >= start) & (name_ends < end)).all()):
@@ -69,13 +69,13 @@ class PropertyColumns:
         return self._replaced(np.unique(broken), record, names, values)
 
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
-        """Return the record, start and end of each piece between two value separators."""
+        """Return the record index, the start and the end of each piece between two 0x02 separators."""
         begin, end = self._offsets[:-1], self._offsets[1:]
         stops = np.flatnonzero(self._bytes == _VALUE_END)
         open_end = end > begin
         open_end[open_end] = self._bytes[end[open_end] - 1] != _VALUE_END
-        # The last value of a record has no separator and ends with its record: after all separators of its
-        # record, and before those of the next record.
+        # A record's last value may have no separator, so it ends where the record ends. Insert this end after
+        # all separators of the record and before those of the next record.
         ends = np.insert(stops, np.searchsorted(stops, end[open_end]), end[open_end])
         count = np.diff(np.searchsorted(stops, self._offsets)) + open_end
         record = np.repeat(np.arange(self.count), count)
@@ -89,7 +89,7 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Return the pairs. The pairs of the records `rows` are decoded one record at a time."""
+        """Return the given pairs, except that those of the records `rows` are decoded again, one by one."""
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]
@@ -106,7 +106,7 @@ class PropertyColumns:
         return record[order], names.take(pa.array(order)), values.take(pa.array(order))
 
     def _once(self, record: Ints, names: pa.Array) -> tuple[Ints, Ints]:
-        """Return the first and the last pair of each name in each record.
+        """Return the indices of the first and the last pair of each name in each record.
 
         A name that occurs twice (batch sends repeat WAIT) keeps its first position and its last value.
         """
@@ -148,7 +148,7 @@ class PropertyColumns:
         return pa.MapArray.from_arrays(pa.array(offsets), names, values, type=kind)
 
     def values_of(self, name: bytes) -> pa.Array:
-        """Return one property of each record, null for records without it."""
+        """Return one property of each record; it is null if the record does not have the property."""
         record, names, values = self._pairs
         hits = np.flatnonzero(pc.equal(names, name.decode()).to_numpy(zero_copy_only=False))
         where = np.full(self.count, -1, dtype=np.int64)

@@ -1,7 +1,8 @@
 """Templates: property strings without the value of their unique key.
 
-Messages of one sender differ in few other bytes. The result computed for a string is stored under the string
-without that value, so that the next similar string needs only two slices and a lookup (0.4 µs).
+Messages of one sender often differ only in this value. The result computed for a property string is therefore
+stored under the string without the value. The next similar string needs only two slices and a lookup (0.4
+µs).
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from cometmq.protocol.properties.values import (
 
 MAX_TEMPLATES = 2_048
 MAX_BYTES = 2_048
-"""The maximum length in bytes of a stored string. With their results, the cache takes at most 12 MB."""
+"""The maximum length in bytes of a cached string, so that the cache takes at most 12 MB with all results."""
 SKIPPED = 100_000
 
 
 class Template(msgspec.Struct, frozen=True, gc=False):
-    """A stored property string without the value of its unique key.
+    """A stored property string without the value of its unique key, which was between `before` and `behind`.
 
-    A string whose unique key is missing or cannot be cut out is stored in `before`.
+    If the string has no unique key, or its value cannot be cut out, `before` holds the whole string.
     """
 
     before: bytes
     behind: bytes
     tags_code: int
     only_key: bool
-    """Whether the unique key is known to be the only key."""
+    """Whether the record is known to have no key except the unique key."""
 
 
 def unique_key_at(properties: bytes) -> tuple[int, int]:
-    """Return the start and end of the unique key's value, or (0, 0) if it cannot be replaced."""
+    """Return the start and end of the unique key's value, or (0, 0) if the value cannot be cut out."""
     at = properties.rfind(UNIQUE_KEY) + len(UNIQUE_KEY)
     if at < len(UNIQUE_KEY):
         return 0, 0
@@ -53,7 +54,10 @@ def unique_key_at(properties: bytes) -> tuple[int, int]:
 
 
 def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Return the fields of a stored string's template. `unique` is the value to cut out, or empty."""
+    """Return the fields of a string's template.
+
+    `unique` is the unique key's value to cut out; it may be empty.
+    """
     code = stored_tags_code(stored)
     if not unique:
         return stored, b"", code, False
@@ -62,7 +66,7 @@ def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bo
 
 
 def template_of(stored: bytes) -> tuple[Template, bytes]:
-    """Return the template of a stored string, and the value of its unique key (empty if it has none)."""
+    """Return the template of a stored string, and the value of its unique key (empty if not cut out)."""
     at, end = unique_key_at(stored)
     unique = stored[at:end]
     return Template(*template_fields(stored, unique)), unique
@@ -72,10 +76,10 @@ T = TypeVar("T", bound=Template)
 
 
 class TemplateCache(Generic[T]):
-    """A cache of templates. `make` creates one from a string and the value to cut out, which may be empty.
+    """A cache of templates. `make` creates a template from a string and the value to cut out (may be empty).
 
-    Senders with new properties in each message would fill the memory without any hit. So a full cache without
-    hits is not used for some time.
+    Senders whose properties differ in each message would fill the cache without any hit. Therefore a full
+    cache that had few hits is cleared and not used for the next strings.
     """
 
     __slots__ = ("_known", "_make", "_served", "_skip")
@@ -90,7 +94,10 @@ class TemplateCache(Generic[T]):
         return len(self._known)
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
-        """Return the template of a string, and the value of its unique key. Raises the errors of `make`."""
+        """Return the template of a string and the value that was cut out (or empty).
+
+        Raises the errors of `make`.
+        """
         if self._skip or len(properties) > MAX_BYTES:
             self._skip = max(self._skip - 1, 0)
             return self._make(properties, b""), b""
@@ -116,17 +123,16 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 
 
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """Return the tags code of a record, and its unique key if that is known to be its only key."""
+    """Return a record's tags code, and its unique key, or None unless that is known to be the only key."""
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
 
 
 def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] | None]:
-    """Return the tags codes of many records, and their unique keys if each is its record's only key.
+    """Return the tags codes of many records, and their unique keys if no record has any other key.
 
-    The messages of a batch mostly differ in their unique keys only, which have equal lengths. Then one
-    comparison of all bytes proves it (0.13 µs per record), and the result for the first record applies to
-    all.
+    The messages of a batch mostly differ only in their unique keys, which have equal lengths. One comparison
+    of all bytes proves this (0.13 µs per record), and then the first record's result applies to all records.
     """
     first = properties[0]
     template, key = template_of(first)
@@ -136,7 +142,7 @@ def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] 
         keys = [each[at:end] for each in properties]
         whole = b"".join(properties)
         pairs = first.count(VALUE_END)
-        # Each string has as many separators as the first one, so no key contains a separator.
+        # The second condition compares the numbers of separators, so that no unique key contains a separator.
         if (
             before + (behind + before).join(keys) + behind == whole
             and whole.count(VALUE_END) == len(keys) * pairs

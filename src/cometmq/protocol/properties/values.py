@@ -1,8 +1,9 @@
 """The property string of a message in bytes, RocketMQ's property names, and Java's string hash.
 
-A property string is `name 0x01 value 0x02 name 0x01 value` in UTF-8. 4.9 writes no separator after the last
-pair, 5.x does; both are read. As in Java, entries of fewer than 3 characters and entries with an empty name
-or value are ignored, and the last of several values counts (docs/reference/remoting.md, Property string).
+A property string is `name 0x01 value 0x02 name 0x01 value` in UTF-8. After the last pair, 5.x writes a
+separator and 4.9 does not; both forms are read. As in Java, entries of fewer than 3 characters and entries
+with an empty name or value are ignored. If a name occurs several times, its last value counts
+(docs/reference/remoting.md, Property string).
 """
 
 from __future__ import annotations
@@ -85,14 +86,14 @@ RESERVED = frozenset(
         DLQ_ORIGIN_TOPIC, DLQ_ORIGIN_MESSAGE_ID, EXTEND_UNIQ_INFO, DUP_INFO, CRC32,
     }
 )  # fmt: skip
-"""The names that RocketMQ itself uses (docs/reference/remoting.md, Property string).
+"""The names of the properties that RocketMQ itself uses (docs/reference/remoting.md, Property string).
 
-`__SHARDINGKEY` is missing, because users set it.
+`__SHARDINGKEY` is not among them, because users set it.
 """
 TRANSIENT_PREFIX = "__RMQ.TRANSIENT."
 
 MAX_PROPERTIES_BYTES = 32_767
-"""The maximum length of a property string in bytes: its length field is a signed 16-bit number."""
+"""The maximum length of a property string in bytes, because its length field is a signed 16-bit number."""
 
 
 def is_reserved(name: str) -> bool:
@@ -114,8 +115,8 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
         MessageIllegal: A name or value contains a separator, so the string could not be parsed again.
     """
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
-    # Two counts over the whole string are cheaper than a check of each part. Each pair adds exactly one of
-    # each separator, so the counts are sufficient.
+    # Two counts over the whole string are faster than a check of each part. They suffice, because each pair
+    # adds exactly one of each separator.
     pairs = len(properties)
     if text.count("\x01") != pairs or text.count("\x02") != max(pairs - 1, 0):
         for name, value in properties.items():
@@ -127,11 +128,12 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
 
 
 def decode_properties(properties: bytes) -> dict[str, str]:
-    """Return the properties of a string, in its order. Bytes that are not UTF-8 are replaced."""
+    """Return the properties of a string, in the string's order. Bytes that are not UTF-8 are replaced."""
     found: dict[str, str] = {}
     for piece in properties.decode("utf-8", "replace").split("\x02"):
         name, separator, value = piece.partition("\x01")
-        # The first 0x01 ends the name, as in Java's readers since 4.9.1; earlier ones ignored such an entry.
+        # The first 0x01 of an entry ends its name, as in Java's readers since 4.9.1. Earlier readers ignored
+        # an entry with a second 0x01.
         if separator and name and value:
             found[name] = value
     return found
@@ -142,10 +144,10 @@ _ALTERNATING = b"\x01\x02" * 16_384
 
 
 def has_stray_separator(text: bytes) -> bool:
-    """Return whether a name or value contains a separator.
+    """Return whether a name or value contains a separator: 0x01 within a value, or 0x02 within either.
 
-    Such a string cannot be restored from its parsed properties: it has 0x01 within a value, or 0x02 within a
-    name or value. Several property strings may be joined by 0x02. The check takes 0.2 µs.
+    A string with such a separator cannot be restored from its parsed properties. `text` may also consist of
+    several property strings joined by 0x02. The check takes 0.2 µs.
     """
     found = text.translate(None, _OTHERS)
     if len(found) & 1 and _ALTERNATING.startswith(found):
@@ -157,9 +159,9 @@ def has_stray_separator(text: bytes) -> bool:
 
 
 def value_of(properties: bytes, name: bytes) -> bytes:
-    """Return the value of a property, or an empty value if it is absent.
+    """Return the value of a property, or an empty value if the property is absent.
 
-    As in a map, the last of several non-empty values counts.
+    If the property has several non-empty values, the last one counts, as in a map.
     """
     marker = name + NAME_END
     stop = len(properties)
@@ -174,7 +176,7 @@ def value_of(properties: bytes, name: bytes) -> bytes:
 
 
 def drop(properties: bytes, name: bytes) -> bytes:
-    """Return the string without any occurrence of a property."""
+    """Return the property string without any pair of this name."""
     prefix = name + NAME_END
     if properties.find(prefix) < 0:
         return properties
@@ -182,26 +184,26 @@ def drop(properties: bytes, name: bytes) -> bytes:
 
 
 def append(properties: bytes, pair: bytes) -> bytes:
-    """Return the string with `pair` (name, 0x01, value) appended, after a separator if necessary."""
+    """Return the property string with `pair` (name, 0x01, value) appended, after a separator if necessary."""
     return properties + pair if not properties or properties[-1] == 2 else properties + VALUE_END + pair
 
 
 def put(properties: bytes, name: bytes, value: bytes) -> bytes:
-    """Return the string with this property as the only one of its name."""
+    """Set a property and return the new string, in which it is the only pair of this name."""
     return append(drop(properties, name), name + NAME_END + value)
 
 
 def index_keys(properties: bytes) -> list[bytes]:
-    """Return the keys to index: the unique key, then each of KEYS."""
+    """Return the keys by which a message is indexed: its unique key, then each key in its property KEYS."""
     unique = value_of(properties, b"UNIQ_KEY")
     return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
 
 
-_MAX_CACHED_TAG_BYTES = 128  # maximum bytes of a cached tag
+_MAX_CACHED_TAG_BYTES = 128  # hashes of longer tags are not cached
 
 
 def stored_tags_code(properties: bytes) -> int:
-    """Return the tags code in the consume queue for these properties: Java's hash of TAGS, or 0."""
+    """Return the tags code that the consume queue stores for these properties: Java's hash of TAGS, or 0."""
     tags = value_of(properties, b"TAGS")
     if len(tags) > _MAX_CACHED_TAG_BYTES:
         return java_hash(tags.decode("utf-8", "replace"))
@@ -216,11 +218,11 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-_UNREDUCED = 64  # units between two reductions: more reductions cost time, and so do larger numbers
+_UNREDUCED = 64  # units between two reductions modulo 2**32: reductions and large numbers both cost time
 
 
 def java_hash(text: str) -> int:
-    """Return String.hashCode: h = 31 h + u over UTF-16 units as a signed 32-bit number. 40 ns per unit."""
+    """Return Java's String.hashCode, a signed 32-bit number: h = 31 h + u over all UTF-16 units u."""
     units: bytes | tuple[int, ...]
     if text.isascii():
         units = text.encode("ascii")
@@ -239,7 +241,7 @@ def java_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """Return the tags code in the consume queue for a tag: its hash, or 0 without tags."""
+    """Return the tags code that the consume queue stores for a tag: its hash, or 0 if there is no tag."""
     return java_hash(tags) if tags else 0
 
 
