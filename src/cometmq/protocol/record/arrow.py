@@ -1,15 +1,14 @@
 """The conversion of commit-log records to Arrow columns, many records at a time.
 
-The input is what a pull response or a commit-log file holds: consecutive records (see layout.py). The output
-is `pyarrow.RecordBatch`es with the schema that the caller chooses; columns outside of it cost nothing. All
-work is done on whole batches with numpy gathers and `pyarrow` takes. A Python loop runs only over rare rows
-(compressed bodies, IPv6 hosts, property strings that break the grammar), and over the bodies if their CRC is
-checked.
+The input is the content of a pull response or of a commit-log file: consecutive records (see layout.py). The
+output is `pyarrow.RecordBatch`es with the schema that the caller chooses; other columns are not built. All
+work is done on whole batches by numpy and by `take` of `pyarrow`. A Python loop runs only over rare rows
+(compressed bodies, IPv6 hosts, invalid property strings), and over the bodies if their CRC is checked.
 
 A bad record does not affect the others: it is omitted and reported as a `BadRecord`.
 
-Cost on one core for 1.2 KiB records with all columns: about 0.6 µs per record, and 0.3 to 0.9 µs more with
-the CRC check.
+On one core, a record of 1.2 KiB with all columns takes about 0.6 µs, and 0.3 to 0.9 µs more with the CRC
+check.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6
 from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
 
-MAX_RAW_BYTES = 64 * 1024  # maximum bytes of a bad record that are stored
-MAX_BATCH = 0x7FFFFFFF  # most bytes of a buffer, and of a batch's plain bodies (Arrow's offsets have 31 bits)
+MAX_RAW_BYTES = 64 * 1024  # maximum number of bytes of a bad record that a BadRecord keeps
+MAX_BATCH = 0x7FFFFFFF  # maximum bytes of a buffer and of a batch's bodies: Arrow's offsets have 31 bits
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -60,14 +59,14 @@ COLUMNS: dict[str, pa.DataType] = {
 }
 """All columns that the decoder supports, with their Arrow types.
 
-`msg_id` is the client's UNIQ_KEY, or the offset id without one. `keys` is the KEYS property as written
-(separated by blanks). `body` is the plain body, even if it was stored compressed, while `sys_flag`,
-`body_crc` and `store_size` are as stored. Timestamps are milliseconds in a record and microseconds in Arrow.
+`msg_id` is the client's UNIQ_KEY, or the offset id if there is none. `keys` is the property KEYS as written
+(separated by blanks). `body` is the plain body, even if the record holds a compressed one, while `sys_flag`,
+`body_crc` and `store_size` are as stored. Timestamps are converted from milliseconds to microseconds.
 """
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # the years 2 to 9998
+MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # the years 2 to 9998 in epoch ms
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
@@ -75,19 +74,22 @@ _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 
 @dataclass(frozen=True, slots=True)
 class BadRecord:
-    """A record that was omitted. The offsets are those in its header, or None if they could not be read."""
+    """A record that was omitted.
+
+    The offsets are those in its header, or None if the header is not readable.
+    """
 
     position: int  # position of the record in the buffer
-    stage: str  # failed stage: "layout", "crc", "queue", "time", "body" or "text"
+    stage: str  # check that failed: "layout", "crc", "queue", "time", "body" or "text"
     problem: str
     queue_id: int | None
     queue_offset: int | None
     physical_offset: int | None
-    raw: bytes  # at most MAX_RAW_BYTES of the stored bytes
+    raw: bytes  # the record as stored, at most its first MAX_RAW_BYTES bytes
 
 
 class Origin(NamedTuple):
-    """The queue from which the records before position `end` of a buffer were read."""
+    """The queue from which records of a buffer were read: those from the previous `Origin`'s end to `end`."""
 
     end: int
     topic: str
@@ -95,14 +97,14 @@ class Origin(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """Records as columns, and the records that could not be decoded."""
+    """Decoded records as columns, and the records that could not be decoded."""
 
     batch: pa.RecordBatch
     bad: list[BadRecord]
 
 
 class UnknownColumnError(ValueError):
-    """The schema contains a column, or a type of a column, that records do not have."""
+    """The schema contains a column, or a column type, that the decoder does not support."""
 
     def __init__(self, column: str, problem: str) -> None:
         super().__init__(column, problem)
@@ -113,7 +115,10 @@ class UnknownColumnError(ValueError):
 
 
 def canonical_column(name: str) -> str | None:
-    """Return the column for a name, or None. 'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' are equal."""
+    """Return the column with this name, or None.
+
+    'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' are equal.
+    """
     return _CANONICAL.get(name.replace("_", "").lower())
 
 
@@ -130,12 +135,12 @@ class ColumnDecoder:
 
     Args:
         schema: The schema of the batches: names of `COLUMNS`, in any order and any spelling that
-        `canonical_column` accepts.
-        broker_name: The value of the column that no record holds.
+            `canonical_column` accepts.
+        broker_name: The value of the column for the broker's name, which records do not contain.
         check_crc: Whether to check the CRC of requested bodies.
-        decompress: Called with sys_flag and the stored body.
-        plain_bytes: The maximum size of decompressed bodies in a batch. A larger body is in a batch of its
-            own.
+        decompress: A function of sys_flag and the stored body that returns the plain body.
+        plain_bytes: The maximum total size of the decompressed bodies in a batch. A body that is larger gets
+            a batch of its own.
     """
 
     def __init__(
@@ -160,13 +165,14 @@ class ColumnDecoder:
     def decode(
         self, buffer: Buffer, starts: Sequence[int] | Ints, origins: Sequence[Origin] = ()
     ) -> Iterator[Decoded]:
-        """Decode the records that begin at `starts`: at least one batch, in order, each with its bad records.
+        """Decode the records that begin at `starts`. Yield at least one batch, in order, with its bad records.
 
         Args:
             buffer: The records.
-            starts: The ascending positions of the records, each of which lies within the buffer by its own
-                length.
-            origins: The queues of the records, for all positions. A record from another queue is bad.
+            starts: The positions of the records in ascending order. Each record ends within the buffer
+                according to its own length field.
+            origins: The queues from which the records were read, for all positions. A record with another
+                queue in its header is bad.
         """
         if len(buffer) > MAX_BATCH:
             raise ValueError("a buffer of records must stay under 2 GiB: Arrow's offsets have 31 bits")
@@ -176,7 +182,7 @@ class ColumnDecoder:
         yield from self._decode(buffer, rows, bad, origins)
 
     def decode_rows(self, buffer: Buffer, rows: Rows) -> Iterator[Decoded]:
-        """Decode records of the buffer whose parts are known to be consistent, like `decode`."""
+        """Decode records like `decode`. The lengths in each record of `rows` have already been checked."""
         return self._decode(buffer, rows, [], ())
 
     def _decode(
@@ -196,10 +202,10 @@ class ColumnDecoder:
                 except _RowProblems as problem:
                     run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
-            bad.clear()  # the list itself is cleared, because `_runs` appends to it
+            bad.clear()  # clear this list instead of replacing it, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Yield groups of rows whose plain bodies fit into a batch, with the decompressed bodies by start."""
+        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by body start."""
         plain: dict[int, bytes] = {}
         if self.decompress is None:
             yield rows, plain
@@ -212,9 +218,10 @@ class ColumnDecoder:
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
-                raise  # an error of the machine, not of the record
+                raise  # no fault of the record, so it is not reported as bad
             except Exception as error:
-                # The libraries of three codecs raise various exceptions; each of them makes this record bad.
+                # The three codec libraries raise various exceptions. Each of them means that the record is
+                # bad.
                 problem = f"cannot decompress: {type(error).__name__}: {error}"
                 bad.append(_bad_record(rows, row, "body", problem))
                 good[row] = False
@@ -273,7 +280,10 @@ class ColumnDecoder:
 
 
 class _RowProblems(Exception):
-    """Rows that turned out bad while a column was built. They are removed, and the batch is built again."""
+    """Rows are found to be bad while a column is built.
+
+    The decoder removes them and builds the batch again.
+    """
 
     def __init__(self, rows: Ints, stage: str, text: str) -> None:
         super().__init__(rows, stage, text)
@@ -297,7 +307,7 @@ def _checked_column(field: pa.Field) -> str:
 
 
 def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
-    """Return the bodies of all rows: those in `plain` by their start, the others as stored."""
+    """Return the bodies of all rows. `plain` maps the start of a body to its decompressed form."""
     length = rows.body_length
     if not plain:
         return _slices(buffer, rows.body_start, length, pa.binary())
@@ -314,8 +324,8 @@ def _bodies(buffer: pa.Buffer, rows: Rows, plain: dict[int, bytes]) -> pa.Array:
 def _times(ms: Ints, column: str) -> pa.Array:
     """Convert milliseconds to microseconds and reject times that readers cannot represent.
 
-    Most readers (Python's dates, SQL) support the years 1 to 9999 only. The limits are one year narrower
-    because of time zones; larger numbers would overflow.
+    Most readers (Python's dates, SQL) support only the years 1 to 9999. The limits are one year narrower,
+    because a time zone can move a time into the next year. They also prevent an overflow.
     """
     wrong = np.flatnonzero((ms < MIN_MS) | (ms > MAX_MS))
     if len(wrong):
@@ -326,8 +336,8 @@ def _times(ms: Ints, column: str) -> pa.Array:
 def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> pa.Array:
     """Return `buffer[start:start+length]` of each row as one binary array.
 
-    The starts and ends are the offsets of an array over the whole buffer, without a copy. Only every second
-    element is needed; `take` collects these in C++.
+    An array over the whole buffer, which copies nothing, gets all starts and ends as its offsets. Every
+    second element of it is a wanted slice; `take` collects these in C++.
     """
     offsets = np.empty(2 * len(start), dtype=np.int32)
     offsets[0::2] = start
@@ -339,7 +349,7 @@ def _slices(buffer: pa.Buffer, start: Ints, length: Ints, kind: pa.DataType) -> 
 
 
 def _text(values: pa.Array, what: str) -> pa.Array:
-    """Convert binary to string. Rows that are not UTF-8 are reported as bad."""
+    """Convert a binary array to strings. Rows that are not UTF-8 are reported as bad."""
     text = pa.Array.from_buffers(pa.string(), len(values), values.buffers(), offset=values.offset)
     try:
         text.validate(full=True)
@@ -350,7 +360,7 @@ def _text(values: pa.Array, what: str) -> pa.Array:
 
 
 def _offset_ids(rows: Rows) -> pa.Array:
-    """Return the offset ids: the hex form of store host, port and physical offset (32 or 56 digits)."""
+    """Return the offset ids: host, port and physical offset in hex (32 or 56 digits)."""
     host = rows.place("store_host")
     sixteen = np.empty((len(host), 16), dtype=np.uint8)
     sixteen[:, :8] = items_at(rows.data, host, _HOST).view(np.uint8).reshape(-1, 8)
@@ -370,7 +380,7 @@ def _offset_ids(rows: Rows) -> pa.Array:
 
 
 def _hosts(rows: Rows, column: str) -> pa.Array:
-    """Return 'address:port' of each row. A batch has few hosts, so each is formatted once."""
+    """Return the host of each row as 'address:port'. Each different host of the batch is formatted once."""
     start = rows.place(column)
     long = (rows.sys_flag & (BORN_V6 if column == "born_host" else STORE_V6)) != 0
     raw = items_at(rows.data, start, _HOST).view(">u8").astype(np.uint64)
@@ -401,7 +411,7 @@ def _well_formed(data: Bytes, start: Ints, bad: list[BadRecord]) -> Rows:
 
 
 def _without(rows: Rows, bad: list[BadRecord], drop: Ints, stage: str, problem: str) -> Rows:
-    """Return `rows` without the indices `drop`, which are added to `bad`."""
+    """Return `rows` without the rows at the indices `drop`, which are added to `bad`."""
     if not len(drop):
         return rows
     bad += [_bad_record(rows, row, stage, problem) for row in drop.tolist()]
@@ -418,7 +428,7 @@ def _bad_record(rows: Rows, row: int, stage: str, problem: str) -> BadRecord:
 
 
 def _strangers(rows: Rows, origins: Sequence[Origin]) -> Ints:
-    """Return the rows whose topic or queue id is not that of the queue they were read from."""
+    """Return the indices of rows whose topic or queue id differs from the queue they were read from."""
     strange = np.zeros(len(rows.start), dtype=bool)
     edges = np.searchsorted(rows.start, [origin.end for origin in origins])
     for origin, first, stop in zip(origins, [0, *edges[:-1]], edges, strict=True):

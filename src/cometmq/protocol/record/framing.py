@@ -1,7 +1,7 @@
 """The framing of records in a log: plain, or as entries of a raft log.
 
-A raft log is stored like DLedger 0.3.1's (docs/reference/storage.md, DLedger files): 48 bytes before each
-record make it an entry, and another kind of blank closes a segment.
+A raft log has the format of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). An entry is a head of
+48 bytes and a record. A segment is closed by a blank that differs from a plain log's.
 
     offset  type  field                      offset  type  field
     0       i4    magic: 1                   24      i8    log position of the entry
@@ -36,7 +36,7 @@ HEAD_KIND = np.dtype(
 
 
 class EntryHead(msgspec.Struct, frozen=True, gc=False):
-    """The fields before an entry's record."""
+    """The head of a raft log's entry: the fields before the record."""
 
     magic: int
     size: int
@@ -50,11 +50,11 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def read(cls, data: bytes | bytearray | memoryview, at: int = 0) -> EntryHead:
-        """Return the head at data[at:], which must be complete."""
+        """Return the head that begins at data[at]. The data must contain all of it."""
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
-        """Return whether this can be the head of the entry at a log position."""
+        """Return whether this can be the head of an entry that begins at a log position."""
         return (
             self.magic == ENTRY_MAGIC
             and self.position == position
@@ -69,7 +69,7 @@ def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool
 
     Args:
         head: The encoded head.
-        before: The head of the previous entry, which must match; empty if there is none.
+        before: The encoded head of the previous entry, which `head` must continue; empty if there is none.
         position: The log position of the entry.
         record_size: The size of its record.
     """
@@ -83,18 +83,18 @@ def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool
 
 
 def encode_entry_head(index: int, term: int, position: int, record_size: int) -> bytes:
-    """Return the 48 bytes before a record."""
+    """Return the head of an entry: the 48 bytes before its record."""
     size = record_size + ENTRY_SIZE
     return ENTRY.pack(ENTRY_MAGIC, size, index, term, position, 0, 0, 0, record_size)
 
 
 class Framing(NamedTuple):
-    """One of the two framings. `gap` is the number of bytes before each record."""
+    """The framing of a log, plain or raft. `gap` is the number of bytes before each record."""
 
     gap: int
 
     def blank(self, rest: int) -> bytes:
-        """Return the bytes that close a segment with `rest` bytes left."""
+        """Return the blank that closes a segment in which `rest` bytes are left."""
         return START.pack(ENTRY_BLANK_MAGIC, rest) if self.gap else encode_blank(rest)
 
     def is_blank(self, data: bytes | bytearray | memoryview, rest: int) -> bool:
@@ -103,7 +103,7 @@ class Framing(NamedTuple):
 
     @property
     def magic_at(self) -> int:
-        """The distance from the start of an entry to the magic number of its record."""
+        """The number of bytes from the start of an entry to its record's magic number."""
         return self.gap + MAGIC_AT
 
     def heads_match(
@@ -111,8 +111,8 @@ class Framing(NamedTuple):
     ) -> NDArray[np.bool_]:
         """Return for each entry whether its head is consistent.
 
-        A consistent head contains the log position of its record and the record's size, and continues the
-        previous head.
+        A consistent head contains the log position of its entry and the size of the entry's record, and its
+        index and term can follow those of the previous head.
         """
         good = (heads["magic"] == ENTRY_MAGIC) & (heads["position"] == position - ENTRY_SIZE)
         good &= (heads["length"] == size) & (heads["size"] == size + ENTRY_SIZE) & (heads["term"] >= 0)

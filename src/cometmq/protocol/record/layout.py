@@ -1,4 +1,4 @@
-"""The layout of a commit-log record, which pull, query and view responses contain, too.
+"""The layout of a record in the commit log, and in the responses to pulls, queries and views.
 
     offset  type   field                          offset  type   field
     0       i4     size of the whole record       56      i8     store timestamp, ms
@@ -12,9 +12,9 @@
     40      i8     born timestamp, ms                     i2     properties length
     48      8|20   born host                              n      properties
 
-A host is 4 address bytes (16 if sysFlag marks IPv6) and a 4-byte port; an IPv6 host moves the following
-fields by 12 bytes. Integers are big-endian and signed, except for the topic length. A blank record closes a
-segment: the number of remaining bytes and BLANK_MAGIC. Only this module defines these positions
+A host is 4 address bytes (16 if sysFlag marks IPv6) and a 4-byte port. An IPv6 host moves the fields after it
+by 12 bytes. Integers are big-endian and signed, except for the topic length. A segment is closed by a blank
+record: the number of remaining bytes and BLANK_MAGIC. Only this module defines these positions
 (docs/reference/storage.md, Record).
 """
 
@@ -29,7 +29,7 @@ MAGIC_V2 = 0xDAA320AB - (1 << 32)
 BLANK_MAGIC = 0xCBD43194 - (1 << 32)
 MAGIC_AT = 4
 MAGICS_BEGIN = b"\xda\xa3\x20"
-"""The first three bytes of both magic numbers of messages."""
+"""The first three bytes of the magic number of a message record, V1 or V2."""
 BLANK_MAGIC_BYTES = BLANK_MAGIC.to_bytes(4, "big", signed=True)
 
 START = Struct(">ii")
@@ -63,7 +63,7 @@ FIELDS = {
     "prepared_transaction_offset": "q",
     "body_length": "i",
 }
-"""The struct format of each fixed field, with two IPv4 hosts."""
+"""The struct format of each fixed field, if both hosts are IPv4."""
 
 HEADS = {
     (born, store): Struct(
@@ -72,10 +72,10 @@ HEADS = {
     for born in (HOST_V4, HOST_V6)
     for store in (HOST_V4, HOST_V6)
 }
-"""The fixed fields for each combination of host sizes (born host, store host) in bytes."""
+"""The fixed fields by the sizes in bytes of the born host and the store host."""
 HEAD_V4 = HEADS[HOST_V4, HOST_V4]
 LENGTH = Struct(">H")
-"""The length of a V2 topic, and of properties, where the sign bit is never set."""
+"""The length of a topic in V2, and of the properties (at most 32,767, so an unsigned number is equal)."""
 
 AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
 """The offset of each field in a record with IPv4 hosts."""
@@ -87,7 +87,7 @@ QUEUE_OFFSET_AT = AT["queue_offset"]
 SYS_FLAG_AT = AT["sys_flag"]
 
 MIN_SIZE = HEAD_V4.size + 3
-"""The minimum size of a record: two IPv4 hosts, empty body, topic and properties."""
+"""The minimum size of a record: IPv4 hosts, and empty body, topic and properties."""
 MAX_TOPIC_V1 = 127
 MAX_TOPIC_V2 = 32_767
 MAX_PROPERTIES = MAX_PROPERTIES_BYTES

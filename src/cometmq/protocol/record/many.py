@@ -1,8 +1,9 @@
-"""Reading many records with numpy: `Rows` locates their parts, `Run` holds what the dispatch needs.
+"""Reading many records with numpy: `Rows` locates their parts, `RecordGroup` holds what the dispatch needs.
 
-Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. They read thousands at a
-time and check their fields as arrays. A group of records ends before the first one that fails any check;
-`record_facts` then examines that one. arrow.py builds its columns from `Rows`, too.
+Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. Therefore they read
+thousands of records at a time and check their fields as arrays. A group of records ends before the first
+record that fails a check; `record_facts` then examines that record alone. arrow.py builds its columns from
+`Rows`, too.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-MIN_GROUP_RECORDS = 24  # minimum records of a group; fewer are faster one by one
+MIN_GROUP_RECORDS = 24  # fewer records are faster one by one
 MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -47,7 +48,7 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the item of this kind at each position. This is 2 to 6 times as fast as numpy's other ways."""
+    """Return the item of this type at each position. It is 2 to 6 times as fast as numpy's other ways."""
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)
@@ -66,11 +67,11 @@ def _place(start: Ints, sys_flag: NDArray[np.int32], name: str) -> Ints:
 
 
 class Rows(NamedTuple):
-    """The fixed fields of records in `data`, and the positions of their variable parts."""
+    """The fixed fields of the records in `data`, and the positions of the records' variable parts."""
 
     data: Bytes
     start: Ints
-    head: NDArray[Any]  # _HEAD; fields after an IPv6 born host are wrong here, `field` corrects them
+    head: NDArray[Any]  # fixed fields for IPv4 hosts; `field` corrects those after an IPv6 born host
     sys_flag: NDArray[np.int32]
     body_start: Ints
     body_length: Ints
@@ -105,10 +106,10 @@ class Rows(NamedTuple):
 
 
 def read_rows(data: Bytes, start: Ints) -> tuple[Rows, NDArray[np.bool_]]:
-    """Return the records that begin at `start`, and whether the lengths in each are consistent.
+    """Return the records that begin at `start`, and for each whether its lengths are consistent.
 
-    The shortest record must fit into the data at each position. Positions within inconsistent records are
-    arbitrary.
+    At least the minimum size of a record must be left in the data after each start. The positions within
+    inconsistent records are meaningless.
     """
     head = items_at(data, start, _HEAD)
     sys_flag = head["sys_flag"].astype(np.int32)
@@ -156,7 +157,7 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 class RecordGroup(NamedTuple):
     """The facts of consecutive valid records, by column. A group is never empty.
 
-    `names` are the topics that occur; `topic` is the index of each record's topic in `names`.
+    `names` are the topics of the group; `topic` holds the index in `names` of each record's topic.
     """
 
     position: Ints
@@ -169,7 +170,7 @@ class RecordGroup(NamedTuple):
     names: list[str]
     properties: list[bytes]
     heads: NDArray[Any] | None = None
-    """The head of each entry in a raft log (framing.py)."""
+    """The heads of the entries, if the log is a raft log (framing.py)."""
 
     @classmethod
     def of(cls, records: Sequence[Facts]) -> RecordGroup:
@@ -181,11 +182,11 @@ class RecordGroup(NamedTuple):
         return cls(position, size, queue_id, queue_offset, sys_flag, store_ms, topic, names, list(properties))
 
     def last_ones(self, count: int) -> RecordGroup:
-        """Return the last `count` records."""
+        """Return a group of the last `count` records."""
         return self._part(slice(len(self.properties) - count, None))
 
     def first_ones(self, count: int) -> RecordGroup:
-        """Return the first `count` records."""
+        """Return a group of the first `count` records."""
         return self._part(slice(count))
 
     def _part(self, part: slice) -> RecordGroup:
@@ -195,23 +196,23 @@ class RecordGroup(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The position after the last record."""
+        """The log position after the last record."""
         return int(self.position[-1] + self.size[-1])
 
     @property
     def rolled_back(self) -> NDArray[np.bool_]:
-        """The values of `Facts.rolled_back`."""
+        """`Facts.rolled_back` of each record."""
         rolled_back: NDArray[np.bool_] = self.sys_flag & TRANSACTION_MASK == ROLLBACK
         return rolled_back
 
     @property
     def queued(self) -> NDArray[np.bool_]:
-        """The values of `Facts.queued`."""
+        """`Facts.queued` of each record."""
         queued: NDArray[np.bool_] = ~self.rolled_back & (self.sys_flag & TRANSACTION_MASK != PREPARED)
         return queued
 
     def facts(self, rows: Ints | None = None) -> Iterator[Facts]:
-        """Yield the facts of the records with the given indices, or of all."""
+        """Yield the facts of the records with the given indices, or of all records."""
         columns = self[:6] if rows is None else [column[rows] for column in self[:6]]
         numbers = self.topic if rows is None else self.topic[rows]
         texts: Sequence[bytes] = self.properties
@@ -224,7 +225,7 @@ class RecordGroup(NamedTuple):
 def valid_group(
     data: bytes, at: int, position: int, most: int, *, check_crc: bool = True, framing: Framing = PLAIN
 ) -> RecordGroup | None:
-    """Return the consecutive valid records from data[at:] on, or None if there are too few for this function.
+    """Return the consecutive valid records from data[at:] on, or None if they are too few to check as arrays.
 
     The group ends after `most` records, at the end of the data, or before an invalid record.
 
@@ -266,7 +267,7 @@ def _leading(good: NDArray[np.bool_]) -> int:
 
 
 def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
-    """Return the topic index of each record, and the topics, of the records before an invalid topic."""
+    """Return the topic index of each record, and the topics. Both end before the first invalid topic."""
     known: dict[bytes, int] = {}
     numbers: list[int] = []
     names: list[str] = []
@@ -288,7 +289,7 @@ def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
 
 
 def _properties(data: bytes, rows: Rows) -> list[bytes]:
-    """Return the properties of the records before the first ones with a NUL, which need a closer check."""
+    """Return the properties of the records before the first with NUL bytes, which needs a closer check."""
     ends = (rows.properties_start + rows.properties_length).tolist()
     texts = [data[start:end] for start, end in zip(rows.properties_start.tolist(), ends, strict=True)]
     if b"\0" in b"".join(texts):
