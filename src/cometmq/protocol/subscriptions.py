@@ -1,7 +1,8 @@
-"""Differences between the subscriptions and settings of a group's members.
+"""Finds differences between the subscriptions and settings of a group's members.
 
-A broker filters all pulls of a group by the subscription of the last heartbeat (docs/reference/storage.md,
-Subscriptions of a group), so members with different subscriptions lose messages.
+A broker filters all pulls of a group by the subscription in the group's last heartbeat
+(docs/reference/storage.md, Subscriptions of a group). Members with different subscriptions therefore lose
+messages.
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from cometmq.protocol.bodies.client import SubscriptionData
 from cometmq.protocol.codes import RETRY_PREFIX
 
 Wants: TypeAlias = frozenset[tuple[str, str]]
-"""A member's subscriptions as topic and normalised expression, without its retry topic."""
+"""A member's subscriptions as pairs of topic and normalised expression, without the group's retry topic."""
 
 
 Settings: TypeAlias = frozenset[tuple[str, str]]
-"""Settings that all members of a group should share, as name and value in heartbeats."""
+"""The settings that all members of a group should share, as pairs of name and value from heartbeats."""
 MAX_RETRIES_KEY = "maxReconsumeTimes"
 
 
 def wants_of(subscriptions: Iterable[SubscriptionData]) -> Wants:
-    """Return a member's subscriptions in a form that is equal for equal subscriptions."""
+    """Return a member's subscriptions in a normalised form, so that equal subscriptions compare equal."""
     return frozenset(
         (each.topic, expression_of(each)) for each in subscriptions if not each.topic.startswith(RETRY_PREFIX)
     )
 
 
 def expression_of(subscription: SubscriptionData) -> str:
-    """Return the normalised expression of a subscription: sorted tags; other types with their name."""
+    """Return a subscription's expression in normalised form: sorted tags, or the expression with its type."""
     text = subscription.sub_string or "*"
     if subscription.class_filter_mode:
         return f"class {text}"
@@ -40,9 +41,9 @@ def expression_of(subscription: SubscriptionData) -> str:
 
 
 def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]:
-    """Return the client ids by topic and expression, for each topic in which members differ.
+    """For each topic in which members differ, return the client ids by expression.
 
-    Members without a subscription to the topic are listed with the expression "".
+    Members without a subscription to the topic are listed under the expression "".
     """
     alike: dict[Wants, list[str]] = {}
     for client_id, wants in members.items():
@@ -61,7 +62,7 @@ def differences(members: Mapping[str, Wants]) -> dict[str, dict[str, list[str]]]
 
 
 def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, list[str]]]:
-    """Return the client ids by setting and value, for each setting in which members differ.
+    """For each setting in which members differ, return the client ids by value.
 
     Members whose value is unknown are omitted.
     """
@@ -72,12 +73,12 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     return {name: difference for name, difference in found.items() if len(difference) > 1}
 
 
-_MAX_SHOWN = 10  # maximum expressions shown
-_MAX_SHOWN_LENGTH = 200  # maximum characters shown of one expression
+_MAX_SHOWN = 10  # maximum number of expressions that a description shows
+_MAX_SHOWN_LENGTH = 200  # maximum number of characters of an expression that are shown
 
 
 def describe_differences(difference: Mapping[str, Collection[str]]) -> str:
-    """Return the first expressions of a topic as a phrase, shortened, each with one of its clients.
+    """Describe a topic's first expressions in a phrase: each is shortened and followed by one of its clients.
 
     Example: `a || b (c1 and 3 more), not subscribed (c2)`.
     """

@@ -1,8 +1,9 @@
 """Timer messages: the stored form of a delivery time, and the handle of a waiting message.
 
-A message with a delivery time waits in queue 0 of rmq_sys_wheel_timer, with its time in TIMER_OUT_MS and its
-destination in REAL_TOPIC and REAL_QID (docs/reference/storage.md, Timer messages). TIMER_OUT_MS is the last
-whole second before the delivery time, so that a message delivered a second after it is never early.
+A message with a delivery time waits in queue 0 of rmq_sys_wheel_timer. Its property TIMER_OUT_MS holds the
+time; REAL_TOPIC and REAL_QID hold the destination (docs/reference/storage.md, Timer messages). TIMER_OUT_MS
+is the last whole second before the delivery time. Brokers deliver the message one second after TIMER_OUT_MS,
+so it is never early.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
-_MAX_OUT = 1 << 45  # a time in the year 3084
-_MIN_OUT = 1 << 31  # a lower value could be the hash of a tag
+_MAX_OUT = 1 << 45  # limit of TIMER_OUT_MS, a time in the year 3084
+_MIN_OUT = 1 << 31  # lower values are not accepted, because they could be the hash of a tag
 CODES_BEGIN = _MIN_OUT << 2
-"""The first tags code that CometMQ uses for timers; those of Apache's broker are 32-bit hashes."""
+"""The lowest tags code that CometMQ uses for timers. Apache's brokers use 32-bit hashes, which are lower."""
 _DELAYED, _RECALL = 2, 1
 RECALL_FOUND = b"TIMER_RECALL_FOUND"
-"""CometMQ's property of a recall whose message was found. Clients cannot write it; Apache ignores it."""
+"""CometMQ's property of a recall that found its message.
+
+Clients cannot set it, and Apache's broker ignores it.
+"""
 
 
 def out_ms_of(deliver_ms: int) -> int:
@@ -31,13 +35,13 @@ def out_ms_of(deliver_ms: int) -> int:
 
 
 class TimerCode(NamedTuple):
-    """The tags code in the queue unit of a timer message, which makes reading the record unnecessary.
+    """The tags code of a timer message in its queue unit, so that brokers need not read the record.
 
     Times are in epoch ms.
 
     Attributes:
-        delayed: Whether the time was given as a delay, which the monotonic clock measures.
-        recall: Whether the message recalls another one.
+        delayed: Whether the client gave a delay instead of a time. The monotonic clock measures delays.
+        recall: Whether the message recalls another message.
     """
 
     out_ms: int
@@ -50,17 +54,17 @@ class TimerCode(NamedTuple):
         return self.out_ms + PRECISION_MS
 
     def pack(self) -> int:
-        """Return the number stored in the unit."""
+        """Return the code as the number that the queue unit stores."""
         return self.out_ms << 2 | self.delayed * _DELAYED | self.recall * _RECALL
 
     @classmethod
     def unpack(cls, code: int) -> TimerCode:
-        """Return the code for a number from CODES_BEGIN on."""
+        """Return the code for a stored number, which must not be below CODES_BEGIN."""
         return cls(code >> 2, bool(code & _DELAYED), bool(code & _RECALL))
 
     @classmethod
     def of(cls, properties: bytes) -> TimerCode | None:
-        """Return the code for a record's properties, or None if they contain no valid time."""
+        """Return the code for a record's properties, or None if they contain no valid TIMER_OUT_MS."""
         text = value_of(properties, b"TIMER_OUT_MS")
         if not text.isdigit() or len(text) > 15 or not _MIN_OUT <= int(text) < _MAX_OUT:
             return None
@@ -69,15 +73,16 @@ class TimerCode(NamedTuple):
 
 
 def timer_tags_code(properties: bytes) -> int:
-    """Return the tags code in the queue unit of a record of rmq_sys_wheel_timer."""
+    """Return the tags code that a record of rmq_sys_wheel_timer has in its queue unit."""
     code = TimerCode.of(properties)
     return stored_tags_code(properties) if code is None else code.pack()
 
 
 def delete_keys(topic: bytes, unique_key: bytes) -> tuple[bytes, bytes]:
-    """Return the two values of TIMER_DEL_UNIQKEY that recall a message.
+    """Return the two possible values of TIMER_DEL_UNIQKEY in a recall of this message.
 
-    The first is the default of 5.5.0 and of CometMQ, the second that of `appendTopicForTimerDeleteKey`.
+    5.5.0 and CometMQ use the first value by default. Brokers with `appendTopicForTimerDeleteKey` use the
+    second.
     """
     return unique_key, topic + b"+" + unique_key
 
@@ -87,7 +92,7 @@ class BadHandle(ProtocolError):
 
 
 class RecallHandle(NamedTuple):
-    """The handle of a waiting message for RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
+    """The handle of a waiting message in request RECALL_MESSAGE (docs/reference/remoting.md, Recall)."""
 
     topic: str
     broker_name: str
@@ -95,7 +100,7 @@ class RecallHandle(NamedTuple):
     unique_key: str
 
     def encode(self) -> str:
-        """Return the handle as text, as clients receive it."""
+        """Return the handle as the text that clients receive."""
         text = f"v1 {self.topic} {self.broker_name} {self.deliver_ms} {self.unique_key}"
         return base64.urlsafe_b64encode(text.encode()).decode()
 

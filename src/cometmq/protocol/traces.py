@@ -35,7 +35,7 @@ _LONG = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
 
 
 class MessageType(IntEnum):
-    """The kind of a sent message. Readers accept the numbers of later versions, too."""
+    """The kind of a sent message. Readers also accept unknown numbers, which later versions may write."""
 
     NORMAL = 0
     HALF = 1
@@ -45,7 +45,7 @@ class MessageType(IntEnum):
 
 
 class ConsumeCode(IntEnum):
-    """The outcome of a listener's call."""
+    """The outcome of a call of a listener."""
 
     SUCCESS = 0
     TIME_OUT = 1
@@ -55,14 +55,14 @@ class ConsumeCode(IntEnum):
 
 
 class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel", tag_field="type", tag=str):
-    """The base class of the kinds. Fields are in wire order; None is written as `null`."""
+    """The base class of trace records. Fields are in wire order; None is written as `null`."""
 
     may_be_left_out: ClassVar[int] = 0
-    """The number of fields at the end that are omitted if they are None."""
+    """The number of last fields that are omitted if they are None."""
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """A send that a broker answered. success means the status SEND_OK."""
+    """A send to which a broker responded. success means the status SEND_OK."""
 
     may_be_left_out: ClassVar[int] = 1
     timestamp_ms: int
@@ -82,7 +82,10 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message before the listener's call. request_id equals that of the call's SubAfter."""
+    """A message before a listener is called with it.
+
+    The SubAfter record of the call has the same request_id.
+    """
 
     timestamp_ms: int
     region: str | None
@@ -94,7 +97,7 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message after the listener's call. cost_ms is the call's duration divided among its messages."""
+    """A message after a listener was called with it. cost_ms is the call's duration per message."""
 
     may_be_left_out: ClassVar[int] = 2
     request_id: str
@@ -108,7 +111,7 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
-    """The end of a transaction as its producer sent it. from_check marks an answer to the broker's check."""
+    """A commit or rollback that a producer sent. from_check marks the response to a broker's check."""
 
     timestamp_ms: int
     region: str | None
@@ -144,7 +147,7 @@ _NEEDED = {kind: len(known) - kind.may_be_left_out for kind, known in _FIELDS.it
 
 
 def encode_trace(trace: AnyTrace) -> str:
-    """Return the record, including its terminator. Separators within fields become `?`. It takes 2 µs."""
+    """Return the encoded record with its terminator (2 µs). Separators within fields become `?`."""
     values = astuple(trace)
     while values[-1] is None and len(values) > _NEEDED[type(trace)]:
         values = values[:-1]
@@ -162,7 +165,7 @@ def _text(value: int | bool | None) -> str:
 
 
 def decode_trace(record: str) -> AnyTrace:
-    """Parse a record without its terminator. As in Java, surplus fields are ignored. Raises BodyError."""
+    """Parse a record without its terminator. Surplus fields are ignored, as in Java. Raises BodyError."""
     name, *texts = record.split(_BETWEEN, 32)
     kind = _KINDS.get(name)
     if kind is None:
@@ -180,7 +183,7 @@ def decode_trace(record: str) -> AnyTrace:
 
 
 def _value(text: str, type_: Any, field: str) -> Any:
-    """Return a field's value. As in Java, any text except `true` is false."""
+    """Return the value of a field. Any boolean text except `true` is False, as in Java."""
     if type_ is str:
         return text
     if type_ == (str | None):
@@ -188,22 +191,22 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if type_ is bool:
         return text.lower() == "true"
     if text in ("", "null") and type_ is not int:
-        return None  # RocketMQ 5 leaves the time empty on the cloud channel
+        return None  # RocketMQ 5 leaves this time empty if the access channel is the cloud
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
         raise BodyError("trace", f"{shown(text)} is not a 64-bit number", field)
     return number
 
 
 def traces_about(body: bytes, msg_id: str, unreadable: list[str]) -> Iterator[AnyTrace]:
-    """Yield the records of a body that are about one message.
+    """Yield the records in a body that are about one message.
 
-    Only records that contain the id are parsed. Java writes one record per batch, with the ids joined by
+    Only records that contain the id are parsed. Java writes one record for a batch, with all ids joined by
     commas.
 
     Args:
         body: The body of a trace message.
         msg_id: The message's id.
-        unreadable: Receives the reasons why records could not be parsed.
+        unreadable: A list to which the reasons why records could not be parsed are added.
     """
     wanted = msg_id.encode("utf-8", "replace")
     at = body.find(wanted) if wanted else -1

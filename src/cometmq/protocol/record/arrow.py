@@ -165,7 +165,7 @@ class ColumnDecoder:
     def decode(
         self, buffer: Buffer, starts: Sequence[int] | Ints, origins: Sequence[Origin] = ()
     ) -> Iterator[Decoded]:
-        """Decode the records that begin at `starts`. Yield at least one batch, in order, with its bad records.
+        """Decode the records that begin at `starts`. Yield at least one batch, each with its bad records.
 
         Args:
             buffer: The records.
@@ -205,7 +205,7 @@ class ColumnDecoder:
             bad.clear()  # clear this list instead of replacing it, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by body start."""
+        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by start."""
         plain: dict[int, bytes] = {}
         if self.decompress is None:
             yield rows, plain

@@ -22,7 +22,10 @@ class SqlFilter:
         self._evaluate = evaluate
 
     def value(self, get: Get) -> bool | None:
-        """Return True, False, or None for unknown. `get` returns the value of a property, or None."""
+        """Return the expression's value: True, False, or None (unknown).
+
+        `get` returns a property's value or None.
+        """
         try:
             value: bool | None = self._evaluate(get)
         except Mismatch:
@@ -30,12 +33,12 @@ class SqlFilter:
         return value
 
     def matches(self, get: Get) -> bool:
-        """Return whether a message with these properties matches."""
+        """Return whether a message matches. `get` returns the value of one of its properties, or None."""
         return self.value(get) is True
 
 
 def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
-    """Compile an expression. It takes milliseconds, so it must not run in the event loop.
+    """Compile an expression. This takes milliseconds, so it must not run in the event loop.
 
     Args:
         expression: The expression.
@@ -47,7 +50,7 @@ def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
     if len(expression) > MAX_EXPRESSION_LENGTH:
         problem = f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_LENGTH} are read"
         raise SqlError(MAX_EXPRESSION_LENGTH + 1, problem)
-    # Imported here, because importing the parser takes 40 ms and few programs need it.
+    # Import the parser only when it is needed, because the import takes 40 ms and few programs need it.
     from cometmq.protocol.sql.grammar import parse
 
     return SqlFilter(expression, parse(expression, string_words).evaluate)

@@ -1,7 +1,7 @@
-"""The semantics of SQL92 filters: closures over a getter of properties.
+"""The semantics of SQL92 filters: each part of an expression is a function that reads a message's properties.
 
-Logic has three values: True, False and None (null, unknown). RocketMQ's rules decide which operands an
-operator accepts; an operand that RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
+Logic has three values: True, False and None (null, unknown). As in RocketMQ, each operator accepts only some
+operands; an operand that RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from cometmq.protocol.sql.java_values import (
 )
 
 Get = Callable[[str], str | None]
-"""Returns the value of a property, or None."""
+"""A function that returns the value of the property with a name, or None if the message does not have it."""
 Evaluate = Callable[[Get], Any]
 
 DEEPEST: Final = 64
-"""The maximum nesting depth of parts: each level is a nested call."""
+"""The maximum nesting depth of parts. It limits the depth of nested calls when a part is evaluated."""
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
@@ -40,7 +40,10 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _double(text: str) -> float:
-    """Return the number to compare with a literal, which is finite and not zero. NaN counts as infinity."""
+    """Return a text as a double to compare with a literal.
+
+    NaN becomes infinity, which compares as in Java.
+    """
     number = to_double(text)
     return number if number == number else math.inf
 
@@ -51,11 +54,11 @@ _READERS: dict[type, Callable[[str], Any]] = {
 
 
 class Kind(enum.Enum):
-    """The possible uses of a part."""
+    """The kinds of parts, which determine where a part may be used."""
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # an operand after a minus: a number, or null
+    NUMBER = 2  # the operand of a minus with its sign: a number, or null
     CONDITION = 3
 
 
@@ -63,9 +66,9 @@ class Part(msgspec.Struct, frozen=True):
     """A part of an expression.
 
     Attributes:
-        at: The position in the text.
-        constant: The value of a CONSTANT.
-        name: The name of a PROPERTY.
+        at: The index of the part in the text of the expression.
+        constant: The value of a part of kind CONSTANT.
+        name: The property of a part of kind PROPERTY.
     """
 
     at: int
@@ -77,7 +80,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def _within(at: int, *parts: Part) -> int:
-    """Return the depth of a part that contains `parts`. Raises SqlError if it is too deep."""
+    """Return the depth of a part that contains `parts`. Raises SqlError if this depth exceeds the maximum."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEEPEST:
         raise SqlError(at + 1, f"more than {DEEPEST} nested parts")
@@ -98,7 +101,7 @@ def constant(at: int, value: Value) -> Part:
 
 
 def whole_number(at: int, text: str) -> Part:
-    """Create the part for an integer literal, which has 32 bits if it fits, whatever its suffix."""
+    """Create the part for an integer literal. It has 32 bits if it fits into 32 bits, whatever its suffix."""
     number = int(text.rstrip("lL")[:20])
     if number > LONG_MAX:
         raise SqlError(at + 1, f"{shown(text)} is above {LONG_MAX}")
@@ -106,7 +109,7 @@ def whole_number(at: int, text: str) -> Part:
 
 
 def floating_number(at: int, text: str) -> Part:
-    """Create the part for a literal with a point or an exponent, which is a positive double."""
+    """Create the part for a number with a point or an exponent. Such a literal is a positive double."""
     number = float(text)
     if math.isinf(number) or not number:
         raise SqlError(at + 1, f"{shown(text)} is not a positive double: write 0 for zero")
@@ -114,7 +117,7 @@ def floating_number(at: int, text: str) -> Part:
 
 
 def text_of(literal: str) -> str:
-    """Return the text between the quotes, where two quotes stand for one."""
+    """Return the text of a quoted literal. Two quotes within it stand for one quote."""
     return literal[1:-1].replace("''", "'")
 
 
@@ -124,7 +127,7 @@ def named(at: int, name: str) -> Part:
 
 
 def negative(at: int, part: Part) -> Part:
-    """Create the negative of a number. The negative of any other value is null."""
+    """Create the part for a number with a minus sign. With any other operand its value is null."""
     inner = part.evaluate
 
     def evaluate(get: Get) -> Value:
@@ -142,7 +145,8 @@ def negative(at: int, part: Part) -> Part:
 def as_condition(part: Part) -> Part:
     """Convert a part to a condition.
 
-    A property alone is False if the message has it, because its value is text, and null otherwise.
+    As a condition, a property is False if the message has it, because its value is a text and not a boolean.
+    Otherwise it is null.
     """
     if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
         return part
@@ -209,7 +213,7 @@ def is_not_null(part: Part) -> Part:
 
 
 def equal(left: Part, right: Part) -> Part:
-    """Create `=`. Null on the left only is null, on the right only False, on both sides True."""
+    """Create `=`: True if both sides are null, null if only the left is null, False if only the right is."""
     for part in (left, right):
         if part.kind is Kind.CONSTANT and part.constant is None:
             raise SqlError(part.at + 1, "nothing is equal to NULL: write IS NULL")
@@ -245,7 +249,10 @@ def _equality(left: Part, right: Part) -> Evaluate:
 
 
 def compared(left: Part, symbol: str, right: Part) -> Part:
-    """Create `>`, `>=`, `<` or `<=`: null if either side is null. Two texts are compared as doubles."""
+    """Create `>`, `>=`, `<` or `<=`. The value is null if a side is null.
+
+    Two texts are compared as doubles.
+    """
     for part in (left, right):
         if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and not _is_number(part.constant)):
             raise SqlError(part.at + 1, f"only numbers and properties can be compared by {symbol}")
@@ -269,9 +276,9 @@ def compared(left: Part, symbol: str, right: Part) -> Part:
 
 
 def _against(name: str, test: Callable[[Any, Any], bool], literal: Value) -> Evaluate:
-    """Compare a property with a literal.
+    """Compare a property with a literal, which is the most frequent comparison.
 
-    It reads the property as the literal's kind (the most frequent case).
+    The property's text is read as a value of the literal's type.
     """
     read = _READERS[type(literal)]
 

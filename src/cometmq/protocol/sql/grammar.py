@@ -1,8 +1,8 @@
 """The grammar and parser of SQL92 filters (docs/reference/storage.md, SQL92 filter).
 
-RocketMQ's parser reads the longest valid beginning and ignores the rest: `a = 5 whatever` is `a = 5`.
-Therefore this parser receives tokens one by one. The first token that is not possible ends the text, if the
-text before it is complete.
+RocketMQ's parser reads the longest valid prefix of a text and ignores the rest: `a = 5 whatever` is `a = 5`.
+Therefore this parser receives tokens one by one. The first token that the grammar does not allow ends the
+text, if the tokens before it form a complete condition.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ BLANKS: /[ \t\n\r\f]+/
 
 OPERANDS = frozenset({"NAME", "STRING", "INTEGER", "FLOAT", "TRUE", "FALSE", "NULL"})
 MAX_OPERANDS = 512
-"""The maximum number of properties and literals, including those of an IN."""
+"""The maximum number of properties and literals in an expression, including those in the list of an IN."""
 SIGNS = frozenset({"MINUS", "PLUS", "NOT"})
 _WANTED = {
     "NAME": "a property or a literal",
@@ -88,7 +88,7 @@ _WANTED = {
 
 @v_args(inline=True)
 class Building(lark.Transformer[Token, Part]):
-    """The transformer from recognised rules to parts, from the inside out."""
+    """The transformer from grammar rules to parts. It handles a rule after all rules within it."""
 
     def start(self, part: Part) -> Part:
         return expressions.as_condition(part)
@@ -182,7 +182,7 @@ def parse(text: str, string_words: bool) -> Part:
         SqlError: The text is invalid.
     """
     reading = _parser().parse_interactive()
-    operands = signs = 0  # signs: the number of signs since the last operand
+    operands = signs = 0  # `signs` counts the signs since the last operand
     last: Token | None = None
     refused: UnexpectedToken | None = None
     try:
@@ -216,7 +216,7 @@ def parse(text: str, string_words: bool) -> Part:
 
 
 def _unexpected(error: UnexpectedToken, end: int) -> SqlError:
-    """Return the error for an unexpected token, with the first of the possible tokens."""
+    """Return the error for an unexpected token. It names the first of the tokens that were allowed."""
     token = error.token
     ends = token.type == "$END"
     what = "the expression ends" if ends else f"{shown(str(token))} stands"

@@ -1,7 +1,7 @@
 """Java's values as SQL92 filters compare them (docs/reference/storage.md, SQL92 filter).
 
-Texts become numbers by Java's rules, and values of different kinds are compared by RocketMQ's. `None` is
-null; the other kinds are `bool`, `str`, `int` (Integer), `Long` and `float` (Double).
+Texts become numbers by Java's rules, and values of different types are compared by RocketMQ's rules. `None`
+is null; the other types are `bool`, `str`, `int` (Integer), `Long` and `float` (Double).
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import Final
 
 
 class Mismatch(Exception):
-    """A Java exception would occur here: the expression has no value, and the message does not match."""
+    """Java would throw an exception here.
+
+    The expression then has no value, and the message does not match.
+    """
 
 
 class Long(int):
-    """A 64-bit number in Java. A plain `int` has 32 bits."""
+    """An integer that has 64 bits in Java. A plain `int` stands for one with 32 bits."""
 
     __slots__ = ()
 
@@ -27,9 +30,12 @@ Value = None | bool | int | float | str
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _MAX_DIGITS: Final = 4_000
-"""The maximum number of digits. Python refuses longer numbers; for Java they are too large, too."""
-_SURELY_FITS: Final = 9  # number of digits that always fit
-# No two adjacent parts of these patterns match the same characters, so a long text takes linear time.
+"""The maximum number of digits.
+
+Python refuses longer numbers, and they are too large for Java's types, too.
+"""
+_SURELY_FITS: Final = 9  # an integer with at most this number of digits always fits into 32 bits
+# In these patterns, no two adjacent parts match the same characters, so matching takes linear time.
 _WHOLE = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
 _HEX = re.compile(r"[+-]?0[xX](?:[0-9a-fA-F]+(?:\.[0-9a-fA-F]*)?|\.[0-9a-fA-F]+)[pP][+-]?[0-9]+")
@@ -41,19 +47,19 @@ _BLANKS = "".join(map(chr, range(33)))
 
 
 def to_int(text: str) -> int:
-    """Return Java's Integer.valueOf."""
+    """Return what Java's Integer.valueOf returns for a text. Raises Mismatch."""
     return _whole(text, INT_MAX)
 
 
 def to_long(text: str) -> Long:
-    """Return Java's Long.valueOf."""
+    """Return what Java's Long.valueOf returns for a text. Raises Mismatch."""
     return Long(_whole(text, LONG_MAX))
 
 
 def _whole(text: str, most: int) -> int:
     if len(text) <= _SURELY_FITS and text.isascii() and text.isdigit():
         return int(text)
-    # Java reads UTF-16 units, so for Java a digit beyond the basic plane is not a digit.
+    # Java reads UTF-16 units, so a digit beyond the basic plane is no digit for Java.
     if len(text) > _MAX_DIGITS or not _WHOLE.fullmatch(text) or max(text) > "\uffff":
         raise Mismatch
     number = int(text)
@@ -63,7 +69,7 @@ def _whole(text: str, most: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """Return Java's Double.valueOf."""
+    """Return what Java's Double.valueOf returns for a text. Raises Mismatch."""
     text = text.strip(_BLANKS)
     named = _NAMED.get(text)
     if named is not None:
@@ -89,9 +95,10 @@ _OF_KIND: dict[type, Callable[[str], Value]] = {bool: to_bool, int: to_int, Long
 
 
 def order(left: Value, right: Value) -> int:
-    """Compare two values that are not null: the result is below 0, 0 or above 0.
+    """Compare two values that are not null, and return a number below 0, 0 or above 0.
 
-    Text is read as the other side's kind. Kinds that cannot be compared are never equal. Raises Mismatch.
+    A text is read as a value of the other side's type. Values of types that cannot be compared are never
+    equal. Raises Mismatch.
     """
     kind, other = type(left), type(right)
     if kind is not other:
@@ -113,5 +120,5 @@ def order(left: Value, right: Value) -> int:
 
 
 def _place(number: float) -> tuple[bool, float, float]:
-    """Return a sort key for the order of Double.compare: NaN above everything, -0.0 below 0.0."""
+    """Return a key that sorts doubles like Double.compare: NaN above all others, -0.0 below 0.0."""
     return (True, 0.0, 0.0) if number != number else (False, number, math.copysign(1.0, number))
