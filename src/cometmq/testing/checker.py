@@ -1,7 +1,7 @@
 """Check a recorded history of client operations against the guarantees of CometMQ.
 
-Each rule is a pure function of the history. Apart from sorting, its run time is linear in the length of the
-history.
+Each rule is a function that depends only on the history. Apart from sorting, its run time is linear in the
+length of the history.
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def check_history(lines: Iterable[str | bytes], expected: Expected | None = None
 
 
 def nothing_lost(index: _Index) -> Iterator[str]:
-    """Every acknowledged message is read, handled or a dead letter in every group that reads the topic."""
+    """A group that reads a topic reads or handles each acknowledged message, or has it as a dead letter."""
     groups: dict[str, dict[str, str]] = defaultdict(dict)
     for message, deliveries in index.deliveries.items():
         for send in index.sends.get(message, [])[:1]:
@@ -213,7 +213,7 @@ def nothing_lost(index: _Index) -> Iterator[str]:
 
 
 def nothing_invented(index: _Index) -> Iterator[str]:
-    """Every delivered message was sent to this topic before, and its send did not fail."""
+    """Each delivered message was sent to its topic before the delivery, and its send did not fail."""
     for message, deliveries in index.deliveries.items():
         results = {each.result for each in index.sends.get(message, [])}
         first = deliveries[0]
@@ -231,7 +231,7 @@ def nothing_invented(index: _Index) -> Iterator[str]:
 
 
 def one_message_per_offset(index: _Index) -> Iterator[str]:
-    """Each offset of a queue holds one message, and no offset is missing."""
+    """Each offset of a queue holds exactly one message, and no offset within the queue is missing."""
     messages: dict[tuple[str, str], dict[int, str]] = defaultdict(dict)
     topics = {each.topic for each in index.of("send")}
     for each in index.of("send", "read", "handle"):
@@ -243,9 +243,10 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
     lows = {(each.topic, each.queue): each.min for each in reversed(index.of("bounds")) if is_ok(each)}
     for (topic, queue), by_offset in messages.items():
         if topic not in topics:
-            continue  # The history does not contain the sends to a retry topic.
+            continue  # the history does not contain the sends to a retry topic
         low = min(min(by_offset), lows.get((topic, queue), min(by_offset)))
-        # Computed by arithmetic, because one damaged offset may be 2**62 after the others.
+        # The number of missing offsets is not counted in a loop, because one damaged offset may be 2**62
+        # after the others.
         missing = max(by_offset) + 1 - low - len(by_offset)
         if missing:
             gap = next(offset for offset in itertools.count(low) if offset not in by_offset)
@@ -253,7 +254,7 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
 
 
 def commits_within_bounds(index: _Index) -> Iterator[str]:
-    """A group's committed offset lies within the bounds of the queue."""
+    """A group's committed offset lies between the queue's min offset and max offset."""
     highs: dict[tuple[str, str], int] = defaultdict(int)
     lows: dict[tuple[str, str], int] = {}
     for each in index.of("bounds"):
@@ -318,7 +319,7 @@ def reads_in_order(index: _Index) -> Iterator[str]:
 
 
 def strict_order(index: _Index) -> Iterator[str]:
-    """Messages of one key are handled one at a time, each only after all earlier ones are done."""
+    """Messages with the same key are handled one at a time, each after all earlier ones are done."""
     calls: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     stored: dict[str, set[tuple[int, str]]] = defaultdict(set)
     queues: dict[str, str] = {}
@@ -347,7 +348,7 @@ def strict_order(index: _Index) -> Iterator[str]:
 
 
 def one_owner(index: _Index) -> Iterator[str]:
-    """While membership is stable, each queue has one owner in its group, or every member if broadcasting."""
+    """While a group's members do not change, each queue has one owner (if broadcasting, all members)."""
     owned: dict[tuple[str, str, str], list[Operation]] = defaultdict(list)
     for each in index.of("own"):
         owned[each.group, each.topic, each.queue].append(each)

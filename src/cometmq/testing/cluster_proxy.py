@@ -4,8 +4,8 @@
         async with Producer("p", namesrv=faulty.namesrv) as producer:
             ...
 
-Routes contain the addresses of the brokers. A small name server between the first proxy and the real name
-server therefore replaces these addresses by those of the brokers' proxies.
+Routes contain the addresses of the brokers. Therefore a small name server between the first proxy and the
+real name server replaces these addresses by those of the brokers' proxies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ClusterProxy(Proxy):
         self.target = target
         self.script = script
         self.brokers: dict[str, FaultProxy] = {}
-        """Proxies by the brokers' own addresses.
+        """The proxies by the addresses of the brokers behind them.
 
         A proxy is created when a client first requests a route to its broker.
         """
@@ -128,5 +128,5 @@ class ClusterProxy(Proxy):
                     proxy = FaultProxy(addr, self.script)
                     await proxy.start()
                     if self.brokers.setdefault(addr, proxy) is not proxy:
-                        await proxy.stop()  # A concurrent request has created this broker's proxy.
+                        await proxy.stop()  # a concurrent request has already created this broker's proxy
                 broker.broker_addrs[broker_id] = self.brokers[addr].addr

@@ -26,9 +26,9 @@ class Kind(Enum):
 
     Attributes:
         CUT: Both ends of the connection receive a reset.
-        HALF_CLOSE: The receiver of the direction sees the end of the stream; later bytes are dropped.
+        HALF_CLOSE: The receiver of the direction sees the end of the stream. Bytes sent later are dropped.
         STALL: No bytes pass for `seconds`.
-        DELAY: From now on each piece is held for `seconds` before it passes.
+        DELAY: From now on each piece of the stream is held for `seconds` before it passes.
         SPLIT: From now on bytes pass in separate pieces of at most `size` bytes.
     """
 
@@ -45,10 +45,10 @@ class Fault(msgspec.Struct, frozen=True, kw_only=True):
     Attributes:
         kind: Kind of the fault.
         directions: Directions of the connection that the fault affects. Default: both.
-        after: Number of bytes of the direction that pass before the fault. A script counts them from the
-            start of the connection, `inflict` from the call.
-        seconds: Duration of a STALL (`math.inf`: until `heal` or the end of the connection) or of a DELAY per
-            piece.
+        after: Number of bytes that pass in the direction before the fault happens. A script counts them from
+            the start of the connection, `inflict` from the call.
+        seconds: Duration of a STALL (`math.inf`: until `heal` or the end of the connection), or how long a
+            DELAY holds each piece.
         size: Maximum size in bytes of a piece of a SPLIT.
 
     Raises:
@@ -83,13 +83,13 @@ def no_faults(number: int) -> Sequence[Fault]:  # noqa: ARG001 (a Script)
 
 
 def random_faults(seed: int, *, share: float = 0.5, within: int = 16 * 1024, seconds: float = 0.2) -> Script:
-    """Return a script of random faults that are the same for the same seed and connection number.
+    """Return a script of random faults. The same seed and connection number give the same faults.
 
     Args:
         seed: Seed of the random faults.
-        share: Fraction of connections that have faults. Such a connection has one to three.
-        within: Faults happen within this number of bytes of a direction.
-        seconds: Maximum duration of a stall. The maximum delay per piece is a tenth of it.
+        share: Fraction of connections that have faults. Such a connection has one to three faults.
+        within: Each fault happens within this number of bytes of its direction.
+        seconds: Maximum duration of a stall. A delay holds each piece for at most a tenth of it.
     """
 
     def script(number: int) -> Sequence[Fault]:
@@ -106,8 +106,8 @@ def _random_fault(dice: random.Random, within: int, seconds: float) -> Fault:
     return Fault(
         kind=kind,
         directions=BOTH if kind is Kind.CUT else dice.choice([BOTH, *((each,) for each in Direction)]),
-        # The position is distributed evenly by order of magnitude, because early frames need as many faults
-        # as late ones.
+        # The logarithm of the position is distributed evenly, because early frames need as many faults as
+        # late ones.
         after=int(within ** dice.random()) - 1,
         seconds=max(dice.uniform(0, seconds if kind is Kind.STALL else seconds / 10), 1e-6),
         size=int(256 ** dice.random()),

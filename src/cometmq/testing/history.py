@@ -94,7 +94,7 @@ class Event(Facts, kw_only=True, omit_defaults=True, forbid_unknown_fields=True)
 
 
 class Operation(Facts, kw_only=True, omit_defaults=True):
-    """An operation, assembled from its two events. `ended` is None if the history has no second one."""
+    """An operation, assembled from its two events. `ended` is None if the history has no event of its end."""
 
     op: Op
     process: str
@@ -122,7 +122,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def operations(lines: Iterable[str | bytes]) -> list[Operation]:
-    """Return the operations of a history in the order of their beginnings.
+    """Return the operations of a history in the order in which they began.
 
     Args:
         lines: Events as JSON. Empty lines are ignored.
@@ -226,7 +226,7 @@ class History:
         self.ok(self.begin(op, process=process, at=at, **facts), at=at)
 
     def died(self, process: str) -> None:
-        """Record that a process died: the outcome of each of its unfinished operations is unknown."""
+        """Record that a process died, so the outcome of each of its unfinished operations is unknown."""
         with self._lock:
             for number in [number for number, (_, whose) in self._open.items() if whose == process]:
                 self._add("unknown", number, None, {})

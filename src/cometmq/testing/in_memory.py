@@ -26,7 +26,8 @@ from cometmq.testing.memory import MemoryNetwork
 
 _numbers = itertools.count()
 
-# A test may block the event loop that it shares with the broker, which must not make the broker reject sends.
+# A test may block the event loop that it shares with the broker. The broker must not reject sends that wait
+# meanwhile.
 PATIENT = {"waitTimeMillsInSendQueue": "60000"}
 
 
@@ -44,7 +45,7 @@ class TestBroker:
             start, too.
     """
 
-    __test__ = False  # pytest would otherwise collect the class as a test
+    __test__ = False  # otherwise pytest would collect the class as a test
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         number = next(_numbers)
@@ -52,7 +53,9 @@ class TestBroker:
         self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
         self._settings = {**PATIENT, **(settings or {})}
         self._cluster: Standalone | None = None
-        self._run: Run | None = None  # runs coroutines in the broker's thread, in `with`
+        self._run: Run | None = (
+            None  # runs coroutines in the broker's thread, if the broker was started by `with`
+        )
         self._exits = AsyncExitStack()
         self._thread = ExitStack()
 

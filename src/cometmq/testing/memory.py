@@ -55,10 +55,10 @@ class MemoryNetwork:
         return protocol
 
     def _free_port(self) -> int:
-        """Return the next port without a listener. After the last port, begin with the first one again.
+        """Return the next port that has no listener. After the last port, continue with the first one.
 
-        A new connection may reuse the port of a connection that is 32,768 connections older. The port is only
-        part of the connection's name.
+        A new connection may get the port of an earlier one, if 32,768 other connections were made in between.
+        This does no harm, because the port is only part of the connection's name.
         """
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
             raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")
@@ -75,11 +75,11 @@ class MemoryTransport(asyncio.Transport):
         self._loop = loop
         self._protocol: asyncio.BufferedProtocol | None = None
         self._closing = False
-        self._ended = False  # whether `connection_lost` was called
-        self._came: deque[bytes] = deque()  # bytes received, but not yet passed to the protocol
+        self._ended = False  # whether `connection_lost` has been called
+        self._came: deque[bytes] = deque()  # bytes received but not yet passed to the protocol
         self._end_came = False
         self._reading = True
-        self._unread = 0  # number of bytes sent that the peer has not read yet
+        self._unread = 0  # number of bytes sent that the peer has not yet read
         self._high, self._low = HIGH_WATER, HIGH_WATER // 4
         self._paused = False
 
@@ -91,7 +91,7 @@ class MemoryTransport(asyncio.Transport):
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # a closed loop has no connections any more
+            pass  # the loop is closed, so its connections have ended
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
         """Attach the protocol and report the connection to it."""
@@ -117,14 +117,14 @@ class MemoryTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Close both sides once the peer has received everything written."""
+        """Close both sides once the peer has received all bytes written by this side."""
         if not self._closing:
             self._closing = True
             self.peer.run_there(self.peer.peer_closed)
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """Close the connection like `close`, because this side holds no written bytes back."""
+        """Close the connection. This equals `close`, because all written bytes are already at the peer."""
         self.close()
 
     def is_closing(self) -> bool:
@@ -136,7 +136,7 @@ class MemoryTransport(asyncio.Transport):
         return self._unread
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the numbers of unread bytes at which the protocol pauses and resumes writing."""
+        """Set the numbers of unread bytes at which the protocol is told to pause and to resume writing."""
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
@@ -158,7 +158,7 @@ class MemoryTransport(asyncio.Transport):
         self._read()
 
     def peer_closed(self) -> None:
-        """Receive the end of the peer's stream."""
+        """Handle the end of the stream that the peer sends."""
         self._end_came = True
         self._read()
 

@@ -22,7 +22,7 @@ StartBroker = Callable[..., LocalBroker]
 
 @pytest.fixture
 def cometmq_broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    """A new name server and broker for one test, on real sockets. The first message creates its topic."""
+    """A new name server and broker for one test, on real sockets. The first message to a topic creates it."""
     with local_broker(tmp_path / "cometmq") as broker:
         yield broker
 
@@ -46,7 +46,7 @@ def cometmq_faults(cometmq_broker: LocalBroker) -> Iterator[ClusterProxy]:
 
 @pytest.fixture
 def start_cometmq_broker(tmp_path: Path) -> Iterator[StartBroker]:
-    """A function that starts a broker, for tests of several brokers or of special settings.
+    """A function that starts a broker, for tests with several brokers or special settings.
 
     Its arguments are those of `local_broker`, both optional: `settings` by RocketMQ's keys, and `data_dir`.
     It returns a `LocalBroker`. The brokers stop at the end of the test.

@@ -26,8 +26,8 @@ from cometmq.testing.faults import Direction, Fault, Kind, Script, no_faults
 
 HOST = "127.0.0.1"
 BACKLOG = 1024
-WHOLE = 1 << 30  # maximum piece size in bytes without SPLIT
-RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff, l_linger (0 s): closing sends a reset
+WHOLE = 1 << 30  # maximum size in bytes of a piece if there is no SPLIT
+RESET_AT_CLOSE = struct.pack("ii", 1, 0)  # l_onoff = 1, l_linger = 0 s: closing the socket sends a reset
 
 
 class Proxy(Running, ABC):
@@ -141,7 +141,7 @@ class FaultProxy(Proxy):
             return
         stop_accepting(self._server)
         self._server = None
-        await asyncio.sleep(0)  # so that connections accepted just now can register
+        await asyncio.sleep(0)  # lets connections that were just accepted register
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()
@@ -159,7 +159,7 @@ class FaultProxy(Proxy):
 
 
 def check_target(target: str) -> None:
-    """Reject the address of a `TestBroker`, which has no sockets, with ConfigError."""
+    """Raise ConfigError if the target is the address of a `TestBroker`, which has no sockets."""
     if network_of(target.rpartition(":")[0]) is not None:
         raise ConfigError(
             "target", target, "a broker with sockets, as local_broker() starts, not a TestBroker"
@@ -198,7 +198,7 @@ class ProxiedConnection:
             flow.heal()
 
     def cut(self) -> None:
-        """Reset both ends. Must be called in the proxy's event loop."""
+        """Reset the connection at both ends. Must be called in the proxy's event loop."""
         for end in (self.client, self._server):
             end.reset()
         self._over.set()
@@ -219,7 +219,7 @@ class ProxiedConnection:
             self.cut()
 
     def ended(self, end: _End, error: Exception | None) -> None:
-        """Handle the end of the transport at one side, which the proxy or the side's peer has closed."""
+        """Handle the end of one side's transport, which was closed by the proxy or that side's peer."""
         if error is not None or not all(flow.ended for flow in self._flows.values()):
             self.cut()
         other = self._server if end is self.client else self.client
@@ -234,7 +234,7 @@ class ProxiedConnection:
 
 
 class _End(asyncio.Protocol):
-    """The side of a proxied connection at the client or at the server."""
+    """One side of a proxied connection: the transport to the client or to the server."""
 
     def __init__(self, connection: ProxiedConnection) -> None:
         self.connection = connection
@@ -250,7 +250,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.out.end_came()
-        return True  # True keeps the other direction open
+        return True  # keeps the other direction open
 
     def pause_writing(self) -> None:
         self.into.hold(True)
@@ -264,7 +264,7 @@ class _End(asyncio.Protocol):
     def end(self) -> None:
         """End the stream to the peer. The peer may still send."""
         if self.transport is not None and not self.transport.is_closing():
-            with contextlib.suppress(OSError):  # `connection_lost` follows
+            with contextlib.suppress(OSError):  # if the socket is already closed, `connection_lost` follows
                 self.transport.write_eof()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class _Flow:
         source.out = target.into = self
         self.passed = 0
         self.ended = False
-        self._due: list[tuple[int, Fault]] = []  # faults by the number of bytes that pass before each
+        self._due: list[tuple[int, Fault]] = []  # each fault with the number of bytes that pass before it
         self._waiting = bytearray()
         self._end_came = False
         self._held = False  # whether the target's write buffer is full
@@ -349,7 +349,7 @@ class _Flow:
         if self._end_came and not self._waiting and self._timer is None and not self._stalled:
             self._finish()
         if not source.is_closing():
-            # Reading resumes only when no bytes wait, so that the sender notices a stall.
+            # The proxy reads on only when no bytes wait in it, so that a stall also stops the sender.
             (source.pause_reading if self._waiting else source.resume_reading)()
 
     def _pass(self, target: asyncio.Transport) -> None:
@@ -363,7 +363,7 @@ class _Flow:
         if not self._deaf:
             target.write(piece)
         if self._piece != WHOLE and self._waiting:
-            self._wait(0)  # a wait, so that the receiver reads the pieces one by one
+            self._wait(0)  # an event-loop turn between pieces, so that the receiver reads them one by one
 
     def _do(self, fault: Fault) -> None:
         self._happened[fault.kind] += 1
