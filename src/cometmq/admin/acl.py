@@ -22,7 +22,7 @@ from cometmq.protocol.headers import (
 
 
 class AclVersion(msgspec.Struct, frozen=True):
-    """The version of a broker's access file: number of its changes, and last change (ms since 1970)."""
+    """The version of a broker's access file: the number of its changes and the time of the last one (ms)."""
 
     cluster_name: str
     broker_name: str
@@ -33,7 +33,7 @@ class AclVersion(msgspec.Struct, frozen=True):
 
 
 class AccessAdmin(ServerAdmin):
-    """Operations on accounts and white lists (requests 50 to 53, and CometMQ's 21006 and 21007)."""
+    """Operations on accounts and white lists (requests 50 to 53, and CometMQ's own 21006 and 21007)."""
 
     async def addrs_in(self, cluster: str) -> list[str]:
         """Return the addresses of all brokers of a cluster, including slaves.
@@ -46,11 +46,11 @@ class AccessAdmin(ServerAdmin):
         return [place.broker_addr for place in broker_places(info, cluster)]
 
     async def put_account(self, addr: str, account: CreateAccessConfigRequestHeader) -> None:
-        """Add an account to a broker, or change an account.
+        """Add an account to a broker, or change an existing account.
 
         Args:
             addr: Address of the broker.
-            account: The account. Fields that are None stay as they are.
+            account: The account. Values of an existing account remain where a field is None.
         """
         await self.client.brokers.call(addr, RequestCode.UPDATE_AND_CREATE_ACL_CONFIG, account)
 
@@ -84,14 +84,14 @@ class AccessAdmin(ServerAdmin):
     async def explain_access(
         self, addr: str, user: str, action: str, resource: str = "", host: str = ""
     ) -> tuple[bool, str]:
-        """Return whether an account has a permission at a CometMQ broker, and the rule that decides.
+        """Return whether an account has a permission at a CometMQ broker, and the rule that decides this.
 
         Args:
             addr: Address of the broker.
             user: Name of the account.
             action: "pub", "sub" or "admin".
             resource: "topic:NAME", "group:NAME", or NAME, which is a topic. "": none, for "admin".
-            host: Address of the client, for white lists. "": unknown.
+            host: Address of the client, which is compared with the white lists. "": unknown.
         """
         header = ExplainAccessRequestHeader(
             user=user, action=action, resource=resource or None, host=host or None

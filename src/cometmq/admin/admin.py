@@ -89,7 +89,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
     # -- brokers
 
     async def runtime(self, broker_addr: str) -> dict[str, str]:
-        """Return the runtime table of a broker: statistic or state by name, as text.
+        """Return the runtime table of a broker, which holds statistics and states as text, by name.
 
         Args:
             broker_addr: Address of the broker, "host:port".
@@ -128,8 +128,8 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
             broker_addr: A master, a slave or a member of a raft group.
 
         Returns:
-            The slaves of a master or the other members of a raft group with their positions, or for a slave
-                its master.
+            For a master its slaves, for a member of a raft group the other members, each with its position;
+                for a slave its master.
         """
         return await self.client.brokers.ha_status(broker_addr)
 
@@ -210,7 +210,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
             broker_name: Name of the group. None: the only broker name of the cluster.
 
         Returns:
-            Member address to its status, or to the text of the error of a member that does not answer.
+            The status of each member by its address, or the text of the error if the member does not answer.
 
         Raises:
             UnknownNameError: There is no such broker name.

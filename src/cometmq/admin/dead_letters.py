@@ -1,9 +1,9 @@
 """Dead letters, the messages whose retries a group has exhausted: counting, reading, selecting, resending.
 
-A resent dead letter stays in the dead-letter topic. Its copy has the same message ids, and DLQ_RESEND_TIMES
-one higher. The broker's index therefore shows which dead letters were resent before, also after an
-interrupted run and from another machine. DLQ_RESEND_RUN contains the run and the dead letter of a copy, so
-that a repeated part of a run finds its own copies.
+A resent dead letter stays in the dead-letter topic. Its copy has the same message ids, and its
+DLQ_RESEND_TIMES is one higher. Therefore the broker's index shows which dead letters were resent before, even
+by an interrupted run or from another machine. A copy's DLQ_RESEND_RUN names the run and the dead letter, so
+that a repeated part of the run finds its own copies.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from cometmq.protocol.properties import values as names
 RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
 RESEND_GROUP = "dlq_resend_group"  # the producer group of resends
-MAX_CONCURRENT_RESENDS = 16  # maximum dead letters in flight
-MAX_FAILURES = 10  # maximum consecutive failures: so many are not caused by a single message
-MAX_CLOCK_SKEW_MS = 10_000  # maximum difference of brokers' clocks; the index has a resolution of one second
+MAX_CONCURRENT_RESENDS = 16  # maximum number of dead letters that are being sent at a time
+MAX_FAILURES = 10  # a run stops after so many consecutive failures, which no single message causes
+MAX_CLOCK_SKEW_MS = 10_000  # assumed maximum difference between the clocks of brokers
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
 KEPT_PROPERTIES = (names.TAGS, names.KEYS, names.UNIQ_KEY, names.BUYER_ID, names.INSTANCE_ID)
-"""Reserved properties that a copy keeps: they describe the message. The other ones describe its history."""
+"""Reserved properties that a copy keeps, because they describe the message and not its history."""
 ZLIB = int(SysFlag.COMPRESSED | SysFlag.COMPRESSION_ZLIB)
 
 
@@ -75,7 +75,10 @@ class Selection(msgspec.Struct, frozen=True, kw_only=True):
         msgspec.structs.force_setattr(self, "ids", frozenset(map(str.upper, self.ids)))
 
     def takes(self, message: MessageExt) -> bool:
-        """Return whether a dead letter within the time span is selected (`sql` not considered)."""
+        """Return whether the selection includes a dead letter.
+
+        The time range and `sql` are not checked here.
+        """
         ids = map(str.upper, (message.msg_id, message.offset_msg_id, origin_id(message)))
         return (
             (not self.ids or not self.ids.isdisjoint(ids))
@@ -114,8 +117,8 @@ def original_topic(message: MessageExt) -> str | None:
 def belongs_to_system(topic: str) -> bool:
     """Return whether a topic is reserved.
 
-    Nothing is resent to such a topic: the sender of a dead letter chose the name, but the resend has an
-    operator's permissions.
+    Nothing is resent to a reserved topic. The sender of a dead letter chose the topic's name, but the resend
+    has an operator's permissions.
     """
     return topic.startswith("%") or topic in UNSENDABLE_TOPICS or is_system_topic(topic)
 
@@ -147,28 +150,28 @@ def view(message: MessageExt) -> DeadLetterView:
 
 
 async def was_resent(client: ClientInstance, group: str, message: MessageExt) -> bool:
-    """Return whether a copy of a dead letter exists in either target.
+    """Return whether a copy of a dead letter exists in its original topic or in the group's retry topic.
 
-    Raises IndexSilent if that is unknown.
+    Raises IndexSilent if the broker's index cannot report that.
     """
     return await copy_of(client, group, message, "") is not None
 
 
 async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark: str) -> MessageExt | None:
-    """Return a copy of a dead letter from either target, None if there is none.
+    """Return a copy of a dead letter from its original topic or the group's retry topic, None if none exists.
 
-    Raises IndexSilent if that is unknown.
+    Raises IndexSilent if the broker's index cannot report that.
 
     Args:
         client: Sends the requests.
         group: The consumer group.
         message: The dead letter.
-        mark: Value of DLQ_RESEND_RUN. A copy with this value is preferred.
+        mark: Value of DLQ_RESEND_RUN. A copy with this value is preferred to other copies.
     """
     origin, times = origin_id(message), resend_times(message)
     topic, found = original_topic(message), None
     for target in (RETRY_PREFIX + group, *((topic,) if topic else ())):
-        # Copies keep the mark through all retries, so the newest copies suffice.
+        # Only the newest copies are read. They suffice, because a copy keeps its mark through all retries.
         for copy in (copies := await copies_in(client, target, message)):
             later = origin_id(copy) == origin and resend_times(copy) > times
             if later and (found is None or copy.properties.get(RESEND_RUN) == mark):
@@ -181,7 +184,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
 
 
 async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
-    """Return the newest messages of a topic that have a dead letter's id and were stored after it."""
+    """Return a topic's newest messages that have the same id as a dead letter and were stored after it."""
     span = message.store_timestamp_ms - MAX_CLOCK_SKEW_MS, ALWAYS[1]
     try:
         return await by_key(client, topic, message.msg_id, MAX_UNIQUE_HITS, unique=True, span=span)
@@ -198,10 +201,10 @@ async def check_index(client: ClientInstance, message: MessageExt) -> None:
 
 
 async def check_copy(client: ClientInstance, result: ResendResult) -> None:
-    """Raise ResendStopped if the copy already is a dead letter.
+    """Raise ResendStopped if the copy is already a dead letter again.
 
-    If a group has queue locks, a 5.x broker turns every message that is sent to its retry topic into a dead
-    letter.
+    This happens if the group has queue locks: a 5.x broker then turns every message that is sent to the
+    group's retry topic into a dead letter.
     """
     place = offset_id_in(result.copy_offset_msg_id)
     if place is not None:
@@ -227,7 +230,10 @@ class Resender:
     _next_s: float = field(default=0.0, init=False)
 
     async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
-        """Resend dead letters concurrently, but those of one message in sequence: one copy suffices."""
+        """Resend dead letters concurrently.
+
+        Those with the same original message are resent one after the other.
+        """
         results: dict[int, ResendResult] = {}
 
         async def in_turn(same: list[MessageExt]) -> None:
@@ -266,7 +272,7 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """Return the state of a letter that was resent before and the offset id of this run's copy."""
+        """Return the outcome of a letter that was resent before, and this run's copy (offset id); or None."""
         if self.how.again and not mark:
             return None
         try:
@@ -294,11 +300,11 @@ class Resender:
         properties[RESEND_TIMES] = str(resend_times(message) + 1)
         if not self.how.to_topic:
             properties[names.RETRY_TOPIC] = topic
-            # The copy has all its retries left, and no limit of the group makes the copy a dead letter at the
-            # broker.
+            # The copy has all its retries left. The high limit ensures that the broker does not make the copy
+            # a dead letter because of the group's limit.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
-        if message.sys_flag & SysFlag.COMPRESSED:  # The body is unreadable, or too large to decompress.
+        if message.sys_flag & SysFlag.COMPRESSED:  # the body could not be decompressed
             sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
         elif len(body) >= COMPRESS_OVER:
             body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB
@@ -319,13 +325,13 @@ async def resend(
 ) -> AsyncIterator[ResendResult]:
     """Resend dead letters, and yield the outcome of each.
 
-    Raises IndexSilent before the first send if the index cannot report earlier copies; ResendStopped after
-    MAX_FAILURES consecutive failures, or if the first copy does not reach its target.
+    Raises IndexSilent before the first send if a broker's index cannot report earlier copies. Raises
+    ResendStopped after MAX_FAILURES consecutive failures, or if the first copy does not reach its target.
     """
     async with Producer(RESEND_GROUP, client=client, options=ProducerOptions(retry_times=0)) as producer:
         resender = Resender(client, producer, group, how)
         left = sys.maxsize if how.limit is None else how.limit
-        # Limit a batch to the messages of one second, so that a cancelled run ends within that time.
+        # A batch has at most the messages of one second, so that a cancelled run ends within a second.
         batch_size = (
             MAX_CONCURRENT_RESENDS if how.rate is None else max(1, min(MAX_CONCURRENT_RESENDS, int(how.rate)))
         )

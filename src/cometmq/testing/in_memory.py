@@ -53,9 +53,7 @@ class TestBroker:
         self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
         self._settings = {**PATIENT, **(settings or {})}
         self._cluster: Standalone | None = None
-        self._run: Run | None = (
-            None  # runs coroutines in the broker's thread, if the broker was started by `with`
-        )
+        self._run: Run | None = None  # runs coroutines in the broker's thread, if `with` started it
         self._exits = AsyncExitStack()
         self._thread = ExitStack()
 

@@ -13,7 +13,7 @@ import tempfile
 from cometmq.message import MessageExt
 
 _FILE_NAME = re.compile(r"[0-9A-Za-z]{1,64}")
-"""Pattern of message ids that are used as file names: a producer may set any text as unique key."""
+"""Pattern of message ids that are safe as file names, because a producer may set any text as unique key."""
 
 
 def write_body(message: MessageExt) -> str:
@@ -51,7 +51,7 @@ def bodies_path() -> str:
 
 
 def open_own(path: str) -> int:
-    """Return a descriptor of a directory that only this user can access, and create it if missing.
+    """Return a descriptor of a directory that only this user can access. A missing directory is created.
 
     Raises OSError.
     """

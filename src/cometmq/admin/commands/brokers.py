@@ -49,7 +49,7 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
         else:
             show(formats.cluster_list(brokers, int(time.time() * 1000)))
         for broker in brokers:
-            if broker.problem and not wants_json():  # In JSON the problem is a field of the broker.
+            if broker.problem and not wants_json():  # in JSON the problem is a field of the broker
                 show_problem(f"{broker.broker_addr}: {broker.problem}")
         if interval is None:
             if any(broker.problem for broker in brokers):
@@ -133,7 +133,7 @@ NO_FILE = "no settings file (mqbroker -c FILE): the change is lost at the broker
 
 
 def show_change(change: SettingsChange) -> None:
-    """Print the effects of a settings change that a broker reports, for example delayed ones."""
+    """Print what a broker reports about a change of its settings, such as settings that take effect later."""
     if change.not_written:
         show_problem(f"{change.broker_addr}: {NO_FILE}")
     for key in change.without_effect:
@@ -184,7 +184,7 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
         try:
             found = await admin.topic_stats(name)
         except CometError:
-            continue  # The topic was deleted in the meantime, or none of its brokers answers.
+            continue  # the topic was deleted after it was listed, or none of its brokers answers
         found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
         rows += found
         if not wants_json():

@@ -40,7 +40,7 @@ from cometmq.admin.errors import UnknownNameError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
-MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # intervals of Apache's monitor
+MONITOR_DELAY_S, MONITOR_INTERVAL_S = 20.0, 60.0  # delay and interval of Apache's monitor, in seconds
 GROUP = name_option("-g", "--groupName", "group", required=True, help="Consumer group.")
 CONSUMER_GROUP = name_option("-g", "--consumerGroup", "group", required=True, help="Consumer group.")
 
@@ -215,7 +215,8 @@ async def delete_sub_group(
     topics = await operations.group_topics(admin, group, cluster) if cluster else {}
     names = await admin.group_names()
     if group not in names and not wants_json():
-        # Like Apache's command, this is not an error: scripts delete groups that may already be deleted.
+        # A missing group is not an error, as in Apache's command, because scripts delete groups that may
+        # already be deleted.
         show_problem(str(UnknownNameError("consumer group", group, names)))
     operation = await operations.delete_group(
         admin, group, addrs, topics, with_offsets=remove_offset, cluster=cluster

@@ -1,6 +1,6 @@
-"""Output of `mqadmin`, with the columns of Apache's tools, so that scripts keep working.
+"""Output of `mqadmin`, with the columns of Apache's tools, so that scripts for these tools keep working.
 
-The functions are pure: values to lines. The widths are those of the 4.9 tools.
+The functions only convert values to lines of text. The column widths are those of the 4.9 tools.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def topic_status(queues: Iterable[QueueStatus]) -> Iterator[str]:
 
 
 def purged(queues: Iterable[tuple[str, PurgedQueue]]) -> Iterator[str]:
-    """Return the table of purged queues; a row is (broker name, queue)."""
+    """Return the table of purged queues. Each item of `queues` is a broker name and a queue."""
     form = "%-32s  %-4s  %-20s  %-20s  %-20s  %s"
     yield form % ("#Broker Name", "#QID", "#Min Offset", "#Purged To", "#Max Offset", "#Messages")
     for name, queue in queues:
@@ -134,7 +134,7 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
-    """Return a rate with its request queue, `123.45(0,0ms)`; `-` for a broker that does not report it."""
+    """Return a rate and its request queue's state as `123.45(0,0ms)`; `-` if the broker reports no rate."""
     if tps is None:
         return "-"
     size = info.get(f"{side}ThreadPoolQueueSize", "")
@@ -162,7 +162,7 @@ def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
-    """Return the lines of haStatus 5.5, with spaces instead of tabs: a master with its slaves, or a slave."""
+    """Return the lines of haStatus, as in 5.5 but with spaces instead of tabs, for a master or a slave."""
     slaves, own = status.ha_connection_info, status.ha_client_runtime_info
     facts: list[tuple[str, object]] = [
         ("#MasterAddr", own.master_addr or "null"),
@@ -217,7 +217,7 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
     """Return a line for each member, then the differences of subscriptions and settings between members.
 
-    Without differences, the queues without a holder or with several holders follow.
+    If there are no differences, the queues follow that have no holder or several.
     """
     row = "%-10s %-40s %-20s %s"
     yield row % ("#Index", "#ClientId", "#Version", "#Subscription")
@@ -270,7 +270,7 @@ def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
 
 
 def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
-    """Return a `Name: value` line per field: as queryMsgById, or as queryMsgByUniqueKey (no offset id)."""
+    """Return a `Name: value` line per field, as queryMsgById does, or queryMsgByUniqueKey (no offset id)."""
     facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
     facts += [
         ("Topic:", message.topic),
@@ -385,7 +385,10 @@ def java_word(value: object) -> str:
 
 
 def group_facts(config: SubscriptionGroupConfig) -> dict[str, str]:
-    """Return the settings of a group by RocketMQ's names, including those of 5.x that the group has."""
+    """Return the settings of a group by RocketMQ's names.
+
+    Settings of 5.x are included if the group has them.
+    """
     names = {field.name: field.encode_name for field in msgspec.structs.fields(config)}
     return {
         names[name]: show_value(value)
@@ -443,7 +446,7 @@ def undone(found: Undone) -> Iterator[str]:
 
 
 def resets(done: list[QueueReset]) -> Iterator[str]:
-    """Return the columns of Apache's command, which differ between groups with and without online members."""
+    """Return a table of resets with Apache's columns, which depend on whether the group was online."""
     if done and all(each.way is OffsetWay.MEMBERS for each in done):
         form = "%-40s  %-40s  %-40s"
         yield form % ("#brokerName", "#queueId", "#offset")

@@ -51,7 +51,7 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 
 def mean_without_first(rows: list[SendTime]) -> float | None:
-    """Return the mean time in ms of all sends but the first, which also connects; None for one send."""
+    """Return the mean time in ms of all sends except the first, which also connects. None: only one send."""
     rest = rows[1:]
     return sum(row.millis for row in rest) / len(rest) if rest else None
 
@@ -82,7 +82,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
     rows: list[SendTime] = []
     async for row in admin.send_times(broker_name, count + 1, size):
         rows.append(row)
-        if len(rows) > 1 and not wants_json():  # The first send also connects.
+        if len(rows) > 1 and not wants_json():  # the first send also connects, so a single send gives no mean
             show([formats.send_status(row, broker_name)])
     if wants_json():
         show_json(rows[1:])

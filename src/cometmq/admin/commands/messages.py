@@ -44,7 +44,7 @@ TIMES = (
 
 
 def consume_directly_options(command: F) -> F:
-    """Add `-g/--consumerGroup` and `-d/--clientId`: have one consumer process the message immediately."""
+    """Add `-g/--consumerGroup` and `-d/--clientId`, which make a consumer process a message immediately."""
     group = opt("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: the consumer's group.")
     client = opt("-d", "--clientId", metavar="ID", help="Have this consumer process the message.")
     return client(group(command))
@@ -230,7 +230,10 @@ async def send_message(
 
 
 def past_time(text: str) -> int:
-    """Return ms since 1970 from digits, local `yyyy-MM-dd#HH:mm:ss:SSS` or `now`; no time in the future."""
+    """Return ms since 1970 from digits, a local `yyyy-MM-dd#HH:mm:ss:SSS` or `now`.
+
+    Future times are refused.
+    """
     now = int(time.time() * 1000)
     try:
         moment = now if text == "now" else formats.parse_time(text)
@@ -312,9 +315,9 @@ async def consume_directly(admin: Admin, messages: list[MessageExt], group: str,
 async def show_messages(
     admin: Admin, messages: list[MessageExt], *, offset_id: bool, charset: str | None = None
 ) -> None:
-    """Print each message, its body (to a file) and its state in each group; or all messages as JSON.
+    """Print for each message its fields, its state in each group, and the file to which its body is written.
 
-    With `charset`, print the body, too.
+    With `charset`, print the body, too. With `--json`, print all messages as JSON instead.
     """
     if wants_json():
         show_json([MessageView.of(message) for message in messages])

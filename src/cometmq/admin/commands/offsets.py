@@ -134,7 +134,7 @@ async def reset(admin: Admin, wanted: Reset, title: Iterable[str]) -> None:
 
 
 def describe_reset(wanted: Reset, each: QueueReset) -> str:
-    """Return the description of a reset in one queue."""
+    """Describe the reset of one queue in a line."""
     place = f"{wanted.group} in {wanted.topic} at {each.broker_name} queue {each.queue_id}"
     if not each.changes:
         return f"leave {place} at {each.consumer_offset}"

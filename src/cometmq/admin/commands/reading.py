@@ -78,7 +78,7 @@ async def print_msg(
     print_body: bool,
 ) -> None:
     """Print the messages of a topic."""
-    text_of(b"-", charset)  # Decoding an empty body would not reveal an unknown charset.
+    text_of(b"-", charset)  # checks the charset; decoding an empty body would not
     whole = ReadRange(topic=topic, begin_ms=begin, end_ms=end, count=None, expression=expression)
     async for queue, first, behind in admin.queue_bounds(whole):
         if not wants_json():
@@ -128,7 +128,7 @@ async def print_msg_by_queue(
     calculate: bool,
 ) -> None:
     """Print the messages of a queue (-p true), or their number by tag (-f true)."""
-    text_of(b"-", charset)  # Decoding an empty body would not reveal an unknown charset.
+    text_of(b"-", charset)  # checks the charset; decoding an empty body would not
     wanted = ReadRange(
         topic=topic,
         broker_name=broker_name,

@@ -36,13 +36,16 @@ class AtBroker(Protocol):
 
 
 R = TypeVar("R", bound=AtBroker)
-MAX_LIST_BYTES = 16 << 20  # maximum bytes of a file with a list, which is sent in one request
+MAX_LIST_BYTES = 16 << 20  # maximum bytes of a file whose list is sent in one request
 Work = Callable[..., Awaitable[None]]
-MAX_PROBLEM_CHARS = 4096  # maximum characters: a server's remark may be as long as a frame
+MAX_PROBLEM_CHARS = 4096  # longer errors are cut, because a server's remark may be as long as a frame
 
 
 def opt(*names: str, **how: Any) -> Callable[[F], F]:
-    """Return a `click.option`. Its parameter is the last flag in snake case if `names` has no other name."""
+    """Return a `click.option`.
+
+    Without a parameter name in `names`, the last flag in snake case is the name.
+    """
     if names[-1].startswith("-"):
         snake = re.sub("([a-z])([A-Z])", r"\1_\2", names[-1].lstrip("-"))
         names = (*names, snake.replace("-", "_").lower())
@@ -73,7 +76,7 @@ SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 
 
 ALIASES = {"deleteaccessconfig": "deleteaclconfig"}
-"""Alternative names of commands in RocketMQ."""
+"""Other names that RocketMQ has for a command."""
 
 
 MAX_LIST_LINE_CHARS = 500  # maximum characters of a line, so that no description in the list is cut
@@ -113,7 +116,7 @@ class MqAdmin(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         for word in args:
             if not is_utf8(word):
-                # Requests are in UTF-8, so these bytes would be lost.
+                # Requests contain UTF-8 text, so bytes that are not UTF-8 would be lost.
                 raise click.UsageError(f"{word!r} is not UTF-8 text", ctx)
         return super().parse_args(ctx, args)
 
@@ -155,7 +158,7 @@ JSON, RAW, DRY_RUN = "cometmq.admin.json", "cometmq.admin.raw", "cometmq.admin.d
 
 
 def raw_option(command: F) -> F:
-    """Add `--raw`, which `show` evaluates."""
+    """Add `--raw`, which the function `show` evaluates."""
     return click.option(
         "--raw",
         is_flag=True,
@@ -166,7 +169,7 @@ def raw_option(command: F) -> F:
 
 
 def result_options(command: F) -> F:
-    """Add `--json` and `--raw`, which `tell` evaluates."""
+    """Add `--json` and `--raw`, which the function `tell` evaluates."""
     return raw_option(
         click.option(
             "--json",
@@ -197,14 +200,14 @@ def show_if_text(line: str) -> None:
 def charset(name: str) -> str:
     """Return the name of a charset that Python supports. Raises click.BadParameter."""
     try:
-        b"-".decode(name.strip())  # Decoding an empty text does not reveal an unknown charset.
+        b"-".decode(name.strip())  # an empty text would be decoded even if the charset is unknown
     except LookupError:
         raise click.BadParameter(f"unknown charset {name!r}") from None
     return name.strip()
 
 
 def changes(command: F) -> F:
-    """Add `--dry-run` to a command that changes the cluster; `announce` reads it."""
+    """Add `--dry-run` to a command that changes the cluster. The function `announce` evaluates the option."""
     return click.option(
         "--dry-run",
         is_flag=True,
@@ -215,15 +218,16 @@ def changes(command: F) -> F:
 
 
 def announce(*deeds: str, danger: bool = False) -> None:
-    """With `--dry-run`, print the actions of a command and end it.
+    """Print what a command is about to do.
 
-    Otherwise, print dangerous actions to standard error.
+    With `--dry-run`, print all actions to standard output and end the command. Otherwise, print only
+    dangerous actions, to standard error.
     """
     if click.get_current_context().meta.get(DRY_RUN):
         lines = [*(f"would {deed}" for deed in deeds), "Nothing was done: this was a dry run."]
         tell({"dryRun": True, "would": list(deeds)}, lines)
         raise click.exceptions.Exit(0)
-    if danger and not wants_json():  # With --json, standard error contains only errors, as objects.
+    if danger and not wants_json():  # with --json, standard error contains only errors, as objects
         for deed in deeds:
             show_problem(f"will {deed}")
 
@@ -231,7 +235,7 @@ def announce(*deeds: str, danger: bool = False) -> None:
 async def execute(operation: Operation, show_result: Callable[[Any], None] | None = None) -> list[Any]:
     """Announce an operation, run it, print its lines, and return the results of its requests.
 
-    show_result: prints more about a result, except with `--json`.
+    `show_result` prints more about the result of a request. It is not called with `--json`.
     """
     announce(*operation.describe(), danger=operation.danger)
     results = []
@@ -276,8 +280,8 @@ def target_options(command: F) -> F:
 def admin_command(name: str, *options: Callable[[Any], Any]) -> Callable[[Work], click.Command]:
     """Return a decorator that makes a function an `mqadmin` command with RocketMQ's name and these options.
 
-    The function receives an Admin for the name servers of `-n`, which is closed in any case, and the values
-    of its own options. Every command also has `--json` and `--raw`.
+    The function receives an Admin for the name servers of `-n`, and the values of its own options. The Admin
+    is always closed at the end. Every command also has `--json` and `--raw`.
     """
 
     def decorate(work: Work) -> click.Command:
@@ -339,7 +343,7 @@ def show_json(value: Any, *, indent: int | None = 2) -> None:
 
 
 async def in_cluster(admin: Admin, cluster: str | None, rows: Iterable[R]) -> list[R]:
-    """Return the values whose broker belongs to this cluster; None: all values."""
+    """Return the values whose broker belongs to this cluster; if the cluster is None, all values."""
     if cluster is None:
         return list(rows)
     names = await admin.names_in(cluster)
