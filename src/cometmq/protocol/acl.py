@@ -1,8 +1,9 @@
-"""The signature of requests (docs/reference/remoting.md, ACL).
+"""The signature of requests for access control (docs/reference/remoting.md, ACL).
 
-The signature is the base64 form of HMAC-SHA1 with the account's secret. It covers the values of all ext
-fields except the signature itself, in the order of their names, followed by the body. It contains no time and
-no nonce, so anyone who has seen a signed request can repeat it; TLS prevents that.
+The signature is the base64 form of an HMAC-SHA1 whose key is the account's secret. It covers the values of
+all ext fields except the signature itself, in the order of their names, followed by the body. It covers no
+time and no nonce, so anyone who has seen a signed request can send it again. TLS prevents that, because it
+hides the request.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ SIGNATURE = "Signature"
 SECURITY_TOKEN = "SecurityToken"
 UNIQUE_QUERY = "_UNIQUE_KEY_QUERY"
 MIN_KEY_LENGTH = 7
-"""The minimum length of an access key and of a secret: more than 6 characters (Apache's AclConstants)."""
+"""The minimum length of an access key and of a secret, because Apache's AclConstants requires more than 6."""
 MAX_KEY_LENGTH = 1024
 
 _UNSIGNED = frozenset({SIGNATURE})
@@ -29,7 +30,10 @@ _UNSIGNED_BY_4_9 = frozenset({SIGNATURE, UNIQUE_QUERY})
 
 
 class Credentials(msgspec.Struct, frozen=True):
-    """The keys that a client signs with. The secret and the token are never printed."""
+    """The keys with which a client signs its requests.
+
+    The secret and the token never appear in its `repr`.
+    """
 
     access_key: str
     secret_key: str
@@ -44,10 +48,10 @@ class Credentials(msgspec.Struct, frozen=True):
 def credentials_of(
     access_key: str | None, secret_key: str | None, security_token: str | None = None
 ) -> Credentials | None:
-    """Return credentials, or None if no argument is given.
+    """Return the credentials, or None if all three arguments are missing.
 
     Raises:
-        ConfigError: One of the keys is missing. The error never contains the secret.
+        ConfigError: The access key or the secret key is missing. The error never contains the secret.
     """
     if not (access_key or secret_key or security_token):
         return None
@@ -66,8 +70,8 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
         secret_key: The account's secret.
         ext: The ext fields of the request.
         body: The body of the request.
-        all_fields: Whether `UNIQUE_QUERY` is signed. Servers of 5.x include it. Servers of 4.9 omit it,
-            although clients of 4.9 sign it.
+        all_fields: Whether the signature covers `UNIQUE_QUERY`. Servers of 5.x include this field, servers of
+            4.9 omit it, although clients of 4.9 include it.
     """
     left_out = _UNSIGNED if all_fields else _UNSIGNED_BY_4_9
     text = "".join([ext[name] for name in sorted(ext) if name not in left_out])
@@ -76,7 +80,7 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
 
 
 def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview) -> bool:
-    """Return whether a request has a valid signature for this secret, with or without `UNIQUE_QUERY`."""
+    """Return whether a request has a valid signature for this secret. It may cover `UNIQUE_QUERY` or not."""
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
     for all_fields in (False, True) if UNIQUE_QUERY in ext else (False,):
         wanted = signature(secret_key, ext, body, all_fields=all_fields).encode()
@@ -86,11 +90,11 @@ def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview)
 
 
 def sign(frame: Frame, credentials: Credentials) -> None:
-    """Sign a request. A request that has changed can be signed again."""
+    """Sign a request in place. Call it again after any change of the request."""
     ext = dict(frame.ext or {})
     ext[ACCESS_KEY] = credentials.access_key
     if credentials.security_token:
         ext[SECURITY_TOKEN] = credentials.security_token
-    # Omit the field that brokers of 4.9 omit: they would refuse the signature otherwise.
+    # Do not sign `UNIQUE_QUERY`: brokers of 4.9 omit this field and would refuse a signature that covers it.
     ext[SIGNATURE] = signature(credentials.secret_key, ext, frame.body, all_fields=False)
     frame.ext_fields, frame.typed = ext, None

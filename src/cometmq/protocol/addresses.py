@@ -1,6 +1,6 @@
-"""Addresses as brokers register them: "host:port", "v4:port", "[v6]:port".
+"""Addresses in the forms that brokers register: "host:port", "v4:port", "[v6]:port".
 
-Java also joins an IPv6 address and its port without brackets, so the last colon separates the port.
+Java also joins an IPv6 address and its port without brackets, so the port begins after the last colon.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import re
 MAX_HOST_LENGTH = 253
 """The maximum length of a host name in characters (RFC 1035)."""
 VIP_OFFSET = -2
-"""The offset from a broker's port to its VIP channel, where old brokers serve everything except pulls."""
+"""The number to add to a broker's port for its VIP port. Old brokers serve all requests but pulls there."""
 
 # A host name consists of labels of at most 63 letters, digits, "-" and "_" (which Docker uses), as IDNA
 # encoders accept them. Non-ASCII names must be given in their xn-- form.
@@ -33,7 +33,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def vip_address(addr: str) -> str:
-    """Return the address of a broker's VIP channel, or `addr` itself if the port is too low for one."""
+    """Return the address of a broker's VIP port, or `addr` itself if the broker's port is too low for one."""
     host, colon, port = addr.rpartition(":")
     number = int(port) + VIP_OFFSET
     return f"{host}{colon}{number}" if number > 0 else addr

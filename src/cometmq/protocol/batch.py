@@ -1,7 +1,7 @@
-"""The body of a batch send, code 320: a sequence of items (docs/reference/storage.md, Batch body).
+"""The body of a batch send (request code 320): a sequence of items (docs/reference/storage.md, Batch body).
 
-An item is: i4 size of the item, i4 magic, i4 body CRC (clients send 0; ignored), i4 flag, i4 body length,
-body, i2 properties length, properties.
+An item is: i4 size of the item, i4 magic, i4 body CRC (clients send 0, brokers ignore it), i4 flag, i4 body
+length, body, i2 properties length, properties.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 class BatchItem(NamedTuple):
-    """One message of a batch. Body and properties are slices of the batch (views if the batch is a view)."""
+    """One message of a batch.
+
+    Body and properties are slices of the batch: views if the batch is a memoryview.
+    """
 
     flag: int
     body: Buffer
@@ -33,7 +36,7 @@ def encode_batch(items: Iterable[tuple[int, Buffer, Buffer]]) -> bytes:
     """Return the body of a batch.
 
     Args:
-        items: The flag, the body, and the property string in UTF-8 of each message.
+        items: For each message its flag, its body, and its property string in UTF-8.
 
     Raises:
         MessageIllegal: A message does not fit into the format.

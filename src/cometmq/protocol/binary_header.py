@@ -1,7 +1,7 @@
-"""The binary header of a frame, serialisation 1 (docs/reference/remoting.md, Binary header).
+"""The binary header of a frame, serialisation type 1 (docs/reference/remoting.md, Binary header).
 
 The layout is: i2 code, i1 language, i2 version, i4 opaque, i4 flag, i4 remark length, remark, i4 length of
-the ext block, and entries of i2 key length, key, i4 value length, value.
+the ext block, and the ext block. This block holds entries of i2 key length, key, i4 value length, value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_FIELDS = 256
 
 
 class Fields(NamedTuple):
-    """The fields of a header."""
+    """The fields of a frame's header."""
 
     code: int
     language: str

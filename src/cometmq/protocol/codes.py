@@ -139,13 +139,13 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    PURGE_TOPIC = 21001  # CometMQ's own; Apache's brokers refuse it
-    LIST_TIMERS = 21002  # CometMQ's own
-    GET_RAFT_STATUS = 21003  # CometMQ's own
-    CHANGE_RAFT_GROUP = 21004  # CometMQ's own
-    COPY_SETTINGS = 21005  # CometMQ's own
-    LIST_ACCOUNTS = 21006  # CometMQ's own
-    EXPLAIN_ACCESS = 21007  # CometMQ's own
+    PURGE_TOPIC = 21001  # CometMQ's own code; Apache's brokers refuse it
+    LIST_TIMERS = 21002  # CometMQ's own code
+    GET_RAFT_STATUS = 21003  # CometMQ's own code
+    CHANGE_RAFT_GROUP = 21004  # CometMQ's own code
+    COPY_SETTINGS = 21005  # CometMQ's own code
+    LIST_ACCOUNTS = 21006  # CometMQ's own code
+    EXPLAIN_ACCESS = 21007  # CometMQ's own code
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -175,7 +175,7 @@ NAMESRV_REQUESTS = frozenset(
 
 
 class ResponseCode(IntEnum):
-    """The codes of responses. 209 to 211 have their 4.9 names; 5.x uses these codes for POP."""
+    """The codes of responses. 209 to 211 have their names of 4.9; 5.x uses the same numbers for POP."""
 
     SUCCESS = 0
     SYSTEM_ERROR = 1
@@ -243,14 +243,14 @@ def handles(*codes: RequestCode) -> Callable[[M], M]:
 
 
 def handlers_of(part: object) -> dict[int, Any]:
-    """Return the handlers of `part` by request code: its methods that are marked by `handles`."""
+    """Return the handlers of `part` by request code: its methods that the decorator `handles` has marked."""
     kind = part if isinstance(part, type) else type(part)
     marked = ((name, getattr(getattr(kind, name), "request_codes", ())) for name in dir(kind))
     return {int(code): getattr(part, name) for name, codes in marked for code in codes}
 
 
 class LanguageCode(StrEnum):
-    """The language of a peer as JSON headers name it. The binary header holds the ordinal, `LANGUAGES[n]`."""
+    """The languages of peers, by the names in JSON headers. A binary header holds n for `LANGUAGES[n]`."""
 
     JAVA = "JAVA"
     CPP = "CPP"
@@ -273,7 +273,7 @@ LANGUAGE_ORDINALS: dict[str, int] = {name: number for number, name in enumerate(
 
 
 def language_name(ordinal: int) -> str:
-    """Return the language of an ordinal, or OTHER for an unknown one."""
+    """Return the name of the language with this ordinal, or OTHER if the ordinal is unknown."""
     return LANGUAGES[ordinal] if 0 <= ordinal < len(LANGUAGES) else LanguageCode.OTHER.value
 
 
@@ -322,7 +322,7 @@ class TopicSysFlag(IntFlag):
     UNIT_SUB = 0x2
 
 
-# Version numbers, which are ordinals in RocketMQ's list of releases.
+# Version numbers of the protocol: the position of a release in RocketMQ's list of releases.
 VERSION_4_9_4 = 401
 VERSION_4_9_7 = 407
 VERSION_5_0_0 = 413
@@ -331,9 +331,10 @@ _FIRST_EXACT = 212
 
 
 def version_name(number: int) -> str:
-    """Return RocketMQ's name of a version number: 407 is V4_9_7, 406 is V4_9_7_SNAPSHOT (brokerVersionDesc).
+    """Return RocketMQ's name of a version number, such as V4_9_7 for 407 and V4_9_7_SNAPSHOT for 406.
 
-    From 4.0.0 on, each minor version has ten releases, each after a snapshot. Older numbers are all named V3.
+    From 4.0.0 on, each minor version has ten releases, each preceded by its snapshot, so a minor version has
+    20 numbers. All older numbers are named V3.
     """
     if number < _FIRST_EXACT:
         return "V3"
@@ -361,7 +362,7 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 SYSTEM_TOPIC_PREFIX = "rmq_sys_"
 REPLY_TOPIC_POSTFIX = "_REPLY_TOPIC"
 ORDER_TOPIC_CONFIG = "ORDER_TOPIC_CONFIG"
-"""The key-value namespace of a name server that holds the queues of ordered topics."""
+"""The name server's key-value namespace that stores how many queues of an ordered topic each broker has."""
 
 UNSENDABLE_TOPICS = frozenset(
     {
@@ -376,11 +377,14 @@ UNSENDABLE_TOPICS = frozenset(
 )
 """Topics to which clients may not send (docs/reference/remoting.md, Sending).
 
-TIMER_TOPIC, which 4.9 does not have, is included, because timers are stored only by the properties of a
+TIMER_TOPIC is included, although 4.9 does not have it: clients create timers only by the properties of a
 message.
 """
 SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
-"""Topics that clients may neither create nor delete (4.9's list; 5.x adds all names with rmq_sys_)."""
+"""Topics that clients may neither create nor delete, as in 4.9.
+
+5.x adds all names that begin with rmq_sys_.
+"""
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
 BUILT_IN_GROUPS = (
@@ -392,24 +396,24 @@ BUILT_IN_GROUPS = (
     "CID_ONSAPI_PERMISSION",
     "CID_ONSAPI_OWNER",
 )
-"""Groups that a broker creates at its start (docs/reference/storage.md, Topics and groups at start)."""
+"""Groups that a broker creates when it starts (docs/reference/storage.md, Topics and groups at start)."""
 CID_RMQ_SYS_PREFIX = "CID_RMQ_SYS_"
 TRANS_GROUP = "CID_RMQ_SYS_TRANS"
-"""The group whose offsets store the broker's progress with half messages and op messages."""
+"""The broker's internal group. Its consumer offsets are the broker's progress in half and op messages."""
 CLIENT_INNER_PRODUCER_GROUP = "CLIENT_INNER_PRODUCER"
 TRACE_PRODUCER_GROUP = "_INNER_TRACE_PRODUCER"
 
 MAX_TOPIC_LENGTH = 127
 MAX_GROUP_LENGTH = 255
 MAX_STORED_TOPIC_LENGTH = 255
-"""The maximum length of a topic name in a store: 5.x creates retry topics longer than clients may name.
+"""The maximum length of a topic name in a store. Retry topics of 5.x exceed the limit of names from clients.
 
 See docs/reference/storage.md, Names.
 """
 MAX_QUEUES_PER_TOPIC = 1 << 16
-"""The maximum number of queues of a topic for brokers (maxTopicQueueNums is lower) and name servers.
+"""The maximum number of queues that a broker or a name server accepts for a topic.
 
-Clients keep an object for each queue.
+It protects clients, which keep an object for each queue. A broker's maxTopicQueueNums is lower.
 """
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 
@@ -421,24 +425,24 @@ MAX_FRAME_LENGTH = 16_777_216
 
 
 def is_system_topic(topic: str) -> bool:
-    """Return whether a topic belongs to the system by the rules of 4.9 or of 5.x."""
+    """Return whether a topic is reserved for RocketMQ itself, by the rules of 4.9 or of 5.x."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def is_system_group(group: str) -> bool:
-    """Return whether a group belongs to RocketMQ itself."""
+    """Return whether a group is reserved for RocketMQ itself."""
     return group.startswith(CID_RMQ_SYS_PREFIX) or group in BUILT_IN_GROUPS
 
 
 def is_legal_name(name: str, longest: int) -> bool:
     """Return whether `name` is a legal name of a topic or group with at most `longest` characters.
 
-    Names become directories and parts of table keys, so every name from outside is checked before its first
-    use.
+    Names become directories and parts of table keys, so every name from a client or file must be checked
+    before its first use.
     """
     return len(name) <= longest and NAME_PATTERN.fullmatch(name) is not None
 
 
 def has_retry_topic(group: str) -> bool:
-    """Return whether the names of a group's retry and dead-letter topics are short enough."""
+    """Return whether a group's name is short enough for the names of its retry and dead-letter topics."""
     return len(RETRY_PREFIX) + len(group) <= MAX_TOPIC_LENGTH

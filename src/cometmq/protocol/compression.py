@@ -1,7 +1,7 @@
 """Compressed message bodies and their bits in sysFlag (docs/reference/remoting.md, System flag).
 
-Bit 1 marks a compressed body. Bits 0x700 hold the method: 0 and 3 zlib (RFC 1950), 1 LZ4 in its frame format,
-2 Zstandard. LZ4 and Zstandard need packages of the extra `zstd`.
+Bit 0x1 marks a compressed body. Bits 0x700 hold the method: 0 and 3 are zlib (RFC 1950), 1 is LZ4 in its
+frame format, 2 is Zstandard. LZ4 and Zstandard need the packages of the extra `zstd`.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ TYPE_MASK = 0x700
 TYPE_SHIFT = 8
 
 MAX_PLAIN = 64 << 20
-"""The default maximum size of a decompressed body, also of the pipeline's `maxPlainBytes`.
+"""The default maximum size of a decompressed body. It is also the default of the pipeline's `maxPlainBytes`.
 
-It is 16 times the largest message that brokers accept by default.
+It is 16 times the size of the largest message that brokers accept by default.
 """
 _STEP = 1 << 20
-"""The number of bytes decompressed at a time. A refused body costs at most this much above the limit."""
+"""The number of bytes decompressed per step, so also the most by which a refused body exceeds the limit."""
 _ZSTD_STEP = 256
-"""The number of compressed bytes processed at a time in a frame of unknown size.
+"""The number of compressed bytes per step of a Zstandard frame whose header does not state its plain size.
 
-Three bytes can expand to 128 KiB, so a step creates at most 11 MiB.
+Three compressed bytes can expand to 128 KiB, so a step creates at most 11 MiB.
 """
 
 
@@ -53,12 +53,12 @@ class Compression(IntEnum):
 
     @property
     def levels(self) -> tuple[int, int]:
-        """The lowest and the highest level. As in Java's client, LZ4 ignores the level."""
+        """The lowest and the highest compression level. LZ4 ignores the level, as in Java's client."""
         return {Compression.ZLIB: (0, 9), Compression.ZSTD: (1, 22)}.get(self, (0, 22))
 
     @classmethod
     def of(cls, name: str) -> Compression:
-        """Return the method with this name, in any case. Raises ConfigError."""
+        """Return the method with this name; the case does not matter. Raises ConfigError."""
         try:
             return cls[name.strip().upper()]
         except KeyError:
@@ -78,8 +78,8 @@ def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -
 
     Args:
         body: The plain body.
-        how: The method.
-        level: The level; RocketMQ's producers use 5.
+        how: The compression method.
+        level: The compression level. The default is that of RocketMQ's producers.
     """
     if how is Compression.ZLIB:
         return zlib.compress(body, level)
@@ -89,16 +89,16 @@ def compress(body: bytes, how: Compression = Compression.ZLIB, level: int = 5) -
 
 
 def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
-    """Return the plain body, which is `body` itself if sysFlag does not mark it as compressed.
+    """Return the plain body. It is `body` itself if sysFlag does not mark it as compressed.
 
     Args:
         sys_flag: The message's sysFlag.
         body: The stored body.
-        limit: The maximum size of the plain body in bytes. Little more than that is ever allocated.
+        limit: The maximum size of the plain body in bytes. A larger body never occupies much more memory.
 
     Raises:
         BodyTooLarge: The plain body exceeds the limit.
-        BodyError: The body is not compressed by this method.
+        BodyError: The body is not compressed by the method in sysFlag.
     """
     if not sys_flag & COMPRESSED:
         return body
@@ -111,14 +111,14 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
         pieces = _unzstd(body, limit)
     else:
         raise BodyError("compressed body", f"compression type {kind} is unknown", "sysFlag")
-    plain = BytesIO()  # a BytesIO grows in place; joining pieces would need the size twice
+    plain = BytesIO()  # a BytesIO grows in place; joining a list of pieces would need twice the memory
     for piece in pieces:
         if plain.tell() + len(piece) > limit:
             raise BodyTooLarge("compressed body", limit)
         if plain.tell():
             plain.write(piece)
         else:
-            plain = BytesIO(piece)  # BytesIO uses the piece without a copy; most bodies are one piece
+            plain = BytesIO(piece)  # most bodies are one piece, which BytesIO uses without a copy
             plain.seek(len(piece))
     return plain.getvalue()
 
@@ -145,7 +145,7 @@ def _unlz4(body: bytes) -> Iterator[bytes]:
             raise BodyError("compressed body", f"LZ4: {error}") from None
         if decompressor.needs_input and not decompressor.eof:
             raise BodyError("compressed body", "LZ4: the frame is cut off")
-        body = b""  # the decompressor itself stores unused input
+        body = b""  # the decompressor itself keeps the input that it has not processed
         yield piece
 
 
@@ -158,8 +158,8 @@ def _unzstd(body: bytes, limit: int) -> Iterator[bytes]:
         if size >= 0:
             yield zstandard.ZstdDecompressor().decompress(body)
             return
-        # Frames of streaming encoders, such as Java's, do not contain their plain size, so each step checks
-        # it.
+        # Streaming encoders, such as Java's, write frames without the plain size, so the size is checked
+        # after each step.
         inflater = zstandard.ZstdDecompressor().decompressobj()
         for at in range(0, len(body), _ZSTD_STEP):
             yield inflater.decompress(body[at : at + _ZSTD_STEP])

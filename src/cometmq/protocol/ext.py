@@ -1,7 +1,7 @@
-"""The ext fields of a command header: text on the wire, typed structs in code.
+"""Conversion between the ext fields of a command header, which are text, and typed structs.
 
-Reading follows Java: an optional field that cannot be parsed counts as absent, a required one raises
-HeaderError (docs/reference/remoting.md, JSON header, Missing fields).
+As in Java, an optional field that cannot be parsed counts as absent, and a required one raises HeaderError
+(docs/reference/remoting.md, JSON header, Missing fields).
 """
 
 from __future__ import annotations
@@ -19,9 +19,13 @@ I64: TypeAlias = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 class Header(msgspec.Struct, gc=False, rename="camel"):
-    """The base of all headers. By convention, code does not change them; freezing them would slow reading."""
+    """The base class of all headers.
 
-    # The attribute, wire name, kind and necessity of each field, computed at the first use.
+    No code changes a header; the class is not frozen, as that slows reading.
+    """
+
+    # For each field: its attribute, its wire name, its kind, and whether it is required. Computed at the
+    # first use.
     _plan: ClassVar[tuple[tuple[str, str, str, bool], ...]]
 
 
@@ -34,7 +38,7 @@ _RANGES = {"i32": (-(2**31), 2**31 - 1), "i64": (-(2**63), 2**63 - 1)}
 
 
 def _kind_of(type_: object) -> str:
-    """Return the kind of a field's type: s (text), b (boolean), i32 or i64."""
+    """Return the kind of a field's type: "s" (text), "b" (boolean), "i32" or "i64"."""
     info = msgspec.inspect.type_info(type_)
     members = info.types if isinstance(info, msgspec.inspect.UnionType) else (info,)
     for member in members:
@@ -48,7 +52,7 @@ def _kind_of(type_: object) -> str:
 
 
 def plan_of(cls: type[Header]) -> tuple[tuple[str, str, str, bool], ...]:
-    """Return the attribute, wire name, kind and necessity of each field of a header class, by wire name."""
+    """Return attribute, wire name, kind and "is required" of each field of a header class, by wire name."""
     plan = cls.__dict__.get("_plan")
     if plan is None:
         fields = sorted(msgspec.structs.fields(cls), key=lambda info: info.encode_name)
@@ -74,7 +78,7 @@ def encode_ext(header: Header) -> dict[str, str]:
 
 
 def decode_ext(cls: type[H], ext: Mapping[str, str] | None) -> H:
-    """Return the header of ext fields, ignoring unknown ones. Raises HeaderError, which names the field."""
+    """Create a header from ext fields, ignoring unknown fields. Raises HeaderError, which names the field."""
     if ext is None:
         ext = {}
     try:
@@ -106,7 +110,8 @@ def parse_value(text: str, kind: str) -> str | int | bool:
     if kind == "b":
         return text.lower() == "true"
     digits = text[1:] if text[:1] in ("-", "+") else text
-    # Java accepts decimal digits of any script, but no blanks and no underscores. 19 digits hold every long.
+    # Java accepts decimal digits of any script, but no blanks and no underscores. The limit of 40 digits
+    # suffices, because any long has at most 19 digits.
     if not digits.isdecimal() or len(digits) > 40:
         raise ValueError("not a whole number")
     value = int(text)

@@ -1,4 +1,4 @@
-"""All JSON bodies by name. `X.decode(body)` reads a body, `x.encode()` writes one."""
+"""All classes of JSON bodies. `X.decode(body)` reads a body of class X, `x.encode()` writes one."""
 
 from cometmq.protocol.bodies.admin import *  # noqa: F403
 from cometmq.protocol.bodies.client import *  # noqa: F403

@@ -40,18 +40,18 @@ class PurgedQueue(Body):
 
     @property
     def count(self) -> int:
-        """Number of the purged messages."""
+        """The number of messages that the purge hides."""
         return self.purged_to - self.min_offset
 
 
 class PurgeResult(Body):
-    """The result of a purge or of its dry run (code 21001), by queue id."""
+    """The result of a purge or of its dry run (code 21001): the purged queues by queue id."""
 
     queues: list[PurgedQueue] = empty(list)
 
 
 class OffsetWrapper(Body):
-    """A group's progress in one queue. last_timestamp is the last consumed message's store time, in ms."""
+    """A group's progress in one queue. last_timestamp is the store time (ms) of the last consumed message."""
 
     broker_offset: int = always(0)
     consumer_offset: int = always(0)
@@ -67,7 +67,7 @@ class ConsumeStats(QueueKeyed):
 
 
 class BrokerConsumeStats(QueueKeyed):
-    """The progress of every group of a broker (code 317): one entry per group with its topics' tables."""
+    """The progress of all groups of a broker (code 317): one entry per group, with its topics' tables."""
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
@@ -75,7 +75,10 @@ class BrokerConsumeStats(QueueKeyed):
 
 
 class BrokerStatsItem(Body):
-    """A statistic over a period. tps is the rate per second, avgpt the average per event."""
+    """A statistic over a period.
+
+    tps is the number of events per second, avgpt the average value of an event.
+    """
 
     sum: int = always(0)
     tps: float = always(0.0)
@@ -96,9 +99,9 @@ class BrokerStatsData(Body):
 class ClientConnection(Body):
     """One client. client_addr is "ip:port".
 
-    The last three fields are CometMQ's own: max_reconsume_times is the limit that the consumer sent when it
-    last handed a message back, subscriptions maps a topic to its expression, and settings has messageModel
-    and consumeFromWhere of the heartbeat.
+    The last three fields are CometMQ's own. max_reconsume_times is the limit of redeliveries that the
+    consumer sent when it last handed a message back. subscriptions maps a topic to its expression. settings
+    holds messageModel and consumeFromWhere from the client's heartbeat.
     """
 
     client_id: str = always("")
@@ -118,7 +121,7 @@ class ClientConnection(Body):
 class ConsumerConnection(Body):
     """The clients and subscriptions of a consumer group (code 203).
 
-    retry_max_times, from the group's settings, is CometMQ's own field.
+    retry_max_times is CometMQ's own field. It holds the maximum number of retries from the group's settings.
     """
 
     connection_set: list[ClientConnection] = empty(list)
@@ -142,7 +145,7 @@ class ProducerConnection(Body):
 
 
 class ProducerInfo(Body):
-    """One client in the answer to code 328."""
+    """One client of a producer group, as the response to code 328 lists it."""
 
     client_id: str = always("")
     remote_ip: str = always("", name="remoteIP")
@@ -152,7 +155,7 @@ class ProducerInfo(Body):
 
 
 class ProducerTableInfo(Body):
-    """All producer groups of a broker (code 328)."""
+    """All producer groups that are connected to a broker (code 328)."""
 
     data: dict[str, list[ProducerInfo]] = empty(dict)
 
@@ -189,7 +192,7 @@ class QueryConsumeQueueBody(Body):
 
 
 class ConsumeTimeSpan(Body):
-    """The store times of the messages of one queue (part of code 303)."""
+    """The time range in which the messages of one queue were stored (part of code 303)."""
 
     message_queue: MessageQueue
     min_time_stamp: int = always(0)
@@ -202,7 +205,7 @@ class ConsumeTimeSpan(Body):
 
 
 class QueryConsumeTimeSpanBody(Body):
-    """The store times of the messages of a topic's queues (code 303)."""
+    """The time range in which messages were stored, for each queue of a topic (code 303)."""
 
     consume_time_span_set: list[ConsumeTimeSpan] = empty(list)
 
@@ -211,10 +214,11 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class ConsumerOffsetTable(IntegerKeyed):
-    """Offsets by "topic@group" and queue id (code 43, consumerOffset.json).
+    """Consumer offsets by "topic@group" and queue id (code 43, consumerOffset.json).
 
-    min_offsets is CometMQ's own field for slaves: by topic, the queue ids and first visible offsets that were
-    moved on purpose. It is a list of pairs, because 5.5's slave cannot skip an unknown map with integer keys.
+    min_offsets is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset of
+    each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
+    skip an unknown map with integer keys.
     """
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
@@ -223,7 +227,7 @@ class ConsumerOffsetTable(IntegerKeyed):
 
 
 class DelayOffsetTable(IntegerKeyed):
-    """The next offset by delay level (code 45, delayOffset.json; docs/store.md, Delay levels)."""
+    """The next offset to deliver by delay level (code 45, delayOffset.json; docs/store.md, Delay levels)."""
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
@@ -234,7 +238,7 @@ class DelayOffsetTable(IntegerKeyed):
 
 
 class HaConnectionInfo(Body):
-    """A slave's connection as the master sees it (code 907). diff is the slave's lag in bytes."""
+    """A slave's connection as the master sees it (code 907). diff is the slave's replication lag in bytes."""
 
     addr: str
     slave_ack_offset: int
@@ -257,7 +261,7 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """The output of haStatus (code 907). problem is CometMQ's own field: the reason why no slave connects."""
+    """The data that haStatus shows (code 907). problem is CometMQ's own field: why no slave can connect."""
 
     master: bool
     master_commit_log_max_offset: int = always(0)
@@ -270,8 +274,8 @@ class HaRuntimeInfo(Body):
 class RaftMemberInfo(Body):
     """One member of a raft group. Unknown values are -1.
 
-    match is the last entry that the leader knows the member to hold; silent_ms is the time since the member
-    last responded to the leader.
+    match is the index of the last entry that the member holds, as far as the leader knows. silent_ms is the
+    time since the member last responded to the leader.
     """
 
     member: str
@@ -281,7 +285,10 @@ class RaftMemberInfo(Body):
 
 
 class RaftStatus(Body):
-    """A raft group as a member sees it (code 21003, CometMQ's own). The index -1 means no entry."""
+    """A raft group as one of its members sees it (code 21003, CometMQ's own).
+
+    An index of -1 means no entry.
+    """
 
     member: str = always("")
     role: str = always("")
@@ -298,14 +305,14 @@ class RaftStatus(Body):
 
 
 class TimerMetric(Body):
-    """The number of timer messages that wait for a topic, and when it last changed, in ms."""
+    """The number of one topic's timer messages that wait for delivery, and when it last changed (in ms)."""
 
     count: int = always(0)
     time_stamp: int = always(0)
 
 
 class TimerMetrics(Body):
-    """The waiting timer messages by topic (code 61)."""
+    """The timer messages that wait for delivery, counted by topic (code 61)."""
 
     timing_count: dict[str, TimerMetric] = empty(dict)
     data_version: DataVersion | None = None
@@ -315,7 +322,10 @@ class TimerMetrics(Body):
 
 
 class AclAccount(Body):
-    """An account without its secret. Permissions are written as in plain_acl.yml; file is its file."""
+    """An account without its secret. Permissions are as in plain_acl.yml.
+
+    file is the access file that defines it.
+    """
 
     access_key: str = always("")
     white_remote_address: str = always("")

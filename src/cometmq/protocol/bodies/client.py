@@ -24,8 +24,8 @@ CONSUME_FROM_WHERE = (
     "CONSUME_FROM_FIRST_OFFSET",
     "CONSUME_FROM_TIMESTAMP",
 )
-# C++ clients send ordinals where Java clients send names (docs/reference/remoting.md, Heartbeats). Java also
-# accepts these words as consume types.
+# The names of each field's enum by ordinal, because C++ clients send ordinals where Java clients send names
+# (docs/reference/remoting.md, Heartbeats).
 _ENUMS = {
     "consumeType": CONSUME_TYPES,
     "messageModel": MESSAGE_MODELS,
@@ -34,7 +34,7 @@ _ENUMS = {
 
 
 def _with_names(value: Json) -> Json:
-    """Return an object with names in place of enum ordinals."""
+    """Return a JSON object whose enum ordinals are replaced by names."""
     if not isinstance(value, dict):
         return value
     named = dict(value)
@@ -198,7 +198,7 @@ class ResetOffsetBody(QueueKeyed):
 
 
 class GetConsumerStatusBody(QueueKeyed):
-    """The offsets of one consumer (code 221), or of each client id (code 223)."""
+    """The offsets of one consumer (code 221), or the offsets by client id (code 223)."""
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
@@ -208,7 +208,7 @@ class GetConsumerStatusBody(QueueKeyed):
 
 
 class ProcessQueueInfo(Body):
-    """One queue of a consumer. Times are in ms; `droped` is RocketMQ's spelling (Go writes `dropped`)."""
+    """One queue of a consumer. Times are in ms. `droped` is Java's spelling; Go writes `dropped`."""
 
     commit_offset: int = always(0)
     cached_msg_min_offset: int = always(0)
@@ -231,7 +231,7 @@ class ProcessQueueInfo(Body):
 
 
 class ConsumeStatus(Body):
-    """The consumption of a topic. Response times are in ms, rates in messages per second."""
+    """A consumer's statistics for one topic. Response times are in ms, rates in messages per second."""
 
     pull_rt: float = always(0.0, name="pullRT")
     pull_tps: float = always(0.0, name="pullTPS")
@@ -242,7 +242,7 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(QueueKeyed):
-    """The state of a consumer (code 307). properties holds settings; tools read some (PROP_...)."""
+    """The state of a consumer (code 307). properties holds its settings; tools read those named PROP_..."""
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)
@@ -273,7 +273,7 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """A listener's result for one message (code 309). consume_result is CR_SUCCESS etc., the time in ms."""
+    """A listener's result for one message (code 309). consume_result is a name like CR_SUCCESS."""
 
     order: bool = always(False)
     auto_commit: bool = always(True)

@@ -29,11 +29,14 @@ from cometmq.protocol.json_body import (
 from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
-"""Brokers before this version send only the topic table as the body of a registration."""
+"""The version from which on a registration's body is complete. In earlier ones it is only the topic table."""
 MAX_REGISTRATION = 16 << 20
-"""The maximum size of a decompressed registration in bytes, equal to that of an uncompressed one."""
+"""The maximum size of a decompressed registration in bytes.
+
+Uncompressed registrations have the same limit.
+"""
 MAX_TOPICS = 100_000
-"""The maximum number of topics of a registration: ten times those of a large cluster, read in 0.25 s."""
+"""The maximum number of topics in a registration: ten times those of a large cluster; 0.25 s of parsing."""
 
 _COUNT = struct.Struct(">i")
 
@@ -41,7 +44,7 @@ _COUNT = struct.Struct(">i")
 class DataVersion(Body):
     """The version of a table; the broker increments it with each change.
 
-    timestamp is in ms. state_version is 5.x's.
+    timestamp is the time of the change in ms. Only 5.x has state_version.
     """
 
     timestamp: int
@@ -74,8 +77,8 @@ class TopicConfig(Body):
 class TopicConfigTable(Body):
     """All topics of a broker (code 21, topics.json, and the main part of a registration).
 
-    deleted_topics is CometMQ's own field for slaves: by topic, the log position before which its messages are
-    deleted.
+    deleted_topics is CometMQ's own field for slaves. It maps a deleted topic to a log position; the topic's
+    messages before this position are deleted.
     """
 
     topic_config_table: dict[str, TopicConfig] = empty(dict)
@@ -84,7 +87,10 @@ class TopicConfigTable(Body):
 
 
 class TopicConfigList(Body):
-    """Topics to create or change together (code 18, 5.x). attributes holds changes as "+key" and value."""
+    """Topics to create or change in one request (code 18, 5.x).
+
+    Their attributes are changes ("+key": value).
+    """
 
     topic_config_list: list[TopicConfig] = empty(list)
 
@@ -143,7 +149,7 @@ class QueueData(Body):
 
 
 class BrokerData(IntegerKeyed):
-    """The processes that share a broker name: "ip:port" by id; 0 is the master."""
+    """The processes that share a broker name: the address "ip:port" by broker id. Id 0 is the master."""
 
     cluster: str = always("")
     broker_name: str = always("")
@@ -153,7 +159,10 @@ class BrokerData(IntegerKeyed):
 
 
 class TopicRouteData(IntegerKeyed):
-    """The route of a topic (code 105). order_topic_conf is "broker-a:8;broker-b:8" for ordered topics."""
+    """The route of a topic (code 105).
+
+    order_topic_conf is set for ordered topics: "broker-a:8;broker-b:8".
+    """
 
     queue_datas: list[QueueData] = empty(list)
     broker_datas: list[BrokerData] = empty(list)
@@ -165,8 +174,8 @@ class TopicRouteData(IntegerKeyed):
         """Return the encoded route.
 
         Args:
-            standard: Whether to write quoted keys and ASCII only. Otherwise broker ids are bare integers,
-                which old clients expect.
+            standard: Whether to write standard JSON, with quoted keys and ASCII only. Otherwise broker ids
+                are bare integers, which old clients expect.
         """
         text = write_fastjson(self, not standard)
         return ascii_json(text) if standard else text
@@ -180,27 +189,30 @@ class TopicRouteData(IntegerKeyed):
 
 
 class ClusterInfo(IntegerKeyed):
-    """All brokers by name, and broker names by cluster (code 106)."""
+    """The brokers of all clusters (code 106): addresses by broker name, and broker names by cluster."""
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)
 
 
 class BrokerMemberGroup(IntegerKeyed):
-    """The processes that share a broker name (code 901, 5.x)."""
+    """All processes that share one broker name (code 901, 5.x)."""
 
     broker_member_group: BrokerData | None = None
 
 
 class TopicList(Body):
-    """Names of topics (codes 206, 224, 304, 305, 311 to 313). With 304, broker_addr is a broker's address."""
+    """Names of topics (codes 206, 224, 304, 305, 311 to 313).
+
+    broker_addr is only set in code 304's response.
+    """
 
     topic_list: list[str] = empty(list)
     broker_addr: str | None = None
 
 
 class KVTable(Body):
-    """Text values by key (codes 28, 219, and the order topics in the answer to a registration)."""
+    """Text values by key: the body of codes 28 and 219, and ordered topics in a registration's response."""
 
     table: dict[str, str] = empty(dict)
 
@@ -230,7 +242,7 @@ class RegisterBrokerBody(Body):
 
     @property
     def data_version(self) -> DataVersion:
-        """The version, or a zero version if the broker sent none."""
+        """The version of the topic table, or a zero version if the broker sent none."""
         return self.topic_config_serialize_wrapper.data_version or DataVersion(timestamp=0, counter=0)
 
     @property
@@ -239,7 +251,10 @@ class RegisterBrokerBody(Body):
         return self.filter_server_list
 
     def encode(self, compressed: bool = False) -> bytes:
-        """Return the encoded body. The compressed form is 4.9's and omits 5.x's topic attributes."""
+        """Return the encoded body.
+
+        The compressed form is that of 4.9, which has no topic attributes (5.x).
+        """
         if not compressed:
             return super().encode()
         parts = [_counted(write_fastjson(self.data_version)), _COUNT.pack(len(self.topics))]
@@ -257,7 +272,7 @@ class RegisterBrokerBody(Body):
 
     @classmethod
     def decode(cls, data: Buffer, compressed: bool = False, version: int = VERSION_5_0_0) -> Self:
-        """Read a registration of a broker of this version. Raises BodyError."""
+        """Read the registration that a broker of this version sent. Raises BodyError."""
         if compressed:
             return cls._decode_compressed(decompress(1, bytes(data), MAX_REGISTRATION))
         if version < VERSION_FULL_REGISTRATION:
@@ -283,7 +298,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # as in Java, which logs the error and continues
+                filters = None  # Java logs this error and continues, too.
         return cls(TopicConfigTable(topics, version), filters)
 
 
@@ -320,7 +335,7 @@ def _counted(text: bytes) -> bytes:
 
 
 class _Counted:
-    """A reader of parts that are preceded by their length."""
+    """A reader of a sequence of parts, each of which is preceded by its length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
@@ -347,9 +362,10 @@ class _Counted:
         return self._data[start : self._pos]
 
     def json(self, text: bytes, what: str) -> Json:
-        """Return the JSON value of a part in either dialect. Raises BodyError.
+        """Return the value of a part that is standard JSON or fastjson's dialect. Raises BodyError.
 
-        Parts that are not standard JSON are limited in size like other bodies.
+        The parts in fastjson's dialect share a size limit, like that of other bodies, because reading them is
+        slow.
         """
         try:
             return msgspec.json.decode(text)
