@@ -1,6 +1,7 @@
 """Diagnosis of a cluster: examines name servers, brokers, a topic and a group from a client's machine.
 
-Each finding contains the problem, its location and a remedy. Findings that are only unusual are warnings.
+Each finding describes a problem, its location and a remedy. A finding that is unusual but not harmful is a
+warning.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from cometmq.text import shortened
 
 CONNECT_TIMEOUT_S = 3.0
 MAX_CLOCK_SKEW_MS = 5_000
-"""Maximum clock difference (ms). Retention, delays and searches by time depend on the broker's clock."""
+"""Maximum clock difference (ms), because retention, delays and searches by time depend on broker clocks."""
 DISK_WARNING = 0.85
 MAX_BROKERS = 1_000
-"""Maximum number of examined brokers; a name server may return any number."""
-MAX_PROBLEM_CHARS = 2_000  # maximum characters; most of the text comes from servers
+"""Maximum number of brokers that are examined, because a name server may return any number of them."""
+MAX_PROBLEM_CHARS = 2_000  # longer texts are cut, because most of a text comes from servers
 _RUNTIME = re.compile(r"([0-9]{1,7}) days, ([0-9]{1,2}) hours, ([0-9]{1,2}) minutes, ([0-9]{1,2}) seconds")
 _TIME = re.compile(r"[0-9]{1,15}").fullmatch  # digits of ms since 1970, up to the year 30,000
 
@@ -80,7 +81,10 @@ def _odd(where: str, problem: str, cure: str) -> Finding:
 
 
 async def _name_server(addr: str, known: dict[str, ClusterInfo]) -> Finding | None:
-    """Return the problem of a name server. Without a problem, put its response into `known`."""
+    """Return the problem of a name server.
+
+    If it has none, put the cluster info from its response into `known`.
+    """
     problem = await connect_problem(addr)
     if problem:
         return _bad(
@@ -147,7 +151,7 @@ def _addresses(info: ClusterInfo) -> set[str]:
 
 
 async def _plain_connections(addrs: Sequence[str]) -> list[Finding]:
-    """Return, if this program uses TLS, a finding for each server that also accepts plain connections."""
+    """If this program uses TLS, return a finding for each server that also accepts plain connections."""
     if not environment_tls():
         return []
     async with Admin(
@@ -314,7 +318,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
 
 
 def _skew_ms(runtime: dict[str, str]) -> int | None:
-    """Return how far a broker's clock is ahead of this machine's, None if it reports no valid time."""
+    """Return by how many ms a broker's clock is ahead of this machine's. None: it reports no valid time."""
     now = int(time.time() * 1000)
     time_text = runtime.get("systemTimeMillis", "")
     if _TIME(time_text):

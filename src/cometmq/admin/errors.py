@@ -42,7 +42,7 @@ class AllQueuesOnly(CometError, Terminal):
 
 
 class NoLeaderError(CometError, Transient):
-    """No member of a raft group is the leader. `broker_name` is the group's, "" for the only one."""
+    """No member of a raft group is the leader. `broker_name` is the group's name, or "" if none was given."""
 
     broker_name: str
 
@@ -73,7 +73,7 @@ class IndexSilent(CometError, Terminal):
 
 
 class ResendStopped(CometError, Transient):
-    """A resend run stopped. `problem` is the reason. The next run skips what was sent."""
+    """A resend run stopped; `problem` is the reason. The next run skips the dead letters that were resent."""
 
     problem: str
 

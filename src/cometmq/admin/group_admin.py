@@ -27,7 +27,7 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-CONSUME_STATS_TIMEOUT_S = 50.0  # as in Apache's tool: the broker must count every queue of every group
+CONSUME_STATS_TIMEOUT_S = 50.0  # as in Apache's tool, because the broker counts all queues of all groups
 
 
 class GroupAdmin(GroupStates):
@@ -57,10 +57,11 @@ class GroupAdmin(GroupStates):
             group: The consumer group.
             client_id: Client id of the member.
             jstack: Include the stacks of the member's threads.
-            broker_addr: Broker that forwards the request. None: the first broker that reaches the member.
+            broker_addr: Broker that forwards the request to the member. None: the first broker to which the
+                member is connected.
 
         Raises:
-            BrokerError: No broker reaches the member.
+            BrokerError: No broker is connected to the member.
             UnknownNameError: No broker has the group.
         """
         brokers = {"": broker_addr} if broker_addr else await self.brokers_of(group)
@@ -198,7 +199,7 @@ class GroupAdmin(GroupStates):
             GetBrokerConsumeStatsRequestHeader(is_order=ordered),
             timeout_s=timeout_s,
         )
-        # A large broker's response has megabytes: decode it outside the event loop.
+        # Decode the response outside the event loop, because a large broker's response has megabytes.
         return await asyncio.to_thread(_all_progress, answer.body)
 
 

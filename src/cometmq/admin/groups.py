@@ -50,12 +50,12 @@ from cometmq.protocol.subscriptions import (
 from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
-STATS_TIMEOUT_S = 15.0  # A broker with thousands of queues needs seconds to respond.
-MAX_CONCURRENT_MEMBERS = 16  # maximum members of a group with a request in flight
+STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues needs seconds to respond
+MAX_CONCURRENT_MEMBERS = 16  # maximum number of a group's members that are asked at a time
 
 
 async def groups_at(client: ClientInstance, addr: str, topic: str) -> list[str]:
-    """Return the groups with offsets on a topic at one broker."""
+    """Return the groups that have offsets for a topic at one broker."""
     header = TopicRequestHeader(topic=topic)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
     return (await client.brokers.fetch(addr, code, GroupList, header, topic=topic)).group_list
@@ -70,7 +70,7 @@ async def member_info(
     jstack: bool = False,
     timeout_s: float | None = None,
 ) -> ConsumerRunningInfo:
-    """Return the running info of a member, which one broker requests from it."""
+    """Return the running info of a member. The broker at `addr` requests it from the member."""
     header = GetConsumerRunningInfoRequestHeader(
         consumer_group=group, client_id=client_id, jstack_enable=jstack
     )
@@ -89,9 +89,9 @@ def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
-    """Return the settings in a member's running info that all members should share.
+    """Return those settings in a member's running info that all members of a group should share.
 
-    Java's -1 for the maximum retries means 16, or no limit for an ordered consumer.
+    Java reports -1 as the maximum retries for the default, which is 16, or no limit for an ordered consumer.
     """
     found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
     ordered = properties.get("PROP_CONSUMEORDERLY")
@@ -107,7 +107,7 @@ class GroupStates(KnownGroups):
     """Operations that read the state of consumer groups: offsets, members, consumption of messages."""
 
     async def _groups_of_topic(self, route: TopicRouteData, topic: str) -> list[str]:
-        """Return the groups with offsets on a topic at any of its brokers, sorted."""
+        """Return the groups that have offsets for a topic at any of its brokers, sorted."""
         names: set[str] = set()
         for addr in broker_addrs(route).values():
             names.update(await groups_at(self.client, addr, topic))
@@ -124,9 +124,9 @@ class GroupStates(KnownGroups):
 
         Args:
             group: The consumer group.
-            with_client_ip: Request from the members which of them holds each queue.
-            brokers: Brokers that have the group, address by name (the group's entry of `group_places`). None:
-                found by a request.
+            with_client_ip: Ask the members which of them holds each queue.
+            brokers: The brokers that have the group: address by name, as in the group's entry of
+                `group_places`. None: they are found by a request.
 
         Raises:
             UnknownNameError: The group does not exist.
@@ -162,7 +162,7 @@ class GroupStates(KnownGroups):
         return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
 
     async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
-        """Return a group's offsets at one broker as the response contains them."""
+        """Return a group's offsets at one broker, as they are in the broker's response."""
         header = GetConsumeStatsRequestHeader(consumer_group=group)
         timeout_s = max(self.client.brokers.timeout_s, STATS_TIMEOUT_S)
         return await self.client.brokers.fetch(
@@ -172,8 +172,8 @@ class GroupStates(KnownGroups):
     async def _members(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection:
         """Return the members of a group from the first of these brokers that has members.
 
-        Raises BrokerError, with CONSUMER_NOT_ONLINE if no broker has members; RemotingError if a broker that
-        does not answer may have members.
+        Raises BrokerError if a broker refuses, with CONSUMER_NOT_ONLINE if no broker has members. Raises
+        RemotingError if a broker that may have members does not answer.
         """
         offline: BrokerError | None = None
         silent: RemotingError | None = None
@@ -206,7 +206,7 @@ class GroupStates(KnownGroups):
         return RetryLimits(group=own, members=limits)
 
     async def _members_if_online(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection | None:
-        """Return the members of a group, None without members. Raises BrokerError for any other refusal."""
+        """Return the members of a group, None if it has none. Raises BrokerError for any other refusal."""
         try:
             return await self._members(brokers, group)
         except BrokerError as error:
@@ -215,14 +215,14 @@ class GroupStates(KnownGroups):
             raise
 
     async def _queue_owners(self, brokers: Mapping[str, str], group: str) -> dict[MessageQueue, str]:
-        """Return the holder of each queue (the address part of a client id), for members that answer."""
+        """Return the address of the member that holds each queue. Members that do not answer are left out."""
         owners: dict[MessageQueue, str] = {}
         connected = await self._members_if_online(brokers, group)
         for connection in connected.connection_set if connected else ():
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
             except CometError:
-                continue  # For this member's queues, the output shows N/A.
+                continue  # the output shows N/A as the holder of this member's queues
             for queue in info.mq_table:
                 owners[queue] = connection.client_id.partition("@")[0]
         return owners
@@ -238,7 +238,7 @@ class GroupStates(KnownGroups):
     ) -> ConsumerRunningInfo:
         """Return a member's running info from the first broker that reaches the member.
 
-        Raises CometError if no broker does: the member is too old, or unresponsive.
+        Raises CometError if no broker reaches it, because the member is too old or does not respond.
         """
         failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
         for addr in brokers.values():
@@ -247,11 +247,11 @@ class GroupStates(KnownGroups):
                     self.client, addr, group, client_id, jstack=jstack, timeout_s=timeout_s
                 )
             except CometError as error:
-                failure = error  # The member may be connected only to another broker.
+                failure = error  # the member may be connected only to a later broker of the list
         raise failure
 
     async def subscriptions(self, group: str) -> GroupSubscriptions:
-        """Return the subscriptions of a group's members and their differences, which lose messages.
+        """Return the subscriptions of a group's members, and their differences, by which messages are lost.
 
         Args:
             group: The consumer group.
@@ -306,16 +306,16 @@ class GroupStates(KnownGroups):
         )
 
     async def _unbalanced(self, found: Iterable[MemberSubscriptions]) -> dict[str, list[str]] | None:
-        """Return the subscribed queues that have no holder or several, with their holders.
+        """Return the subscribed queues that have no holder or several, each with its holders.
 
-        None if a member did not report its queues, or if each member holds all queues (broadcasting).
+        Return None if a member did not report its queues, or if each member holds all queues (broadcasting).
         """
         holders: dict[MessageQueue, list[str]] = {}
         for topic in sorted({topic for each in found for topic in each.subscriptions}):
             try:
                 route = await self.client.namesrv.route(topic)
             except NoRouteError:
-                continue  # The topic does not exist yet, so it has no queues.
+                continue  # the topic does not exist yet, so it has no queues
             for data in route.queue_datas:
                 for queue_id in range(data.read_queue_nums if data.perm & Perm.READ else 0):
                     holders[MessageQueue(topic, data.broker_name, queue_id)] = []
@@ -343,7 +343,7 @@ class GroupStates(KnownGroups):
             found = await self.progress(group, brokers=brokers)
             tps, diff = int(found.consume_tps), found.diff_total
         except CometError:
-            pass  # The group is listed even if its state is unknown.
+            pass  # the group is listed even if its state is unknown
         online = connected.connection_set if connected is not None else []
         kind = model = version = ""
         if connected is not None and online:
@@ -402,7 +402,7 @@ class GroupStates(KnownGroups):
         return MessageTrack(consumer_group=group, track_type=kind)
 
     async def _consumed(self, message: MessageExt, group: str, brokers: Mapping[str, str]) -> bool:
-        """Return whether the group's offset at the broker that stores the message is after the message."""
+        """Return whether a group's offset is beyond a message, at the broker that stores this message."""
         info = await self.client.namesrv.cluster_info()
         names = {
             name

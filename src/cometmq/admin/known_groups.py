@@ -20,15 +20,15 @@ from cometmq.protocol.bodies.admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
 AtBroker = dict[str, SubscriptionGroupConfig | None]
-"""The groups at a broker with their settings; None for a group with stored offsets only."""
+"""The groups at a broker with their settings, which are None for a group that only has stored offsets."""
 
 
 def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> list[str]:
     """Return the names of all groups, sorted.
 
     Args:
-        topics: All topics. A retry topic implies its group.
-        at_brokers: The groups with settings or offsets, of each broker. RocketMQ's own groups are included
+        topics: All topics. A retry topic shows that its group exists.
+        at_brokers: For each broker, its groups with settings or offsets. RocketMQ's own groups are included
             only if they have a retry topic.
     """
     found = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
@@ -46,10 +46,13 @@ class KnownGroups(ServerAdmin):
         return dict(table.subscription_group_table)
 
     async def groups_at(self, broker_addr: str) -> AtBroker:
-        """Return the groups with settings or stored offsets at a broker; None for groups without settings."""
+        """Return the groups with settings or stored offsets at a broker.
+
+        Groups without settings map to None.
+        """
         found: AtBroker = {**await self.group_table(broker_addr)}
         offsets = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
-        # A large broker's response has megabytes: decode it outside the event loop.
+        # Decode the response outside the event loop, because a large broker's response has megabytes.
         table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table
         for topic_and_group in table:
             found.setdefault(topic_and_group.rpartition("@")[2], None)
@@ -63,8 +66,9 @@ class KnownGroups(ServerAdmin):
         """Return all consumer groups with the brokers that have them.
 
         Returns:
-            Group to broker name to address. A group with a retry topic has no brokers here: the route of its
-                retry topic names them. Brokers that do not answer are left out.
+            For each group the address of its brokers by broker name. For a group with a retry topic this is
+                empty, because the route of the retry topic names the brokers. Brokers that do not answer are
+                left out.
         """
         return (await self._places())[0]
 
@@ -94,7 +98,7 @@ class KnownGroups(ServerAdmin):
         return found, failures
 
     async def _masters(self) -> dict[str, str]:
-        """Return broker name to the address of the master, or of the slave that acts for it."""
+        """Return the address by broker name of each master, or of a slave that acts as the master."""
         table = (await self.client.namesrv.cluster_info()).broker_addr_table
         addrs = {name: table[name].broker_addrs for name in sorted(table)}
         return {name: of[min(of)] for name, of in addrs.items() if of}
@@ -129,7 +133,7 @@ class KnownGroups(ServerAdmin):
         if found:
             return found
         for failure in failures:
-            # A refusal does not indicate that the broker has the group.
+            # A broker that refuses the request does not count as one that may have the group.
             if not isinstance(failure, BrokerError):
                 raise failure
         raise UnknownNameError("consumer group", group, list(known))

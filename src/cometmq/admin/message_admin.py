@@ -89,7 +89,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
     async def messages_by_unique_key(
         self, topic: str, msg_id: str, limit: int = 32, *, missing: dict[str, CometError] | None = None
     ) -> list[MessageExt]:
-        """Return the messages of a topic that have a unique key; several where the producer retried a send.
+        """Return the messages of a topic that have a unique key. After retries of a send there are several.
 
         Args:
             topic: The topic.
@@ -348,7 +348,7 @@ class MessageAdmin(TopicAdmin, StoredMessages, NewestMessages):
         return found, any(page.more for _, page in answers.values())
 
     async def _waiting_at(self, broker_addr: str | None) -> dict[str, str]:
-        """Return the brokers that list waiting messages: address by broker name."""
+        """Return the brokers that list waiting messages, as address by broker name."""
         masters = await self.masters()
         if broker_addr is None:
             return masters

@@ -32,7 +32,7 @@ from cometmq.text import counted
 log = logs.logger(__name__)
 
 PULL_BATCH = 32
-MAX_TRACES = 10_000  # maximum trace records of one message
+MAX_TRACES = 10_000  # maximum number of trace records read for one message
 
 
 class ReadRange(msgspec.Struct, frozen=True, kw_only=True):
@@ -186,10 +186,10 @@ class StoredMessages(ServerAdmin):
                 start = result.next_begin_offset
                 for message in result.messages:
                     if wanted.end_ms is not None and message.store_timestamp_ms >= wanted.end_ms:
-                        start = end  # Store times increase along a queue, so no later message is older.
+                        start = end  # store times increase along a queue, so all later messages are too new
                         break
                     if tags and message.tags not in tags:
-                        continue  # The broker compares only the hashes of tags.
+                        continue  # the broker compares only hashes of tags, so other tags can match
                     if message.queue_offset < end and message.store_timestamp_ms >= (wanted.begin_ms or 0):
                         left -= 1
                         yield message
@@ -257,8 +257,9 @@ async def bounds(
 ) -> tuple[int, int]:
     """Return the offset at which reading a queue begins, and the queue's end offset.
 
-    The caller drops messages stored before `begin_ms`: a 4.9 broker returns the message nearest to a time,
-    which may be an older one, or any of several messages of the same millisecond.
+    The caller must drop messages stored before `begin_ms`, because a 4.9 broker finds offsets by time only
+    approximately: it returns the message nearest to the time, which may be an older one, or any of several
+    messages of the same millisecond.
     """
     first = await client.brokers.min_offset(addr, queue)
     end = await client.brokers.max_offset(addr, queue)

@@ -19,20 +19,21 @@ from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 MAX_CONCURRENT_QUEUES = 16
 MAX_PREVIEW_BYTES = 256
-"""Bytes of each body that are kept."""
+"""Number of bytes of each body that are returned."""
 MAX_READ_BYTES = 64 << 20
-"""Maximum bytes of messages that are read, plus the last read of each queue."""
+"""Maximum total bytes of the messages that are read. The last read of each queue may exceed it."""
 MAX_TIED_MESSAGES = 1000
-"""Maximum messages of the same millisecond by which a page may exceed its size."""
+"""Maximum number of messages with the store time of a page's last message that are added to the page."""
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
-    """A page of the newest messages. If more than 1,000 messages have one store time, some are left out.
+    """A page of the newest messages. If more than 1,000 messages have the same store time, some are left out.
 
     Attributes:
         messages: The messages, the newest first, with bodies cut to 256 bytes.
-        stored: Approximate number of messages in the range: brokers map a time to an offset only roughly.
-        before_ms: End of the range of the next page. None: this is the last page.
+        stored: Approximate number of messages in the range, because brokers find offsets by time only
+            approximately.
+        before_ms: End of the time range of the next page. None: this is the last page.
         missing: Errors of brokers whose messages are missing, by broker name.
     """
 
@@ -89,7 +90,7 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                tied = -heap[0][0] == found[-1].store_timestamp_ms  # The next page ends before this time.
+                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page ends before this time
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
             found.append(tail.read.pop())
@@ -144,7 +145,10 @@ class _Tail:
         self.stored = self._end - self._first
 
     async def _end_by_time(self, end: int, end_ms: int) -> int:
-        """Return the offset after the last message stored before a time. 4.9 brokers return a near one."""
+        """Return the offset after the last message stored before a time.
+
+        For a 4.9 broker it is approximate.
+        """
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))
         while at < end:
@@ -160,8 +164,8 @@ class _Tail:
     async def fill(self) -> None:
         """Read backwards until a message of the range is found or the queue is exhausted.
 
-        When the byte budget is used up, one message per queue is read: its newest message must not be
-        missing.
+        If the byte budget is used up, read one message, because the newest message of each queue must be
+        known.
         """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms
@@ -184,7 +188,7 @@ class _Tail:
             self._end = begin
 
     async def _pull(self, at: int, count: int) -> tuple[list[MessageExt], int]:
-        """Return the messages from an offset on, and the next offset (the same one at the queue's end)."""
+        """Return the messages from an offset on, and the next offset (`at` if the queue ends there)."""
         request = pull_request(TOOLS_CONSUMER_GROUP, self.queue, at, count)
         result = await self.client.brokers.pull(self.addr, self.queue, request)
         if result.status is PullStatus.NO_NEW_MSG:
