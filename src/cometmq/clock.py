@@ -1,4 +1,4 @@
-"""The clock for delays and locks of servers and clients."""
+"""The clock that servers and clients use for delays and locks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 
 
 def boottime() -> float:
-    """Return seconds since an arbitrary start, including the time in which the machine was suspended.
+    """Return seconds since an arbitrary start, including the time during which the machine was suspended.
 
-    The clock never goes back and cannot be set. `time.monotonic` and the event loop's clock stop while a
-    machine is suspended on Linux and macOS.
+    The clock never goes back and cannot be set. `time.monotonic` and the event loop's clock do not count the
+    time of a suspension on Linux and macOS.
     """
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # time.monotonic uses another clock on macOS
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # includes suspensions on macOS
     return time.monotonic()

@@ -1,8 +1,8 @@
 """Errors that CometMQ raises.
 
-All errors derive from CometError, carry their details as attributes, and can be pickled (Spark sends them
-between processes). `Transient` marks errors after which the same call may succeed later or at another server,
-`Terminal` those after which it fails until the cause is removed.
+All errors derive from CometError, carry their details as attributes, and can be pickled, because Spark sends
+them between processes. An error is `Transient` if the same call may succeed later or at another server, and
+`Terminal` if it fails until the cause is removed.
 """
 
 from __future__ import annotations
@@ -27,13 +27,16 @@ _VALUE_LIMIT = 120
 
 
 def shown(value: object) -> str:
-    """Return a value for an error text: quoted and shortened."""
+    """Return a value for an error text, quoted and shortened."""
     text = repr(value)
     return text if len(text) <= _VALUE_LIMIT else f"{text[:_VALUE_LIMIT]}... ({len(text)} characters)"
 
 
 class SendTries(NamedTuple):
-    """Tries of a send. `outcomes` holds the broker's name and the outcome of each try."""
+    """The attempts to send a message.
+
+    `outcomes` holds a broker's name and what happened, for each attempt.
+    """
 
     topic: str
     took_s: float
@@ -50,7 +53,7 @@ class CometError(Exception):
     """Base class of all errors of this package. Subclasses with fields are dataclasses."""
 
     tries: ClassVar[SendTries | None] = None
-    """Tries of the send that ended with this error; None for errors of other calls."""
+    """The attempts of the send that ended with this error. None for errors of other calls."""
     __match_args__: ClassVar[tuple[str, ...]] = ()
 
     def __init_subclass__(cls) -> None:
@@ -59,16 +62,16 @@ class CometError(Exception):
             dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
-        # Unpickling calls the class with these arguments.
+        # Unpickling calls the class with `args`.
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
 class Transient:
-    """Mixin for errors after which a retry, perhaps at another server, may succeed."""
+    """Mixin for errors after which the same call may succeed, perhaps at another server."""
 
 
 class Terminal:
-    """Mixin for errors after which a retry fails as well, unless the cause is removed."""
+    """Mixin for errors after which the same call fails again until the cause is removed."""
 
 
 # -- protocol
@@ -79,7 +82,7 @@ class ProtocolError(CometError, Terminal):
 
 
 class FrameError(ProtocolError):
-    """A frame is unreadable. The connection that it was received on must be closed."""
+    """A frame is unreadable. The connection on which it was received must be closed."""
 
     problem: str
 
@@ -113,15 +116,15 @@ class BodyError(ProtocolError):
 
 
 class BodyTooLarge(BodyError):
-    """A body is larger than `limit` bytes after decompression.
+    """A body has more than `limit` bytes after decompression.
 
-    `setting` is the setting that raises the limit, if there is one.
+    `setting` names the setting that determines the limit, if there is one.
     """
 
     def __init__(self, what: str, limit: int, setting: str = "") -> None:
         raised_by = f" ({setting} raises the limit)" if setting else ""
         super().__init__(what, f"it is larger than {limit} bytes when decompressed{raised_by}")
-        self.args = (what, limit, setting)  # arguments of this __init__ for unpickling
+        self.args = (what, limit, setting)  # the arguments with which unpickling calls __init__
         self.limit = limit
         self.setting = setting
 
@@ -172,7 +175,7 @@ class MessageNotFound(CometError, Terminal):
 
 
 class BeingHandled(CometError, Transient):
-    """Another consumer is handling a message with the same key (see client.idempotency).
+    """Another consumer is processing a message with the same idempotency key (see client.idempotency).
 
     The broker redelivers the message later.
     """
@@ -274,7 +277,10 @@ class ConnectError(RemotingError):
 
 
 class SendFailed(RemotingError):
-    """The connection broke before the response. `cause_of` is the request's code or a description."""
+    """The connection broke before the response.
+
+    `cause_of` is the code of the request or a description of it.
+    """
 
     def __init__(self, addr: str, cause_of: int | str = "") -> None:
         super().__init__(addr)
@@ -329,9 +335,9 @@ class RequestNotSent(CometError, Transient):
 
 
 class TooManySends(CometError, Transient):
-    """A callback of an asynchronous send began another one while `limit` of them were in progress.
+    """A callback of an asynchronous send began another send while `limit` sends were in progress.
 
-    `limit` is twice `max_in_flight`. Outside of callbacks such a send waits.
+    `limit` is twice `max_in_flight`. Outside of callbacks, a send waits instead of raising this error.
     """
 
     limit: int
@@ -341,7 +347,10 @@ class TooManySends(CometError, Transient):
 
 
 class NoRouteError(CometError, Transient):
-    """No name server has a route to a topic. `asked` holds each name server's address and its response."""
+    """No name server has a route to a topic.
+
+    `asked` holds the address and the response of each name server.
+    """
 
     topic: str
     asked: Sequence[tuple[str, str]] = ()
@@ -356,7 +365,7 @@ class NoRouteError(CometError, Transient):
 class RaftRefused(CometError, Transient):
     """A member of a raft group rejected a request.
 
-    `leader` is the member that may accept it, "" if unknown.
+    `leader` names the member that may accept the request, "" if it is unknown.
     """
 
     problem: str
@@ -388,7 +397,7 @@ class StoreCorrupt(StoreError, Terminal):
 
 
 class CommandError(CometError):
-    """An error response: a request handler raises it to answer with this code and remark."""
+    """A request handler raises this error to answer the request with this code and remark."""
 
     code: int
     remark: str

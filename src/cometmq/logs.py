@@ -1,8 +1,7 @@
-"""Loggers whose arguments are escaped and shortened: names, remarks and errors come from other programs.
+"""Loggers that make their arguments printable and short, because names and errors come from other programs.
 
-Arguments are made printable here instead of at each call. Modules use `log = logs.logger(__name__)` in place
-of `logging.getLogger`. A server process calls `set_up` once; users of the library configure logging
-themselves.
+Modules use `log = logs.logger(__name__)` in place of `logging.getLogger`, so that no call needs to do this
+itself. A server process calls `set_up` once. Users of the library configure logging themselves.
 """
 
 from __future__ import annotations
@@ -23,20 +22,21 @@ from cometmq.text import printable
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 FORMATS = ("text", "json")
 LEVEL, FORMAT = "COMETMQ_LOG_LEVEL", "COMETMQ_LOG_FORMAT"
-"""Environment variables for the level and format of logs, inherited by child processes."""
+"""Environment variables for the level and the format of logs. Child processes inherit them."""
 _TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-ARGUMENT_LIMIT = 512  # maximum characters of an argument; enough for a server's remark
+ARGUMENT_LIMIT = 512  # maximum characters of an argument, enough for a server's remark
 MESSAGE_LIMIT = 8192  # maximum characters of a record, including arguments
 TRACEBACK_LINES = 100
 
 
 class LogLimiter:
-    """A limit of log lines, so that peers cannot fill the disk.
+    """A limit on log lines, so that other programs cannot fill the disk by causing them.
 
     Args:
         most: The maximum number of lines per period.
-        period_s: The length of a period in seconds. It begins with a line.
-        log: Receives a line with the number of lines that the previous period omitted. None: no such line.
+        period_s: The length of a period in seconds. A period begins with its first line.
+        log: Receives a line with the number of lines that were omitted in the previous period. None: no such
+            line.
     """
 
     __slots__ = ("_asked", "_begun", "_log", "_most", "_period_s")
@@ -64,9 +64,9 @@ class LogLimiter:
 
 
 class _Harmless(logging.Filter):
-    """Escapes and shortens a record's arguments, and indents its traceback.
+    """Escapes and shortens the arguments of a record, and indents its traceback.
 
-    No line of a traceback can then be taken for another record.
+    Because of the indentation no line of a traceback can be taken for another record.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -100,7 +100,7 @@ _filter = _Harmless()
 
 
 def _harmless(value: object) -> object:
-    """Return a value that is safe to log: the value itself if it is short and printable."""
+    """Return a value that is safe to log. A value that is short and printable is returned unchanged."""
     if isinstance(value, bool | int | float | None):
         return value
     text = str(value)
@@ -133,12 +133,13 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_text:
             event["traceback"] = record.exc_text
-        # JSON in ASCII, because the stream's own escapes would not be valid JSON.
+        # JSON is written in ASCII. Otherwise the stream might escape characters in a way that is invalid in
+        # JSON.
         return json.dumps(event, default=str, separators=(",", ":"))
 
 
 def set_up(default: str = "WARNING") -> None:
-    """Log to standard error as the variables COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT require.
+    """Log to standard error, as COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT of the environment require.
 
     `default` is the level without COMETMQ_LOG_LEVEL. An invalid value is reported and ignored.
     """
@@ -167,7 +168,10 @@ def _thread_ended(ended: threading.ExceptHookArgs) -> None:
 
 
 def levels_of(text: str) -> dict[str, str]:
-    """Return levels by logger name ("" for all), from `INFO,cometmq.broker.pull=DEBUG`. Raises BadLevels."""
+    """Parse levels such as `INFO,cometmq.broker.pull=DEBUG`, by logger name ("" for all).
+
+    Raises BadLevels.
+    """
     found = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, level = part.rpartition("=")
@@ -182,10 +186,10 @@ def levels_of(text: str) -> dict[str, str]:
 
 
 def _is_logger(name: str) -> bool:
-    """Return whether a name belongs to a module of this package or of an installed one.
+    """Return whether a logger name is that of a module of this package or of another installed package.
 
-    The loggers that exist now do not count: an accepted name is written to files, and must be valid at the
-    next start.
+    It does not matter which loggers exist now: an accepted name may be stored in a settings file and must
+    also be valid at the next start.
     """
     package, *within = name.split(".")
     if not all(part.isidentifier() for part in (package, *within)):
@@ -200,7 +204,7 @@ _changed: set[str] = set()
 
 
 def use_levels(text: str) -> None:
-    """Apply levels now, and reset loggers that are no longer named to the general level.
+    """Apply levels now. Loggers that `text` does not name any more get the general level again.
 
     An empty text applies the level of the environment. Raises BadLevels.
     """

@@ -70,7 +70,7 @@ class Message(msgspec.Struct, kw_only=False):
         self.check()
 
     def check(self) -> None:
-        """Validate all fields again, since fields may have been assigned. Each send calls this.
+        """Validate all fields again, because they may have been assigned since. Each send calls this.
 
         Raises:
             MessageIllegal: A field has a value that no broker accepts or no consumer can read.
@@ -123,7 +123,8 @@ class Message(msgspec.Struct, kw_only=False):
     def wire_properties(self) -> dict[str, str]:
         """Return all properties that are sent to the broker, including those for tags, keys, delay and wait.
 
-        A reserved name in `properties` (as in a resent message) keeps its value unless a field is set.
+        If `properties` contains a reserved name, as in a resent message, its value is used unless the field
+        for it is set.
         """
         found = dict(self.properties)
         if self.keys:
@@ -140,7 +141,7 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-# A broker may prefer any of these properties to delay_ms or deliver_at_ms.
+# Properties that a broker may prefer to delay_ms or deliver_at_ms.
 _TIMES = (
     names.DELAY,
     names.TIMER_DELAY_SEC,
@@ -151,7 +152,7 @@ _TIMES = (
 _GOOD_MAX = 10_000
 _good_topics: set[str] = set()
 _good_tags: set[str] = set()
-"""Validated tags, so that a tag is not validated for each message."""
+"""Tags that were found valid, so that they are not validated again for each message."""
 
 
 def _is_number(value: object) -> bool:
@@ -190,7 +191,7 @@ def check_tag(tag: str, topic: str) -> None:
 
 
 def check_text(text: object, field: str, topic: str = "", what: str = "") -> None:
-    """Raise MessageIllegal for a value that is not a str or cannot be stored in a message's properties.
+    """Raise MessageIllegal for a value that is no str or that message properties cannot contain.
 
     `what` is the description of the field in the error text.
     """
@@ -215,7 +216,7 @@ def _as_bytes(body: object, topic: str) -> bytes:
 
 
 def _plain_words(keys: tuple[str, ...]) -> bool:
-    """Return whether all keys are valid, with one test of the joined keys for speed."""
+    """Return whether all keys are valid. For speed, the keys are joined and tested together."""
     try:
         text = " ".join(keys)
     except TypeError:
@@ -246,7 +247,7 @@ def _check_properties(properties: object, topic: str) -> None:
 
 
 class MessageQueue(msgspec.Struct, frozen=True, order=True, gc=False, cache_hash=True, rename="camel"):
-    """A queue of a topic at a broker. The sort order is that of the allocation of queues to consumers.
+    """A queue of a topic at a broker. Queues are sorted in the order in which consumers allocate them.
 
     Attributes:
         topic: Name of the topic.
@@ -333,8 +334,8 @@ class MessageExt(msgspec.Struct, gc=False):
     def wait_store(self) -> bool:
         """Whether the sender waited for the broker's configured flush and replication.
 
-        True also for messages whose broker does not store the property. RocketMQ 4.9, and CometMQ for clients
-        of 4.9's protocol such as this one, store it only for batches.
+        True also if the broker has not stored the property. RocketMQ 4.9 stores it only for batches, and so
+        does CometMQ for clients of 4.9's protocol such as this one.
         """
         return self.properties.get(names.WAIT, "true").lower() != "false"
 
@@ -349,7 +350,7 @@ class MessageExt(msgspec.Struct, gc=False):
 
 
 class SendStatus(Enum):
-    """Durability of a sent message. With all four values the broker has stored the message.
+    """How safely a sent message is stored. With each of the four values the broker has stored the message.
 
     Attributes:
         SEND_OK: Flushed and replicated as the broker is configured.
@@ -410,7 +411,7 @@ class WaitingMessage(msgspec.Struct, frozen=True):
 
 
 class TransactionState(Enum):
-    """State of a local transaction. The broker later checks a transaction that is UNKNOWN."""
+    """State of a local transaction. If it is UNKNOWN, the broker sends a transaction check later."""
 
     COMMIT = "COMMIT_MESSAGE"
     ROLLBACK = "ROLLBACK_MESSAGE"

@@ -1,4 +1,4 @@
-"""Work of an owner on an event loop: periodic jobs, background tasks, and delays between attempts."""
+"""Periodic jobs, background tasks, and delays between attempts, on an event loop."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ log = logs.logger(__name__)
 T = TypeVar("T")
 
 FAILURE_INTERVAL_S = 60.0
-"""Minimum interval, in seconds, between two log lines about the OSErrors of one job."""
+"""Minimum seconds between two log lines about OSErrors of the same job."""
 
 
 class FailureLog:
-    """Logs failures of jobs that are tried again.
+    """Logs the failures of jobs that are repeated.
 
-    An OSError, such as that of a full disk, is one line, at most once per FAILURE_INTERVAL_S until the job
-    succeeds. Any other exception has its traceback, each time.
+    An OSError, such as that of a full disk, is logged in one line, at most once per FAILURE_INTERVAL_S until
+    the job succeeds. Any other exception is logged each time, with its traceback.
     """
 
     def __init__(self) -> None:
         self._limits: dict[str, logs.LogLimiter] = {}
 
     def succeeded(self, name: str) -> None:
-        """Log the next failure of this job, whatever failures were logged before."""
+        """Record a success, so that the next failure of this job is logged in any case."""
         self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
-        """Log a failure. when: a phrase for the time of the next try."""
+        """Log a failure. when: a phrase that tells when the job is tried again."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
@@ -60,7 +60,7 @@ class Running:
 
 
 class Backoff:
-    """Growing delays between attempts: `first_s` seconds, doubled with each failure up to `max_s`.
+    """Growing delays between attempts: at first `first_s` seconds, doubled after each failure up to `max_s`.
 
     Attributes:
         failures: The number of consecutive failures.
@@ -79,7 +79,7 @@ class Backoff:
         return min(self._first_s * 2.0 ** min(self.failures - 1, 32), self._max_s)
 
     def reset(self) -> None:
-        """Begin again with the first delay, after a success."""
+        """Record a success: the next delay is the first one again."""
         self.failures = 0
 
 
@@ -104,9 +104,9 @@ class Tasks(set[asyncio.Task[Any]]):
 class Periodic:
     """Runs a job every `interval_s` seconds in an event loop, for the first time after one interval.
 
-    If `interval_s` is a function, it is called before each interval. If `job` returns an awaitable, it is
-    awaited before the next interval begins, so that runs never overlap. A failure is logged (`FailureLog`)
-    and does not end the repetition. Methods must be called in the event loop's thread.
+    If `interval_s` is a function, it is called before each interval and returns its length. If `job` returns
+    an awaitable, the next interval begins only when that has ended, so that runs never overlap. A failure is
+    logged (`FailureLog`), and the repetition goes on. Methods must be called in the event loop's thread.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Periodic:
         self._timer = self._loop.call_later(self._interval_s, self._begin)
 
     def soon(self) -> None:
-        """Run the job immediately, or once more directly after a run in progress.
+        """Run the job immediately. If it is running now, run it once more directly afterwards.
 
         Has no effect if not started.
         """

@@ -1,4 +1,4 @@
-"""Create files and directories that only their owner can read, for messages and settings.
+"""Create files and directories for messages and settings, which only their owner can read.
 
 New files have mode 0600, new directories 0700. Existing ones keep their mode.
 """
@@ -29,7 +29,7 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
 
     Raises OSError, also if the path is a symbolic link.
     """
-    # Some systems on which the client runs lack one of the two flags.
+    # Some systems on which the client runs lack one of these two flags.
     here = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | here, 0o600), "wb")
     if in_place_of:
@@ -75,14 +75,14 @@ def lock_file(path: str) -> Callable[[], None]:
 
     def unlock() -> None:
         if sys.platform != "win32" and os.getpid() == locker:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # this unlocks the file for forked children, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # effective even if a forked child has the file open
         os.close(descriptor)
 
     return unlock
 
 
 def keep_mode(path: str, replaced: str) -> None:
-    """Set the mode of a file to that of the file it will replace, if that exists. Raises OSError."""
+    """Set the mode of a file to that of the file that it will replace, if that exists. Raises OSError."""
     try:
         mode = os.lstat(replaced).st_mode
     except FileNotFoundError:

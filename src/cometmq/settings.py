@@ -1,6 +1,6 @@
-"""Parse and validate settings of servers: the store, the broker and the name server share this code.
+"""The parsing and validation of settings, which the store, the broker and the name server share.
 
-Every error is a ConfigError with the key, and with file and line if the value came from a file.
+Every error is a ConfigError with the key. If the value came from a file, it also names the file and line.
 """
 
 from __future__ import annotations
@@ -30,14 +30,17 @@ LONG_MAX = (1 << 63) - 1
 TEXT_MAX = 4096
 """Maximum length of a value in characters: enough for a path or hundreds of name servers."""
 BODY_MAX = 64 << 10
-"""Maximum size, in bytes, of a request that changes settings. All settings of a broker take 8 KiB."""
+"""Maximum size, in bytes, of a request that changes settings.
+
+All settings of a broker together take 8 KiB.
+"""
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
 """Directory of the configuration files in this package."""
 _BOM = b"\xef\xbb\xbf"
 
 BOOLEANS = {"true": True, "false": False}
-# Wire names that are not the camel case of the Python name.
+# RocketMQ's keys that differ from the camel case of the Python field.
 _SPECIAL_NAMES = {
     "tls_config_file": "tls.config.file",
     "tls_server_mode": "tls.server.mode",
@@ -48,7 +51,7 @@ _SPECIAL_NAMES = {
     "check_crc_on_read": "checkCRCOnRead",
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
-_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() alone accepts 1_000 and non-ASCII digits
+_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() itself would also accept 1_000 and non-ASCII digits
 
 
 class Range(NamedTuple):
@@ -60,7 +63,7 @@ class Range(NamedTuple):
 
 
 class Change(Enum):
-    """The way in which a setting can be changed if no request can change it immediately."""
+    """When a setting can be changed, for settings that no request can change immediately."""
 
     AT_NEXT_START = 1
     NEVER_BY_REQUEST = 2
@@ -71,7 +74,7 @@ A = TypeVar("A")
 
 
 def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
-    """Return the annotation of this kind of each setting that has one, by key.
+    """Return the annotation of the type `kind` for each setting that has one, by key.
 
     Args:
         settings: A class whose fields are settings, such as `port: Annotated[int, Range(0, 65_535), FIXED]`.
@@ -99,7 +102,7 @@ def without_secrets(properties: Mapping[str, str]) -> dict[str, str]:
 
 
 def camel(field: str) -> str:
-    """Return RocketMQ's key of a Python field."""
+    """Return RocketMQ's key for the setting in a Python field."""
     head, *rest = field.split("_")
     return _SPECIAL_NAMES.get(field) or head + "".join(word.capitalize() for word in rest)
 
@@ -108,7 +111,7 @@ def read_value(key: str, text: str, kind: type) -> Any:
     """Return a setting's text as a bool, int or str. Raises ConfigError."""
     text = text.strip()
     if kind is bool:
-        # Java treats every text but "true" as false. Here a typing error is reported.
+        # Java treats every text but "true" as false. Here, other text than a boolean is reported as an error.
         if text.lower() not in BOOLEANS:
             raise ConfigError(key, text, "true or false")
         return BOOLEANS[text.lower()]
@@ -122,12 +125,12 @@ def read_value(key: str, text: str, kind: type) -> Any:
 
 
 def show_value(value: object) -> str:
-    """Return a value in Java's notation."""
+    """Return a value as text in Java's notation."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) -> None:
-    """Raise ConfigError for the first number (by key) that is out of its range."""
+    """Raise ConfigError for the first number, in order of keys, that is out of its range."""
     for key, (low, high, what) in ranges.items():
         value = value_of(key)
         if not low <= value <= high:
@@ -151,7 +154,7 @@ def check_host(key: str, host: str) -> None:
 
 
 def check_addresses(key: str, text: str) -> list[str]:
-    """Return a list of host:port, separated by `;` or `,`.
+    """Return the `host:port` entries of a text in which `;` or `,` separates them.
 
     Raises ConfigError with the first invalid entry.
     """
@@ -165,7 +168,7 @@ def check_addresses(key: str, text: str) -> list[str]:
 class Inert:
     """Settings of Apache's servers that have no effect here, with their defaults by key.
 
-    Servers share files, so these keys must not be reported as unknown.
+    They must not be reported as unknown, because CometMQ and Apache's servers may use the same files.
 
     Attributes:
         without_use: Settings that a single event loop and plain files do not need. One log line lists those
@@ -183,7 +186,7 @@ class Inert:
         self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Validate the values, and log the settings that are set and have no effect.
+        """Validate the values. Log which settings are set without effect.
 
         Raises:
             ConfigError: A value is invalid for Apache's server, too.
@@ -207,7 +210,7 @@ class Inert:
 
 
 def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
-    """Return the properties in the body of a request that changes settings. Raises CommandError."""
+    """Return the settings in the body of a request that changes settings. Raises CommandError."""
     if len(body) > BODY_MAX:
         raise CommandError(
             ResponseCode.SYSTEM_ERROR, f"{len(body)} bytes of settings are more than {BODY_MAX}"
@@ -219,7 +222,7 @@ def requested_settings(body: bytes | bytearray | memoryview) -> dict[str, str]:
 
 
 def warn_unknown(key: str, known: Iterable[str]) -> None:
-    """Log a warning about an unknown key, with the most similar known one."""
+    """Log a warning about an unknown key that suggests the most similar known key."""
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
     log.warning("unknown setting %s%s", key, f" (did you mean {near[0]}?)" if near else "")
 
@@ -242,12 +245,12 @@ def properties_of(data: bytes, path: str) -> dict[str, str]:
 
 @contextmanager
 def settings_of(path: str | None, others: Container[str] = (), data: bytes | None = None) -> Iterator[None]:
-    """Add file and line to a ConfigError raised in the block, if its key is in the file.
+    """Add file and line to a ConfigError raised in the `with` block, if its key is in the file.
 
     Args:
         path: Properties file.
-        others: Keys from another source that override the file.
-        data: Content of the file. Default: it is read if needed.
+        others: Keys whose values come from another source and override the file.
+        data: Content of the file. Default: the file is read if needed.
     """
     try:
         yield
@@ -279,11 +282,11 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
         values: Keys with their new values.
 
     Returns:
-        The path to write to, links resolved, and the file's new content.
+        The path to write to, with symbolic links resolved, and the file's new content.
 
     Raises:
-        OSError: The file cannot be read, or belongs to the installed package, where an update would undo the
-            change and other servers would read it.
+        OSError: The file cannot be read, or it belongs to the installed package: then an update would undo
+            the change, and other servers would read it.
     """
     path = os.path.realpath(path)
     if path.startswith(PACKAGED_CONF + os.sep):
@@ -297,7 +300,7 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
 
 
 def _decoded(data: bytes) -> str:
-    """Decode UTF-8, or else Latin-1, the only encoding of Java's older readers."""
+    """Decode UTF-8 or, if that fails, Latin-1, which is the only encoding of Java's older readers."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

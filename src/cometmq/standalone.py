@@ -1,9 +1,9 @@
 """A whole cluster on this machine: a name server and one or more brokers, on 127.0.0.1.
 
-The name server and a single broker share one process and one event loop. With several brokers, each is a
-child process with its own store in DIR/<broker>, ports 10 apart: one Python event loop uses one core, and the
-queues are spread over the brokers. The segment sizes are small; a broker.conf beside each store contains
-them, because Apache's broker needs the exact sizes to open the store.
+A single broker shares one process and one event loop with the name server. Several brokers are child
+processes, because one Python event loop uses only one core. Their ports differ by 10, each has its store in
+DIR/<broker>, and the queues are spread over them. The segments are small. A broker.conf beside each store
+contains their sizes, because Apache's broker needs the exact sizes to open the store.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ PORT_STEP = 10
 CHILD_READY_S = 30.0
 CHILD_STOP_S = 15.0
 CONF = "broker.conf"
-# Settings that belong to the files of a store and not to one run.
+# Settings that describe the files of a store, so they must be the same in each run.
 SIZES = frozenset(WIRE_NAMES[field] for field in SMALL_FILES)
 
 
@@ -51,8 +51,8 @@ class Standalone(Running):
     Args:
         data_dir: Directory of all files.
         settings: Further broker settings by RocketMQ's keys. They override the broker.conf of an existing
-            store for this run only; segment sizes are stored.
-        disk: Disk for the files broker.conf.
+            store for this run only, but segment sizes are also written to it.
+        disk: The disk to which the files broker.conf are written.
         host: Address that all servers listen on.
 
     A port of 0 means any free port.
@@ -156,7 +156,7 @@ class Standalone(Running):
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):
-            BrokerConfig.from_properties(complete)  # prevents that an invalid setting is written
+            BrokerConfig.from_properties(complete)  # raises ConfigError before an invalid setting is written
         changed = {key: text for key, text in properties.items() if before.get(key) != text}
         if changed:
             replace_file(self._disk, path, with_values(data, changed))
@@ -186,7 +186,7 @@ class Standalone(Running):
 
 @dataclass(slots=True, eq=False)
 class BrokerChild:
-    """A broker in a child process, which ends with this process in any case."""
+    """A broker in a child process, which ends at the latest with this process."""
 
     name: str
     _conf: str
@@ -239,7 +239,7 @@ def broker_name(number: int) -> str:
 
 
 def small_files() -> dict[str, str]:
-    """Return the small segment sizes as settings."""
+    """Return the small segment sizes of this module as settings."""
     sized = StoreConfig().replace(**SMALL_FILES).to_properties()
     plain = StoreConfig().to_properties()
     return {key: value for key, value in sized.items() if value != plain[key]}

@@ -1,4 +1,4 @@
-"""Make text from other programs safe for logs and terminals."""
+"""Functions that make text safe for logs and terminals, because it comes from other programs."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-LIMIT = 256  # maximum characters; no legal topic or group name is longer
-_IDEOGRAPHIC_SPACE = "\u3000"  # Python counts it as not printable, but it is common in Chinese text
+LIMIT = 256  # maximum characters, because no legal topic or group name is longer
+_IDEOGRAPHIC_SPACE = "\u3000"  # common in Chinese text, but not printable according to Python
 
 
 def printable(text: str, limit: int | None = LIMIT) -> str:
@@ -28,24 +28,24 @@ def printable(text: str, limit: int | None = LIMIT) -> str:
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text from the system was valid UTF-8. Python stores other bytes as lone surrogates."""
+    """Return whether a text from the system was valid UTF-8. If not, Python stored lone surrogates in it."""
     return text.isascii() or not any("\ud800" <= char <= "\udfff" for char in text)
 
 
 def shortened(text: str, limit: int | None = LIMIT) -> str:
-    """Return a text, or its first `limit` characters and its length."""
+    """Return a text unchanged, or its first `limit` characters and its length if it is longer."""
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}... ({len(text)} characters)"
 
 
 def seconds(span: float) -> str:
-    """Return a duration for a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
+    """Return a duration for use in a sentence: `3 s`, `0.25 s`, never `4.99921 s`."""
     return f"{round(span, 2 if abs(span) >= 0.1 else 4):g} s"
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean X?" with the nearest of the known names, in any case, or "" if none is near."""
+    """Return " Did you mean X?" for the known name X that is most similar to `name`, or "" if none is."""
     from difflib import get_close_matches
 
     names = {each.lower(): each for each in known}
@@ -54,7 +54,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def rate(count: int, span_s: float) -> str:
-    """Return a rate such as `1,234/s`, or `-` for a count of 0."""
+    """Return a rate per second such as `1,234/s`, or `-` for a count of 0."""
     return f"{count / span_s:,.0f}/s" if count and span_s > 0 else "-"
 
 
@@ -64,9 +64,9 @@ def printable_lines(text: str) -> str:
 
 
 def printable_json(data: bytes) -> bytes:
-    """Return JSON in which characters that affect a terminal are written as `\\uXXXX`."""
+    """Return JSON with characters that could control a terminal written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # line ends within strings are escaped, so these are layout
+    lines = text.split("\n")  # line ends within JSON strings are escaped, so these belong to the layout
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")
@@ -80,10 +80,12 @@ def _json_char(char: str) -> str:
 
 
 def local_time(epoch_ms: int, millis: str = "") -> str:
-    """Return local time as `2026-01-31 23:59:59`, with milliseconds after the separator `millis` if given.
+    """Return local time as `2026-01-31 23:59:59`.
 
-    0 means no time and returns an empty text. A number out of the calendar, or before 1970, is returned as
-    digits.
+    If `millis` is given, milliseconds follow after this separator.
+
+    0 means no time and returns an empty text. A time before 1970 or outside of Python's calendar is returned
+    as digits.
     """
     if epoch_ms == 0:
         return ""

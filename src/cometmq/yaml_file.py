@@ -1,8 +1,8 @@
-"""Parse YAML files into values with line numbers, so that every error can name a line.
+"""The parsing of YAML files into values with line numbers, so that every error can name a line.
 
-All values are text: `no` or `1e3` is not converted. Rejected are features that a hostile file could exploit:
+All values are text: `no` or `1e3` is not converted. Features that a hostile file could exploit are rejected:
 anchors and aliases (a few hundred bytes can expand to gigabytes), tags, several documents, duplicate keys,
-deep nesting, large files.
+deep nesting and large files.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _WORD = 60  # maximum characters of a key in an error text
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A value and its position.
+    """A value and its position in the file.
 
     Attributes:
         line: Line of the value's key, or of the value itself in a list.
-        text_line: First line of a text whose lines are those of the file.
+        text_line: First line of a text of several lines, if its lines are the same in the file.
     """
 
     value: str | list[Node] | dict[str, Node]
@@ -54,7 +54,7 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
-    except (ValueError, OverflowError, RecursionError) as error:  # errors that PyYAML does not handle
+    except (ValueError, OverflowError, RecursionError) as error:  # PyYAML lets these pass
         line = 1 if loader is None else loader.line + 1
         raise YamlError(line, f"the file is not YAML: {printable(str(error))}") from None
 
@@ -114,7 +114,7 @@ class _Loader:
                 continue
             if name.value in pairs:
                 first = pairs[name.value].line
-                # The rest of `password:x` is not a key, and may be a secret.
+                # Name only the part before the colon: in `password:x` the rest may be a secret.
                 word = name.value.partition(":")[0]
                 self._refuse(key, f"{shortened(word, _WORD)!r} is here twice, first in line {first}")
             pairs[name.value] = self._node(next(self._events), depth + 1, name.line)
@@ -122,7 +122,7 @@ class _Loader:
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """Return a file's content for a value, with the keys in their order."""
+    """Return the content of a YAML file with this value. The keys keep their order."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False).encode()
 
 

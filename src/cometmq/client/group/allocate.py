@@ -1,8 +1,8 @@
 """The strategies that distribute the queues of a topic among the members of a consumer group.
 
-Every member computes the whole assignment alone, from the same sorted queues and the same sorted client ids,
-so all members must use the same strategy with the same parameters. The rules are RocketMQ's: a group may
-contain our members and Java's.
+Every member computes the whole assignment by itself from the same sorted queues and client ids, so all
+members must use the same strategy with the same parameters. A group may contain members with Java's client,
+so the rules are RocketMQ's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ class AllocateStrategy(Protocol):
 
 
 def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
-    """Return the index of this client, None while the broker does not list it. It then has no queues."""
+    """Return the index of this client.
+
+    None, which means no queues, while the broker does not list the client.
+    """
     try:
         return client_ids.index(client_id)
     except ValueError:
@@ -42,9 +45,9 @@ def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class AllocateAveragely:
-    """Contiguous ranges of queues.
+    """Each member gets a contiguous range of the queues.
 
-    The lengths differ by one at most; the first members have the longer ranges.
+    The lengths of the ranges differ by one at most, and the first members have the longer ones.
     """
 
     name: str = "AVG"
@@ -62,7 +65,7 @@ class AllocateAveragely:
 
 @dataclass(frozen=True, slots=True)
 class AllocateAveragelyByCircle:
-    """Queues distributed one by one, in turn."""
+    """The members get the queues in turn, one queue at a time."""
 
     name: str = "AVG_BY_CIRCLE"
 
@@ -75,7 +78,7 @@ class AllocateAveragelyByCircle:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConfig:
-    """The queues that the user has configured, independent of the other members."""
+    """This member gets the configured queues, whatever queues the other members get."""
 
     queues: tuple[MessageQueue, ...]
     name: str = "CONFIG"
@@ -89,7 +92,7 @@ class AllocateByConfig:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """Even shares of the queues of brokers named `<room>@<name>` whose room is one of `rooms`."""
+    """Even shares of some queues: those of brokers named `<room>@<name>` whose room is in `rooms`."""
 
     rooms: Collection[str]
     name: str = "MACHINE_ROOM"
@@ -114,7 +117,7 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoomNearby:
-    """Gives the queues of a room to its members, and the queues of a room without members to all members.
+    """The queues of a room go to the members in that room. If there are none, they go to all members.
 
     Args:
         queue_room: Returns the room of a queue, usually from its broker's name. The room must not be empty.
@@ -156,12 +159,12 @@ def _room(name: str, of: str) -> str:
 
 
 def _ring_hash(text: str) -> int:
-    """Return the position of a text on the ring: the first four bytes of its MD5 hash, big-endian."""
+    """Return the position of a text on the hash ring: the first four bytes of its MD5 hash, big-endian."""
     return int.from_bytes(hashlib.md5(text.encode(), usedforsecurity=False).digest()[:4], "big")
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """Return the text of a queue in Java, which is the text that is hashed."""
+    """Return the queue's text in Java, from which Java's client computes the hash."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
@@ -172,7 +175,7 @@ class AllocateByConsistentHash:
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Set by a consumer in a namespace, because Java's client hashes the queue's name in the namespace."""
+    """Adds the namespace to a queue before it is hashed, as in Java's client. None without a namespace."""
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -198,7 +201,7 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """Return the strategy. A strategy that hashes queues then hashes the result of `how` for each queue."""
+    """Return a strategy that hashes `how(queue)` for each queue, or the given one if it hashes no queues."""
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)
     if isinstance(strategy, AllocateByMachineRoomNearby):
@@ -222,7 +225,8 @@ def share_of(
     except ConfigError:
         raise
     except Exception as error:
-        # The user's code has failed. The member keeps its queues, and health() reports the error.
+        # The strategy is the user's code. If it fails, the member keeps its queues, and health() reports the
+        # error.
         kind = type(strategy).__name__
         raise ConfigError("allocate_strategy", kind, f"a list of queues from it, not {error!r}") from error
     return mine

@@ -21,16 +21,19 @@ RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
 
 @dataclass(eq=False)
 class Pulls:
-    """The pulls of one group. The first pull that goes to a filter server uploads the class."""
+    """The pulls of one group. The first pull sent to a filter server uploads the filter class before."""
 
     instance: ClientInstance
     group: str
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """Name and source of the uploaded class by (address, topic). After a failure it is uploaded again."""
+    """Name and source of the class uploaded to a filter server, by (address, topic). A failure removes it."""
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
-    """The broker id that the last answer for a queue suggested, unless it is the master's."""
+    """The broker id that the last answer for a queue suggested.
+
+    Queues to be read from the master are absent.
+    """
 
     async def pull(
         self,
@@ -40,7 +43,7 @@ class Pulls:
         timeout_s: float,
         max_body: int,
     ) -> PullResult:
-        """Pull a queue from its master or a replica (Reads.run), following the brokers' suggestions.
+        """Pull a queue from the broker that the last answer suggested, or from another one (Reads.run).
 
         Args:
             queue: The queue.
@@ -50,7 +53,7 @@ class Pulls:
             max_body: The maximum size of a decompressed body in bytes.
 
         Returns:
-            The answer, with the queue's bounds on each message as in Java's client.
+            The answer. Each message has the queue's min and max offset as properties, as in Java's client.
 
         Raises:
             NoRouteError: No route contains the broker, or the broker has no filter server.
@@ -94,7 +97,7 @@ class Pulls:
             except BrokerError as error:
                 if error.code != ResponseCode.FILTER_DATA_NOT_EXIST:
                     raise
-            # The filter server dropped the class because it was not used for a while.
+            # The filter server has dropped the class, which was not used for a while: upload it again.
             self._uploaded.pop((addr, queue.topic), None)
             await self._upload(addr, queue.topic, wanted)
             return await brokers.pull(addr, queue, request, timeout_s, max_body)
@@ -111,7 +114,7 @@ class Pulls:
                 self._uploaded[addr, topic] = wanted
 
     def _filter_server(self, broker_addr: str, queue: MessageQueue) -> str:
-        """Return the filter server for a queue. After a failure all queues use the next one."""
+        """Return a filter server of the queue's broker. After a failure all queues use the next server."""
         known = self.instance.routes.filter_servers(queue.topic, broker_addr)
         if not known:
             self.instance.refresh_soon(queue.topic)

@@ -16,8 +16,8 @@ class QueueHealth:
         queue: The queue.
         next_offset: The offset of the next pull.
         committed_offset: The offset that this client will store. None: no message was consumed yet.
-        done_offset: All messages below this offset are consumed; lag() counts from it. None with scheduled
-            pulls: committed() applies.
+        done_offset: The offset below which all messages are consumed. lag() counts from it. None: a scheduled
+            function that has not set an offset yet, so lag() asks committed().
         held_count: The number of pulled messages that are not consumed yet.
         held_bytes: The size of these messages in bytes.
         since_pull_s: The seconds since the last pull.
@@ -77,7 +77,7 @@ class ConsumerHealth:
 def problems_of(
     shares: Mapping[str, str], queues: Iterable[QueueHealth], heartbeats: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return sentences about failed rebalances, failed pulls, and brokers that did not accept a heartbeat."""
+    """Return a sentence about each failed rebalance, failed pull, and broker that refused a heartbeat."""
     return (
         *(f"{topic}: {problem}" for topic, problem in sorted(shares.items())),
         *(

@@ -19,7 +19,7 @@ from cometmq.message import MessageQueue
 MAX_CONCURRENCY = 1000
 _RETRIES = 16
 _WITHOUT_END = 2**31 - 1
-"""Maximum tries of an orderly message (docs/reference/client.md, Orderly consumption)."""
+"""The default maximum of retries of an orderly message (docs/reference/client.md, Orderly consumption)."""
 _ANY_TIME = (0.0, math.inf)
 _MEMBER_RANGES = {
     "consume_timestamp_ms": (0, 2**63 - 1),
@@ -47,7 +47,7 @@ _PUSH_RANGES = {
     "drain_timeout_s": _ANY_TIME,
     "pull_error_delay_s": _ANY_TIME,
 }
-"""Ranges of Java's client (docs/reference/client.md), without values that would end or stop a consumer."""
+"""The permitted ranges: Java's (docs/reference/client.md), without values that would stop a consumer."""
 
 
 class ConsumeFromWhere(Enum):
@@ -79,18 +79,18 @@ class MessageModel(Enum):
 class OffsetStorage(Protocol):
     """A user's storage for the offsets of a group.
 
-    After an exception of a method the operation is tried again.
+    If a method raises an exception, the operation is tried again.
     """
 
     async def read(self, queue: MessageQueue) -> int | None:
         """Return the stored offset of a queue, None if none was stored."""
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
-        """Store offsets. Returns once they are stored safely."""
+        """Store the offsets in `table`. Must return only when they are stored safely."""
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
-"""A function called with a topic, all its queues and this member's queues after a change of either."""
+"""A function called after a change with a topic, all queues of the topic, and this member's share of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class MemberOptions:
             _check_object("offset_storage", self.offset_storage, "read", "write")
 
     def _check_suspension(self, broker_suspend_s: float) -> None:
-        """Raise ConfigError if a broker would suspend a pull for longer than the client waits."""
+        """Raise ConfigError if a broker may hold a pull for longer than the client waits for the answer."""
         check_range("suspend_timeout_s", self.suspend_timeout_s, *SOME_TIME)
         check_range("broker_suspend_s", broker_suspend_s, 0.0, self.suspend_timeout_s)
 
@@ -257,6 +257,6 @@ class PushOptions(MemberOptions):
 
 
 def _check_object(key: str, given: object, *names: str) -> None:
-    """Raise ConfigError for a class, and for an object that lacks one of these attributes."""
+    """Raise ConfigError for a class, or for an object that lacks one of the attributes in `names`."""
     if isinstance(given, type) or not all(hasattr(given, name) for name in names):
         raise ConfigError(key, repr(given), f"an object with {' and '.join(names)}")

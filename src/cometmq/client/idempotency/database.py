@@ -110,8 +110,8 @@ class DatabaseMarks:
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
         """Call act(cursor) unless the key is stored, in the transaction that stores the key, see Marks.once.
 
-        If the database raises an error, nothing is committed. The exception is a commit whose confirmation
-        was lost.
+        If the database raises an error, nothing is committed, unless only the confirmation of a commit was
+        lost.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
