@@ -161,7 +161,7 @@ class ClientInstance(LifeCycle):
     async def start(self) -> None:
         """Start the periodic work. Repeated calls are allowed.
 
-        The only request goes to an address server, if set.
+        No request is sent, except to an address server if the options name one.
 
         Raises:
             ConnectError: The address server returned no name server.

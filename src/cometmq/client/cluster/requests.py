@@ -217,7 +217,7 @@ def pull_request(
     """Return the request to pull messages. The response codes in PULL_STATUS are no refusals.
 
     Args:
-        carry_expression: Send the filter expression. False: the broker uses that of the group's heartbeat.
+        carry_expression: Send the filter expression. False: the broker uses the one in the group's heartbeat.
         class_filter: The request is for a filter server that has the group's filter class.
         commit_offset: The broker stores this offset for the group.
         suspend_s: The maximum time for which the broker waits for a message.

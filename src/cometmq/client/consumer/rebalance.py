@@ -78,7 +78,7 @@ class Rebalance:
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # soon, brokers may list this member and have its retry topic
+        self._periodic.soon()  # brokers may list this member and have its retry topic soon
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""

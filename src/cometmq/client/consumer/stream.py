@@ -123,7 +123,7 @@ class MessageStream(PushConsumer):
         await self._delivery.ack(message)
 
     async def nack(self, message: MessageExt, delay_level: int = 0) -> None:
-        """Request that a message is delivered again later.
+        """Reject a message, so that it is delivered again later.
 
         A call that is cancelled leaves the message unacknowledged. In an orderly stream the message is
         returned again after `suspend_current_queue_s` seconds, before any other message of its queue.

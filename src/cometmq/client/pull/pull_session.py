@@ -49,10 +49,7 @@ class PullSession(Member):
         self.rebalance.wake()
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
-        """Apply an administrator's offset reset to the queues assigned to this member.
-
-        Ignore other queues.
-        """
+        """Apply an administrator's offset reset to the queues assigned to this member."""
         async with self.rebalance.lock:
             for queue in set(table).intersection(self._holder.queues):
                 await self._holder.move(queue, table[queue])
