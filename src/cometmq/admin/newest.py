@@ -164,8 +164,7 @@ class _Tail:
     async def fill(self) -> None:
         """Read backwards until a message of the range is found or the queue is exhausted.
 
-        If the byte budget is used up, read one message, because the newest message of each queue must be
-        known.
+        If the byte budget is used up, begin with one message, because each queue's newest must be known.
         """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms

@@ -31,19 +31,19 @@ from cometmq.protocol.headers import (
 
 MAX_CONCURRENT_QUEUES = 16
 END = -1
-"""The time in a reset request (222) that stands for the end of each queue."""
+"""The time in a reset request (code 222) that stands for the end of each queue."""
 MEMBERS_TIMEOUT_S = 30.0
-"""Maximum time, in seconds, for which a reset waits for members.
+"""Maximum time in seconds for which a reset waits for members.
 
-Java members pause for 10 s before they consume from the new offsets, and store offsets every 5 s. Members of
-a 5.x broker are notified when their pull requests end, after up to 15 s.
+Java members pause for 10 s before they consume from the new offsets, and they store offsets every 5 s. A 5.x
+broker notifies members only when their pull requests end, which takes up to 15 s.
 """
 PULL_CHECK_DELAY_S = 6.0
-"""Time, in seconds, for which a stored offset must persist: pull consumers store offsets every 5 s."""
+"""Time in seconds for which a stored offset must persist, because pull consumers store offsets every 5 s."""
 POLL_INTERVAL_S = 0.1
 BROADCASTING = "BROADCASTING"
 TIME_TOLERANCE_MS = 2
-"""Tolerance, in ms: a member may report the same moment with slightly different values."""
+"""Tolerance in ms, because a member may report the same moment with slightly different values."""
 ConsumeTimes = dict[tuple[str, MessageQueue], int]
 RESET_TIMEOUT_S = 15.0
 
@@ -95,8 +95,8 @@ class OffsetAdmin(GroupStates):
     ) -> list[QueueReset]:
         """Set a group's offsets in a topic, and wait until the new offsets are observed.
 
-        The brokers notify members with a listener (request 222), also in broadcasting mode. In all other
-        cases the offsets are stored at the broker (request 15) and read back.
+        If the members have a listener, the brokers notify them (request 222), also in broadcasting mode. In
+        all other cases the offsets are stored at the broker (request 15) and read back.
 
         Args:
             wanted: The reset.
@@ -141,7 +141,8 @@ class OffsetAdmin(GroupStates):
     ) -> list[QueueProgress]:
         """Copy the offsets of a group in a topic to another group.
 
-        Apache's tool also copies the offsets of other topics, to brokers that may not have them.
+        Apache's tool differs: it also copies the offsets of other topics, and sends them to brokers that may
+        not have these topics.
 
         Args:
             source: The group whose offsets are copied.
@@ -246,7 +247,7 @@ class BrokerReset:
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
             if self._online is not None and await self._may_notify_members():
-                # Java's pull consumers ignore the notification; CometMQ's apply it.
+                # Java's pull consumers ignore the notification, but CometMQ's pull consumers apply it.
                 with contextlib.suppress(BrokerError):
                     await self._notify_members()
             return
@@ -255,18 +256,19 @@ class BrokerReset:
             new_offsets = await self._notify_members()
         except BrokerError as error:
             if error.code == ResponseCode.CONSUMER_NOT_ONLINE:
-                self._online = None  # the members left between the two requests
+                self._online = None  # the members left after the first request
                 self.resets = [msgspec.structs.replace(each, way=OffsetWay.STORED) for each in self.resets]
                 await self._store(self.resets)
                 return
-            # A broker without an offset for one of the queues refuses, as if the group did not exist.
-            # Broadcasting groups never have offsets at the broker, and new groups have none yet.
+            # A broker that has no offset for one of the queues refuses the request, as if the group did not
+            # exist. Broadcasting groups never have offsets at the broker, and new groups have none yet.
             none = [each for each in self.resets if self._broadcasts or each.consumer_offset <= 0]
             if error.code != ResponseCode.SYSTEM_ERROR or not none:
                 raise
             await self._store(none, anyhow=True)
             new_offsets = await self._notify_members()
-        # The broker has computed the offsets again: messages may have arrived since the plan.
+        # The broker has computed the new offsets itself; they may differ from the plan, because messages may
+        # have arrived since.
         self.resets = [
             msgspec.structs.replace(
                 each, rollback_offset=new_offsets.get(self._queue(each), each.rollback_offset)
@@ -285,7 +287,7 @@ class BrokerReset:
                 )
 
     async def _may_notify_members(self) -> bool:
-        """Return whether a notification would move only the selected queues, as with CometMQ and 5.x."""
+        """Return whether a notification would reset only the selected queues, as with CometMQ and 5.x."""
         if self._wanted.queue_id is None:
             return True
         runtime = await self._client.brokers.runtime_info(self._addr)
@@ -327,7 +329,7 @@ class BrokerReset:
 
         async def of(each: QueueReset) -> QueueReset:
             if self._way is OffsetWay.MEMBERS and each.seen is not None and not each.problem:
-                return each  # The reset was observed: later changes are ordinary consumption.
+                return each  # the reset was observed, so later changes are ordinary consumption
             queue, brokers = self._queue(each), self._client.brokers
             if self._broadcasts:
                 seen, again = member_offsets.get(queue), queue in restarted_queues
@@ -367,7 +369,10 @@ class BrokerReset:
         return {queue for _, queue in consume_times} - same
 
     async def _consume_times(self) -> ConsumeTimes:
-        """Return when each member last started or consumed each queue, for the members that answer."""
+        """Return when each member last started or consumed each queue.
+
+        Members that do not answer are left out.
+        """
         found: ConsumeTimes = {}
 
         async def of(member: ClientConnection) -> None:
@@ -389,7 +394,7 @@ class BrokerReset:
                 self._addr, code, GetConsumerStatusBody, header, timeout_s=RESET_TIMEOUT_S
             )
         except CometError:
-            return {}  # This failure is not final, because the request is repeated until the timeout.
+            return {}  # this failure is not final, because the request is repeated until the timeout
         found: dict[MessageQueue, int] = {}
         for offsets in answer.consumer_table.values():
             for queue, offset in offsets.items():

@@ -1,4 +1,4 @@
-"""Changes of a cluster as objects: what each does, at which servers, and its execution.
+"""Changes of a cluster as objects, which describe each step and its servers, and execute it.
 
 `mqadmin --dry-run` prints an operation instead of running it, and the console runs it after a confirmation.
 
@@ -64,8 +64,8 @@ class Operation:
     async def run(self, *, keep_going: bool = False) -> AsyncIterator[tuple[Step, str, Any]]:
         """Execute the steps, and yield the step, the server and the result of each request.
 
-        keep_going: Yield the error of a request as its result. The other servers of the step receive their
-        requests, but later steps are not executed. False: the first error is raised.
+        If a request fails, its error is raised. With `keep_going` the error is yielded as the result: the
+        other servers of the step still receive their requests, but later steps are not executed.
         """
         for step in self.steps:
             failed = False
@@ -201,7 +201,7 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
     "broker.clean_log": ("delete expired segments of the commit log", Admin.delete_expired_commit_log),
     "broker.clean_topics": ("delete queues of topics that are not configured", Admin.clean_unused_topics),
 }  # fmt: skip
-"""Deed and method by name of the operation."""
+"""What each cleanup does, and its method, by the name of the operation."""
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:

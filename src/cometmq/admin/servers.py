@@ -23,7 +23,7 @@ from cometmq.protocol.java_properties import format_properties, parse_properties
 
 T = TypeVar("T")
 
-MAX_CONCURRENT_BROKERS = 16  # brokers with a request in flight
+MAX_CONCURRENT_BROKERS = 16  # maximum number of brokers that are asked at a time
 FILES_TIMEOUT_S = 60.0  # a broker responds only after it has deleted the files
 STATS_NOT_EXIST = "not exist"
 
@@ -31,7 +31,7 @@ STATS_NOT_EXIST = "not exist"
 async def ask_each(
     addrs: Mapping[str, str], ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, CometError]]:
-    """Return the result of `ask(name, addr)` for each broker by name, and the errors by broker name.
+    """Return the results of `ask(name, addr)` and the errors, each by broker name.
 
     Raises the first error if no broker answers.
     """
@@ -60,14 +60,14 @@ class ServerAdmin(Client):
     async def cluster_addrs(
         self, cluster: str | None = None, *, slaves: bool = False
     ) -> dict[str, list[str]]:
-        """Return the addresses of the masters, and on request of their slaves.
+        """Return the addresses of the masters and, if requested, of their slaves.
 
         Args:
             cluster: Only this cluster. None: all clusters.
             slaves: Include the addresses of the slaves.
 
         Returns:
-            Master address to the addresses of its slaves ([] without `slaves`).
+            The addresses of the slaves by the address of their master ([] without `slaves`).
 
         Raises:
             UnknownNameError: The cluster does not exist.
@@ -117,7 +117,7 @@ class ServerAdmin(Client):
         return known if names is None else {name: known[name] for name in names}
 
     async def target_addrs(self, broker_addr: str | None, cluster: str | None) -> list[str]:
-        """Return `broker_addr`, or without it the addresses of the cluster's masters.
+        """Return `broker_addr`, or if it is None the addresses of the cluster's masters.
 
         Raises:
             UnknownNameError: The cluster does not exist.
@@ -169,7 +169,7 @@ class ServerAdmin(Client):
         )
 
     async def clean_expired_consume_queues(self, broker_addr: str) -> None:
-        """Delete the queue and index files of a broker whose messages are deleted."""
+        """Delete a broker's files of consume queues and index that only refer to deleted messages."""
         await self._files(broker_addr, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
 
     async def clean_unused_topics(self, broker_addr: str) -> None:
@@ -262,8 +262,8 @@ class ServerAdmin(Client):
     async def wipe_write_perm(self, broker_name: str) -> list[PermChange]:
         """Remove the write permission of a broker's topics at all name servers.
 
-        Producers then leave the broker. The change lasts until the broker registers a change of its topics,
-        or until `add_write_perm`.
+        Producers then stop sending to the broker. The change lasts until the broker registers a change of its
+        topics, or until `add_write_perm`.
 
         Args:
             broker_name: Name of the broker.

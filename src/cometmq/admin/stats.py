@@ -29,13 +29,13 @@ from cometmq.protocol.codes import (
 )
 from cometmq.protocol.headers import QueryConsumeQueueRequestHeader
 
-# The settings that exportConfigs writes, the same as Apache's.
+# The settings that exportConfigs writes. They are those of Apache's tool.
 CONFIG_KEYS = (
     *("brokerClusterName", "brokerId", "brokerName", "brokerRole", "fileReservedTime", "filterServerNums"),
     *("flushDiskType", "maxMessageSize", "messageDelayLevel", "msgTraceTopicName", "slaveReadEnable"),
     *("traceOn", "traceTopicEnable", "useTLS", "autoCreateTopicEnable", "autoCreateSubscriptionGroup"),
 )
-# Default and built-in groups of clients, which describe no application and are not exported.
+# Default and built-in groups of clients. They are not exported, because they belong to no application.
 CLIENT_GROUPS = {
     *("DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "__MONITOR_CONSUMER", "SELF_TEST_P_GROUP"),
     CLIENT_INNER_PRODUCER_GROUP,
@@ -168,7 +168,7 @@ class StatsAdmin(GroupAdmin):
                 )
 
     async def _delay_ms(self, row: QueueProgress) -> int:
-        """Return how much newer a queue's last message is than the last consumed one, in ms; 0 if unknown."""
+        """Return by how many ms a queue's last message is newer than the last consumed one; 0 if unknown."""
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         if row.last_timestamp <= 0 or row.broker_offset <= 0:
             return 0

@@ -200,7 +200,7 @@ class TopicAdmin(GroupStates):
         return addrs
 
     async def delete_topic_in_name_servers(self, topic: str, namesrv: str | None = None) -> None:
-        """Delete the route and the order configuration of a topic at one name server (None: every one)."""
+        """Delete a topic's route and order configuration at one name server, or at all of them (None)."""
         for addr in (namesrv,) if namesrv else self.client.namesrv.addrs:
             await self.client.namesrv.delete_topic(addr, topic)
             await self.client.namesrv.delete_kv_config(addr, ORDER_TOPIC_CONFIG, topic)
@@ -221,7 +221,7 @@ class TopicAdmin(GroupStates):
                 found = _clusters_of(route, info)
                 consumers = await self._groups_of_topic(route, topic)
             except CometError:
-                # Like Apache's tool, list a topic even if none of its brokers answers.
+                # A topic is listed even if none of its brokers answers, as in Apache's tool.
                 found, consumers = [], []
             uses.append(
                 TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
@@ -332,7 +332,8 @@ class TopicAdmin(GroupStates):
     async def allocation(self, topic: str, clients: Sequence[str]) -> dict[str, list[MessageQueue]]:
         """Return the queues of a topic that each client would hold if the clients were one consumer group.
 
-        Clients are sorted like the members of a group. Apache's tool keeps the given order.
+        The clients are sorted before the allocation, like the members of a group. Apache's tool keeps the
+        given order.
 
         Args:
             topic: The topic.

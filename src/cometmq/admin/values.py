@@ -36,7 +36,7 @@ class QueueStatus(Value, frozen=True, kw_only=True):
 
 
 class TopicUse(Value, frozen=True, kw_only=True):
-    """A topic with its cluster and the groups that have offsets on the topic."""
+    """A topic with its cluster and the groups that have offsets for the topic."""
 
     cluster_name: str
     topic: str
@@ -64,9 +64,9 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     problem: str = ""
 
     def first_number(self, key: str) -> float | None:
-        """Return the first number in the value of a key, None if it is no finite number.
+        """Return the first number in the value of a key, None if there is no finite number.
 
-        The numbers of a rate are those of 10, 60 and 600 s.
+        A rate's value consists of three numbers, for the last 10, 60 and 600 s.
         """
         try:
             number = float(self.runtime.get(key, "").split()[0])
@@ -83,12 +83,12 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
         return number if -(2**63) <= number < 2**63 else 0
 
     def with_runtime(self, runtime: dict[str, str]) -> BrokerStatus:
-        """Return a copy with this runtime table and the role in it."""
+        """Return a copy with this runtime table, and with the role that the table contains."""
         return msgspec.structs.replace(self, runtime=runtime, role=role_of(runtime, self.broker_id))
 
 
 def broker_places(info: ClusterInfo, cluster: str | None = None) -> list[BrokerStatus]:
-    """Return every broker of one cluster or all, without runtime tables."""
+    """Return every broker of one cluster, or of all clusters, without runtime tables."""
     return [
         BrokerStatus(
             cluster_name=cluster_name, broker_name=name, broker_id=broker_id, broker_addr=addr, runtime={}
@@ -102,7 +102,7 @@ def broker_places(info: ClusterInfo, cluster: str | None = None) -> list[BrokerS
 
 
 def role_of(runtime: Mapping[str, str], broker_id: int) -> str:
-    """Return the role from a broker's runtime table or id; "" for a broker that did not answer."""
+    """Return a broker's role, from its runtime table or its id; "" for a broker that did not answer."""
     if not runtime:
         return ""
     by_id = "MASTER" if broker_id == MASTER_ID else "SLAVE"
@@ -139,7 +139,7 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 
     @property
     def diff(self) -> int:
-        """The lag: messages that the group has not committed yet."""
+        """The lag: the number of messages that the group has not committed yet."""
         return self.broker_offset - self.consumer_offset
 
 
@@ -171,7 +171,7 @@ class GroupSummary(Value, frozen=True, kw_only=True):
 
 
 def known_sum(values: Iterable[float | None]) -> float | None:
-    """Return the sum of the values that are not None, None if there are none."""
+    """Return the sum of the values that are not None. If all are None, return None."""
     found = [value for value in values if value is not None]
     return sum(found) if found else None
 
@@ -190,7 +190,7 @@ class RetryLimits(Value, frozen=True, kw_only=True):
 
     @property
     def differ(self) -> bool:
-        """Whether members use different values, or values that differ from the group's."""
+        """Whether the members' values differ from each other or from the group's value."""
         own = {self.group} - {RETRY_MAX_TIMES} if self.members else set()
         return len(own.union(self.members.values())) > 1
 
@@ -244,7 +244,10 @@ class TrackType(StrEnum):
 
 
 class MessageTrack(Value, frozen=True, kw_only=True):
-    """Consumption state of a message in one group; `exception_desc` is why the state is unknown."""
+    """Consumption state of a message in one group.
+
+    If the state is unknown, `exception_desc` is the reason.
+    """
 
     consumer_group: str
     track_type: TrackType
@@ -332,7 +335,7 @@ class DeadLetterView(MessageView, frozen=True, kw_only=True):
 
 
 class DeadLetterCount(Value, frozen=True, kw_only=True):
-    """Number of a group's dead letters; `problem` is the error of a broker that does not report it."""
+    """Number of a group's dead letters. If a broker does not report it, `problem` is the error."""
 
     group: str
     count: int
@@ -435,14 +438,14 @@ class BrokerSettings(dict[str, str]):
 
 
 class SettingsChange(Value, frozen=True, kw_only=True):
-    """Effect of a settings change at a broker. Apache's brokers report none of these.
+    """Effect of a settings change at a broker. Apache's brokers do not report these effects.
 
     Attributes:
         broker_addr: Address of the broker.
         at_next_start: Keys that take effect at the next start.
         unknown: Keys that the broker ignored.
         without_effect: Keys that the broker accepts but does not use.
-        not_written: The broker has no settings file: the changes are lost at its next start.
+        not_written: The broker has no settings file, so the changes are lost at its next start.
     """
 
     broker_addr: str
@@ -453,7 +456,7 @@ class SettingsChange(Value, frozen=True, kw_only=True):
 
 
 class PermChange(Value, frozen=True, kw_only=True):
-    """Number of topics whose write permission a name server changed; `problem` is its error."""
+    """Number of topics whose write permission a name server changed. `problem` is the name server's error."""
 
     namesrv: str
     broker_name: str
@@ -477,7 +480,10 @@ class Stats(Value, frozen=True, kw_only=True):
 
     @property
     def most(self) -> int:
-        """The count of the longest period with data. A broker that has run for an hour has no daily count."""
+        """The count of the longest period with data.
+
+        A broker that has run for only an hour has no daily count.
+        """
         return self.day.sum or self.hour.sum or self.minute.sum
 
 
@@ -568,15 +574,16 @@ class QueueReset(Value, frozen=True, kw_only=True):
 
     @property
     def changes(self) -> bool:
-        """Whether the reset stores the offset.
+        """Whether the reset stores an offset for this queue.
 
-        If a queue has no stored offset, a broker may report 0 although a consumer would begin elsewhere.
+        A queue without a stored offset gets one even if the broker reports the same offset: the broker may
+        report 0 although a consumer would begin elsewhere.
         """
         return self.consumer_offset <= 0 or self.rollback_offset != self.consumer_offset
 
 
 class SendTime(Value, frozen=True, kw_only=True):
-    """A measured send; `result` is its status or the text of its error."""
+    """A measured send. `result` is the status of the send, or the text of its error."""
 
     broker_name: str
     queue_id: int

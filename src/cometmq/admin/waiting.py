@@ -1,4 +1,4 @@
-"""Messages that brokers hold back: timer messages, page by page over all brokers, and open transactions."""
+"""Messages that brokers hold back: timer messages, in pages over all brokers, and open transactions."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from cometmq.protocol.properties import values as names
 T = TypeVar("T")
 
 MAX_LISTED_MESSAGES = 64
-"""Maximum messages that a broker lists per request."""
+"""Maximum number of messages that a broker lists per request."""
 MAX_HALF_MESSAGES, MAX_OPS = 1_000, 4_000
-"""Maximum half messages, and ops that close them, read from each broker, the oldest first."""
+"""Maximum numbers of half messages, and of ops that close them, read from a broker, the oldest first."""
 MAX_PULL_MESSAGES = 1024
-"""Maximum messages per pull; Apache's brokers return up to 32."""
+"""Maximum number of messages per pull. Apache's brokers return at most 32."""
 REMOVED = "d"
-"""The tag of an op that closes half messages."""
+"""The tag of an op message that closes half messages."""
 _DIGITS = 18
 
 Place = tuple[int, int]
-"""Position in a broker's list of waiting messages: time (ms) and log position of the last message."""
+"""Position after a message in a broker's list of waiting messages: delivery time (ms) and log position."""
 
 
 @dataclass(frozen=True)
@@ -135,17 +135,17 @@ class HalfMessages:
 
 
 async def half_messages(admin: Admin) -> HalfMessages:
-    """Return the open transactions. They are read as messages, which works with Apache's brokers, too.
+    """Return the open transactions. They are read as messages, which also works with Apache's brokers.
 
-    A 5.x broker records the end of a transaction some seconds later. Raises the first error if no broker
-    answers.
+    A 5.x broker records the end of a transaction some seconds after it, so the transaction may still be
+    listed. Raises the first error if no broker answers.
     """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
         halves = MessageQueue(TRANS_HALF_TOPIC, name, 0)
         ops = MessageQueue(TRANS_OP_HALF_TOPIC, name, 0)
-        # Ops are read first: a copy that is stored between the two reads closes the older copy and is found
-        # itself.
+        # Read the ops before the half messages. If a new copy of a half message is stored between the two
+        # reads, the old copy is closed, but the new copy is found.
         closings, more_ops = await unprocessed_messages(admin, addr, ops, MAX_OPS)
         found, more_halves = await unprocessed_messages(admin, addr, halves, MAX_HALF_MESSAGES)
         if not found:
@@ -160,17 +160,17 @@ async def half_messages(admin: Admin) -> HalfMessages:
         half_of(message)
         for messages, _ in answers.values()
         for message in messages
-        if names.PGROUP in message.properties  # A half message without a group is a filler in the queue.
+        if names.PGROUP in message.properties  # a half message without a group only fills a gap in the queue
     ]
     rows.sort(key=lambda row: row.message.born_timestamp_ms)
     return HalfMessages(rows, any(partly for _, partly in answers.values()), missing)
 
 
 def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
-    """Return the last copy of each transaction.
+    """Return the last copy of each transaction's half message.
 
     A broker stores a half message again with each check. Apache's broker skips the older copy only at the end
-    of its check cycle; until then the queue contains both.
+    of its check cycle, so until then the queue contains both copies.
 
     Args:
         halves: The half messages of one broker in queue order.
@@ -180,7 +180,8 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
     for half in halves:
         begin = _number(half.properties.get(names.TRAN_PREPARED_QUEUE_OFFSET, ""))
         if begin is None:
-            # Copies of Apache's brokers do not contain the offset of the first copy, but count the checks.
+            # Copies by Apache's brokers do not contain the offset of the first copy, but they contain the
+            # number of checks.
             checked = half_of(half).checks > 0
             begin = begins.get(half.msg_id, half.queue_offset) if checked else half.queue_offset
         begins[half.msg_id] = begin
@@ -189,9 +190,9 @@ def newest_copies(halves: Iterable[MessageExt]) -> list[MessageExt]:
 
 
 async def given_up(admin: Admin, count: int = 100) -> HalfMessages:
-    """Return each broker's newest transactions for which the maximum number of checks was reached.
+    """Return, for each broker, the newest transactions that reached the maximum number of checks.
 
-    Admin.resume_check resumes their checks.
+    `Admin.resume_check` resumes their checks.
     """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:
@@ -217,7 +218,7 @@ def half_of(message: MessageExt) -> HalfMessage:
 
 
 def closed_by(body: bytes) -> list[int]:
-    """Return the queue offsets of half messages in an op: one (4.9), or several with commas (5.x)."""
+    """Return the queue offsets of the half messages that an op closes: one (4.9), or several (5.x)."""
     found = (_number(part) for part in body.decode("ascii", "replace").split(","))
     return [number for number in found if number is not None]
 
@@ -229,7 +230,7 @@ def _number(text: str) -> int | None:
 async def unprocessed_messages(
     admin: Admin, addr: str, queue: MessageQueue, max_count: int
 ) -> tuple[list[MessageExt], bool]:
-    """Return the messages that the broker has not processed, and whether there are more than `most`."""
+    """Return the messages that a broker has not processed, and whether there are more than `max_count`."""
     brokers = admin.client.brokers
     first = await brokers.min_offset(addr, queue)
     end = await brokers.max_offset(addr, queue)
@@ -253,7 +254,7 @@ async def _read(admin: Admin, addr: str, queue: MessageQueue, begin: int, end: i
 async def each_master(
     admin: Admin, ask: Callable[[str, str], Awaitable[T]]
 ) -> tuple[dict[str, T], dict[str, str]]:
-    """Return the result of `ask(name, addr)` for each master by broker name, and the errors by broker name.
+    """Return the results of `ask(name, addr)` for all masters and the errors, each by broker name.
 
     Raises the first error if no master answers.
     """
