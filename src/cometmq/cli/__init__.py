@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 import time
 
-# Start of this process's command on the monotonic clock. The ready line reports the time since then.
+# The time by the monotonic clock at which this process's command started, for the duration in the ready line.
 STARTED_S = time.monotonic()
 
 

@@ -95,7 +95,7 @@ def console(
     if add_user is not None or remove_user is not None:
         _change_accounts(data, add_user, role, remove_user)
         return
-    # By default the framework creates a directory in the working directory.
+    # Without this setting the framework would create a directory in the working directory.
     os.environ["NICEGUI_STORAGE_PATH"] = str(data / "framework")
     from cometmq.console.app import Console, ConsoleOptions
 
@@ -120,7 +120,7 @@ def _made(console: Console, with_parent: bool) -> Console:
 
 
 def _end_with_parent() -> None:
-    """Stop, as on a signal, when standard input ends because the parent process has ended."""
+    """Stop the process as a signal would, when standard input ends because the parent process has ended."""
     import signal
 
     from cometmq.remoting import end_of_input

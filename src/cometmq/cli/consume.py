@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 MEMBERSHIP = logs.logger("cometmq.client.consumer.rebalance")
 HINT_DELAY_S = 3.0
 DRAIN_TIMEOUT_S = 0.1
-"""Maximum wait, in seconds, for the acknowledgement of printed messages at the end.
+"""Maximum time in seconds to wait at the end until printed messages are acknowledged.
 
 Messages that were not printed are never acknowledged.
 """
@@ -71,11 +71,12 @@ def consume(
 
         async def show(messages: list[MessageExt]) -> None:
             for message in messages:
-                # A message that is not printed is not acknowledged, so the group's next member receives it.
+                # The listener returns, and so acknowledges the message, only after it was printed. Otherwise
+                # the group's next member receives the message.
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
-        MEMBERSHIP.setLevel(logging.ERROR)  # `tell_why_nothing_comes` reports the same problems
+        MEMBERSHIP.setLevel(logging.ERROR)  # `print_problems` prints the same problems
         async with ClientInstance(namesrv) as client:
             if start == "last":
                 await skip_to_end(client, name, topic)
@@ -109,7 +110,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
     except NameServersUnreachable:
         raise
     except NoRouteError:
-        return  # The topic does not exist yet, so all its messages will be new.
+        return  # the topic does not exist yet, so all its messages will be new
     known: dict[str, bool] = {}
     for queue in queues:
         addr = await client.find_addr(queue)
@@ -117,13 +118,13 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
             known[addr] = group in await groups_at(client, addr, topic)
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
-            # A 5.x broker accepts offsets only of existing groups; a pull creates the group.
+            # A 5.x broker accepts offsets only for existing groups, and a pull creates the group.
             await client.brokers.pull(addr, queue, pull_request(group, queue, end, 1))
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 
 
 async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
-    """Print the problems that the consumer reports, after a moment without a message."""
+    """Print the problems that the consumer reports, once no message has arrived for a moment."""
     await asyncio.sleep(HINT_DELAY_S)
     MEMBERSHIP.setLevel(logging.NOTSET)
     if not printer.printed:
@@ -132,6 +133,6 @@ async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """Return the consumer's problems; those of the retry topic only if there are no others."""
+    """Return the consumer's problems. Those of the retry topic are left out if there are any others."""
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

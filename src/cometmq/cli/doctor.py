@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cometmq.admin.doctor import Finding
 
 MIN_FREE_RATIO = 0.10
-"""Minimum free share of a disk. With less, the broker would refuse messages (diskSpaceWarningLevelRatio)."""
+"""Minimum free share of a disk. A broker refuses messages if less is free (diskSpaceWarningLevelRatio)."""
 
 
 @click.command(context_settings=HELP)

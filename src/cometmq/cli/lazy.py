@@ -10,9 +10,9 @@ import click
 
 from cometmq.text import did_you_mean
 
-MAX_LIST_LINE_CHARS = 500  # for the list of commands; click truncates its lines at 45
+MAX_LIST_LINE_CHARS = 500  # maximum characters of a line in the list of commands; click's default is 45
 Commands = Mapping[str, tuple[str, str]]
-"""Command name to ("module:attribute", line in the list)."""
+"""For each command name its "module:attribute" and its line in the list of commands."""
 
 
 class CometGroup(click.Group):
@@ -34,7 +34,7 @@ class CometGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def lines(self, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
-        """Return the (name, line) of each command by heading."""
+        """Return for each heading the commands under it, as pairs of name and line in the list."""
         commands = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return {
             "Commands": [

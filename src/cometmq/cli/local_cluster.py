@@ -38,7 +38,8 @@ OUTPUT = "output.log"
 READY_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 30.0
 _POLL_INTERVAL_S = 0.05
-# Offsets from a broker's port: the fast port, the port itself, and the port to which slaves connect.
+# The numbers to add to a broker's port for all its ports: the fast port, the port itself, and the slaves'
+# port.
 _NEIGHBOURS = (-2, 0, 1)
 _RAFT_PORT = 40911
 
@@ -116,9 +117,10 @@ class LocalCluster:
         return self.state.members[0].addr
 
     def up(self, namesrv_port: int, broker_port: int) -> list[Member]:
-        """Start all members that do not run, and return these.
+        """Start all members that are not running, and return them.
 
-        Ports of 0 select free ports. An existing cluster keeps its ports. Raises LocalClusterError, OSError.
+        A port of 0 selects free ports. An existing cluster keeps its ports. Raises LocalClusterError,
+        OSError.
         """
         if not self.state.members:
             self._make(namesrv_port, broker_port)
@@ -128,7 +130,7 @@ class LocalCluster:
         return started
 
     def heal(self) -> list[Member]:
-        """Start the members that were killed, and return these. Raises LocalClusterError."""
+        """Start the members that were killed, and return them. Raises LocalClusterError."""
         self._check_made()
         return self.up(0, 0)
 
@@ -142,7 +144,7 @@ class LocalCluster:
         return member
 
     def down(self) -> list[Member]:
-        """Stop all members in order, the name server last, and return those that ran.
+        """Stop all members in order, the name server last, and return those that were running.
 
         Raises LocalClusterError.
         """
@@ -235,12 +237,12 @@ class LocalCluster:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
-                start_new_session=True,  # Ctrl-C at the terminal must not stop the server.
+                start_new_session=True,  # Ctrl-C at the terminal must not stop the server
             )
         member.pid = process.pid
         self._save()
         deadline = time.monotonic() + READY_TIMEOUT_S
-        while not member.alive:  # The server creates its run file once it serves.
+        while not member.alive:  # the server creates its run file once it accepts connections
             if process.poll() is not None or time.monotonic() > deadline:
                 raise LocalClusterError(f"{member.name} did not start: see {root / OUTPUT}")
             time.sleep(_POLL_INTERVAL_S)
@@ -256,7 +258,10 @@ def _wait_for_end(members: list[Member], timeout_s: float) -> None:
 
 
 def _free_ports(count: int, neighbours: tuple[int, ...]) -> Iterator[int]:
-    """Yield `count` free ports whose neighbours are free, too, and do not overlap."""
+    """Yield `count` free ports.
+
+    The neighbours of each port are free, too, and belong to no other yielded port.
+    """
     taken: set[int] = set()
     while count:
         with socket.socket() as probe:

@@ -25,7 +25,7 @@ HELP = {"help_option_names": ["-h", "--help"], "show_default": True}
 
 
 def _into_environment(name: str) -> Callable[[click.Context, click.Parameter, str | None], None]:
-    """Return a callback that sets an environment variable while the command runs, because clients read it."""
+    """Return a callback that sets an environment variable for clients while the command runs."""
 
     def put(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
         before = os.environ.get(name)
@@ -78,7 +78,7 @@ def namesrv_option(command: F) -> F:
 
 
 def with_admin(namesrv: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Return the result of `work` with an Admin for these name servers, which is closed in any case."""
+    """Run `work` with an Admin for these name servers and return its result. The Admin is always closed."""
     from cometmq.admin import Admin
 
     async def run() -> T:
@@ -136,14 +136,14 @@ def moment(text: str, or_else: str = "") -> int:
 
 
 def check_utf8(*words: str | None) -> None:
-    """Raise UsageError for an argument that is not UTF-8: some of its bytes would be lost when sent."""
+    """Raise UsageError for an argument that is not UTF-8, because some of its bytes would not be sent."""
     for word in words:
         if word is not None and not is_utf8(word):
             raise click.UsageError(f"{word!r} is not UTF-8 text")
 
 
 class Stop(asyncio.Event):
-    """A stop event with the signal that set the event."""
+    """An event that tells a command to stop, and the signal that set it."""
 
     signum = 0
 

@@ -18,7 +18,7 @@ from cometmq.errors import CometError, StoreError
 from cometmq.text import printable, printable_json, shortened
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells use it
-MAX_ERROR_CHARS = 4096  # maximum characters: a server's remark may be as long as a frame
+MAX_ERROR_CHARS = 4096  # longer errors are cut, because a server's remark may be as long as a frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Exits:
 
 
 COMET_EXITS = Exits()
-# Apache's mqadmin returns 0 for failed and unknown commands, which scripts could not detect.
+# Apache's mqadmin returns 0 even for failed and unknown commands, so scripts cannot detect a failure.
 ADMIN_EXITS = Exits(usage=1)
-# As Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
+# The codes of Apache's servers: -1 for invalid options and exceptions, -3 if the store cannot be opened.
 SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 
 
@@ -44,7 +44,7 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = command.main(prog_name=prog, standalone_mode=False)
-        # Detect a closed pipe (`| head`) here instead of at the shutdown of the interpreter.
+        # Flush here, so that a closed pipe (`| head`) is detected before the interpreter shuts down.
         if sys.stdout is not None:
             sys.stdout.flush()
     except click.UsageError as error:
@@ -55,7 +55,7 @@ def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -
     except (click.Abort, KeyboardInterrupt):
         code = INTERRUPTED
     except BrokenPipeError:
-        code = 1  # The reader of standard output has closed the pipe.
+        code = 1  # the reader of standard output has closed the pipe
     except Exception as error:
         show_error(prog, error)
         code = exits.store if isinstance(error, StoreError) else exits.failure
@@ -68,7 +68,8 @@ def leave(code: int) -> NoReturn:
         if sys.stdout is not None:
             sys.stdout.flush()
     except OSError:
-        # The closed output was already reported, so the interpreter must not try to write the rest again.
+        # The closed output was already reported. Redirect it, so that the interpreter does not fail to write
+        # the rest.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
@@ -80,7 +81,7 @@ def json_wanted() -> bool:
 
 
 def show_error(prog: str, error: Exception) -> None:
-    """Print one line to standard error; for an unexpected failure with its type."""
+    """Print one line to standard error. For an unexpected error it contains the error's type."""
     if os.environ.get("COMETMQ_TRACEBACK"):
         traceback.print_exception(error)
     text = describe(error)

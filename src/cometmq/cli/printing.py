@@ -18,14 +18,17 @@ if TYPE_CHECKING:
     from cometmq.message import MessageExt
 
 CLOSE_TIMEOUT_S = 0.5
-"""Maximum wait, in seconds, for the current write at the end: a longer write means an unread output."""
+"""Maximum time in seconds to wait at the end for the current write.
+
+If it takes longer, nobody reads the output.
+"""
 
 
 class LinePrinter:
     """Writes lines to standard output, at most `limit` of them, in a separate thread.
 
-    An output that is not read blocks only the printing. Construct the object in the running loop. Raises
-    ClickException if standard output is closed.
+    If nobody reads the output, only this thread is blocked. Construct the object in the running event loop.
+    Raises ClickException if standard output is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -34,7 +37,7 @@ class LinePrinter:
         self.limit = limit
         self.printed = 0
         self.problem: OSError | None = None
-        """The error that ended the printing, None without one."""
+        """The error that ended the printing, or None."""
         self._accepted = 0
         self._closing = False
         self._news = asyncio.Event()
@@ -50,7 +53,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Return when the line was written. If it cannot be written, never return."""
+        """Return once the line has been written. If it cannot be written, never return."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1
@@ -96,7 +99,7 @@ class LinePrinter:
                 self._loop.call_soon_threadsafe(self._wrote, written)
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
         except RuntimeError:
-            pass  # The loop has ended in the meantime, so no coroutine waits for the line.
+            pass  # the loop has ended, so no coroutine waits for the line
 
     def _wrote(self, written: asyncio.Future[None]) -> None:
         self.printed += 1

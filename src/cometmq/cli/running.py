@@ -44,7 +44,7 @@ class RunFile:
         try:
             make_private_directory(str(self.path.parent))
             flags = os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-            new = self.path.with_suffix(".new")  # A new name, which `running` does not remove.
+            new = self.path.with_suffix(".new")  # `running` does not remove a file with this suffix
             self._descriptor = os.open(new, flags, 0o600)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.write(self._descriptor, b"%d\n" % os.getpid())
@@ -73,7 +73,7 @@ def running(kind: str) -> Iterator[int]:
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError:
-            continue  # The file was deleted in the meantime, or belongs to another user.
+            continue  # the file was deleted meanwhile, or belongs to another user
         try:
             if _is_held(descriptor):
                 text = os.read(descriptor, 32).decode("ascii", "replace").strip()

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from cometmq.client import Producer
     from cometmq.message import Message, SendResult
 
-MAX_BATCH_LINES = 1024  # maximum lines per send
+MAX_BATCH_LINES = 1024  # maximum number of lines in one batch
 CHUNK_BYTES = 65_536  # the capacity of a pipe in bytes
 MAX_CHUNKS_AHEAD = 16  # chunks read while lines are sent; together with MAX_LINE_BYTES this bounds the memory
-MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes: the producer's max_message_size
+MAX_LINE_BYTES = 4 * 1024 * 1024  # maximum bytes of a line, the producer's max_message_size
 
 
 def name_and_value(text: str) -> tuple[str, str]:
@@ -210,7 +210,7 @@ class InputLines:
                 try:
                     ended = self._split(self.chunks.popleft(), lines)
                 except (OSError, click.ClickException) as error:
-                    failure, ended = error, True  # The lines before the failure are valid, so they are sent.
+                    failure, ended = error, True  # the lines before the failure are valid, so they are sent
             for at in range(0, len(lines), MAX_BATCH_LINES):
                 yield lines[at : at + MAX_BATCH_LINES]
             if not (self.chunks or stop.is_set() or ended):
@@ -264,7 +264,7 @@ class InputLines:
             try:
                 self._loop.call_soon_threadsafe(self._arrived, chunk)
             except RuntimeError:
-                return  # The command has already ended.
+                return  # the command has already ended
 
 
 def show(result: SendResult, as_json: bool) -> None:

@@ -72,7 +72,7 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
 
     for signum in STOP_SIGNALS:
         if signum == signal.SIGHUP and signal.getsignal(signum) == signal.SIG_IGN:
-            continue  # Under nohup the server keeps running when its terminal is closed.
+            continue  # under nohup the server keeps running when its terminal is closed
         loop.add_signal_handler(signum, ask, signum)
     server = make()
     starting = asyncio.ensure_future(server.start())
@@ -80,7 +80,8 @@ async def _serve(kind: str, make: Callable[[], S], announce: Callable[[S], str])
     try:
         await asyncio.wait({starting, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not starting.done():
-            # The signal arrived during the start (for example in a long recovery), before the ready line.
+            # The signal arrived before the ready line, for example during a long recovery, so the start is
+            # cancelled.
             starting.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await starting

@@ -94,12 +94,13 @@ class Cluster:
     console: asyncio.subprocess.Process | None = None
 
     async def start(self) -> None:
-        """Start all servers. Raises the errors of the servers' start."""
+        """Start all servers. Raises the errors of their starts."""
         await self.server.start()
         if self.console_port is not None:
             command = [sys.executable, "-m", "cometmq", "console", "-n", self.server.namesrv_addr]
             command += ["--port", str(self.console_port), "--data", str(self.console_data), "--with-parent"]
-            # A separate session: Ctrl-C stops only this process, which ends the console by closing its input.
+            # The console runs in a session of its own, so that Ctrl-C stops only this process, which then
+            # ends the console by closing its input.
             self.console = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, start_new_session=True
             )

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from cometmq.store.inspect import StoreStats, VerifyReport
 
 MAX_BODY_BYTES = 16 << 20
-"""Maximum bytes of a decompressed body: as escaped JSON a body can take 13 times as much memory."""
-_MAX_PREVIEW_CHARS = 60  # maximum characters of a body in a one-line output
+"""Maximum bytes of a decompressed body, because as escaped JSON it can take 13 times as much memory."""
+_MAX_PREVIEW_CHARS = 60  # maximum characters of a body that a one-line output shows
 _FIELDS = (
     "topic", "queue_id", "queue_offset", "physical_offset", "store_size", "msg_id", "offset_msg_id", "tags",
     "keys", "flag", "sys_flag", "born_timestamp_ms", "born_host", "store_timestamp_ms", "store_host",
@@ -92,7 +92,7 @@ def body_of(message: MessageExt, how: str, *, raw: bool) -> tuple[str, str]:
         try:
             data = decompress(message.sys_flag, data, MAX_BODY_BYTES)
         except CometError:
-            pass  # A body that cannot be decompressed is shown as stored.
+            pass  # a body that cannot be decompressed is shown as stored
     if how != "hex":
         try:
             return "text", data.decode("utf-8", "replace" if how == "text" else "strict")
@@ -181,7 +181,7 @@ def print_stats(stats: StoreStats, *, by_queue: bool) -> None:
             )  # fmt: skip
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # A file has no terminal width, so a default is needed.
+        console.width = 200  # a file has no terminal width, so a default is needed
     console.print(table)
     console.print(files_text(stats))
 

@@ -142,7 +142,7 @@ class Watch:
         except NoRouteError as error:
             self._print_problem(self._topic, error)
             queues = ()
-        # All start offsets are read before any message, so that all messages from now on are shown.
+        # Read all start offsets before any message, so that no message that arrives from now on is missed.
         for queue in queues:
             offset: int | None = None
             try:
@@ -170,14 +170,14 @@ class Watch:
             first = await brokers.min_offset(target.addr, queue)
             if begin_ms == 0:
                 return first
-            # A 4.9 broker returns the message nearest to a time, which may be older: `show` checks the time
-            # again.
+            # A 4.9 broker returns the message nearest to a time, which may be older, so `show` checks the
+            # time again.
             return max(first, await brokers.offset_by_time(target.addr, queue, begin_ms - 1))
 
         return await self._client.reads.run(queue, ask)
 
     async def _look_for_queues(self) -> None:
-        """Read queues that did not exist at the start.
+        """Find queues that did not exist at the start, and read them.
 
         They may contain older messages, for example if their broker was only unreachable.
         """
@@ -191,7 +191,7 @@ class Watch:
                 self._follow(queue, begin_ms)
 
     async def _read(self, queue: MessageQueue, begin_ms: int | None, offset: int | None) -> None:
-        """Pull one queue forever. `offset` is the start offset, None if it is unknown yet."""
+        """Pull one queue forever. `offset` is the start offset, or None if it is not known yet."""
         from cometmq.client.cluster.requests import pull_request
         from cometmq.errors import CometError
 
@@ -219,7 +219,8 @@ class Watch:
             broker_id = result.suggest_which_broker_id
             await self._show(result)
             if not result.messages and result.next_begin_offset <= offset:
-                # Most brokers park a pull without messages. For others, this limits the rate of the pulls.
+                # Most brokers hold a pull without messages open. For other brokers, this pause limits the
+                # rate of pulls.
                 await asyncio.sleep(EMPTY_PULL_INTERVAL_S)
             offset = result.next_begin_offset
 

@@ -137,7 +137,7 @@ def measured(where: str | None, spark: SparkSession) -> Iterator[PipelineMetrics
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """The session, stop event and progress function that a command passes to its job."""
+    """The Spark session, the stop event and the progress function that a command passes to its job."""
 
     spark: SparkSession
     stop: threading.Event  # set by Ctrl-C
@@ -192,7 +192,7 @@ def check_spark(master: str | None) -> None:
 
     if chosen_master(master).startswith(CONNECT):
         _check_extra("connect", "Spark Connect needs gRPC", "grpc", "grpc_status")
-        return  # A remote Spark server uses its own Java.
+        return  # a remote Spark server uses its own Java
     home = os.environ.get("JAVA_HOME")
     if not (os.access(os.path.join(home, "bin", "java"), os.X_OK) if home else shutil.which("java")):
         where = f"JAVA_HOME is {home}, which has no bin/java" if home else "there is no java on the PATH"
@@ -206,9 +206,10 @@ def _check_extra(extra: str, problem: str, *modules: str) -> None:
 
 @contextmanager
 def stop_event() -> Iterator[threading.Event]:
-    """Yield an event that SIGINT and SIGTERM set, to finish the current batch. A second signal acts as usual.
+    """Yield an event that SIGINT and SIGTERM set, so that the job can finish its current batch.
 
-    Enter this context after the Spark session is created, because the session sets its own handler.
+    A second signal acts as usual. Enter this context after the Spark session is created, because the session
+    sets a handler of its own.
     """
     stop = threading.Event()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}

@@ -75,7 +75,7 @@ def print_table(
         table.add_row(*map(_cell, values))
     console = Console(soft_wrap=True, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
-        console.width = 200  # A file has no terminal width, so a default is needed.
+        console.width = 200  # a file has no terminal width, so a default is needed
     console.print(table)
 
 

@@ -32,7 +32,7 @@ def run(
     """Run the pipeline of FILE: sources, SQL, sinks. The whole file is checked first."""
     from cometmq.pipeline.jobs.run_file import load_pipeline
 
-    load_pipeline(file)  # Errors in the file are reported before the slow start of Spark.
+    load_pipeline(file)  # reports errors in the file before the slow start of Spark
     with running("running", master, memory) as job:
         from cometmq.pipeline.jobs.run import run as run_pipeline
 
