@@ -159,7 +159,8 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
         end = time.monotonic() + MINUTES * 60
         sending = asyncio.create_task(load.send(producer, topic, end))
         for number in itertools.count():
-            if sending.done() and len(samples) >= 3:  # on a busy machine its time is over sooner
+            # On a busy machine the time is over before anything has happened.
+            if sending.done() and len(samples) >= 3 and (proxy.happened or number > 500):
                 break
             await asyncio.sleep(min(0.5, MINUTES * 2))
             for fault in random_faults(dice.randrange(1 << 30), share=0.7, seconds=0.3)(number):
