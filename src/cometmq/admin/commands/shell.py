@@ -157,28 +157,26 @@ def json_option(command: F) -> F:
 JSON, RAW, DRY_RUN = "cometmq.admin.json", "cometmq.admin.raw", "cometmq.admin.dry_run"
 
 
-def raw_option(command: F) -> F:
-    """Add `--raw`, which the function `show` evaluates."""
+def _meta_flag(flag: str, key: str, text: str) -> Callable[[F], F]:
+    """Return a decorator for a flag that is stored in the context's meta data, not passed to the command."""
     return click.option(
-        "--raw",
+        flag,
         is_flag=True,
         expose_value=False,
-        callback=lambda ctx, _param, given: ctx.meta.update({RAW: given}),
-        help="Print names and bodies unchanged instead of escaping control characters.",
-    )(command)
+        callback=lambda ctx, _param, given: ctx.meta.update({key: given}),
+        help=text,
+    )
+
+
+def raw_option(command: F) -> F:
+    """Add `--raw`, which the function `show` evaluates."""
+    text = "Print names and bodies unchanged instead of escaping control characters."
+    return _meta_flag("--raw", RAW, text)(command)
 
 
 def result_options(command: F) -> F:
     """Add `--json` and `--raw`, which the function `tell` evaluates."""
-    return raw_option(
-        click.option(
-            "--json",
-            is_flag=True,
-            expose_value=False,
-            callback=lambda ctx, _param, given: ctx.meta.update({JSON: given}),
-            help="Print JSON instead of columns.",
-        )(command)
-    )
+    return raw_option(_meta_flag("--json", JSON, "Print JSON instead of columns.")(command))
 
 
 def wants_json() -> bool:
@@ -208,13 +206,7 @@ def charset(name: str) -> str:
 
 def changes(command: F) -> F:
     """Add `--dry-run` to a command that changes the cluster. The function `announce` evaluates the option."""
-    return click.option(
-        "--dry-run",
-        is_flag=True,
-        expose_value=False,
-        callback=lambda ctx, _param, given: ctx.meta.update({DRY_RUN: given}),
-        help="Print the actions without executing them.",
-    )(command)
+    return _meta_flag("--dry-run", DRY_RUN, "Print the actions without executing them.")(command)
 
 
 def announce(*deeds: str, danger: bool = False) -> None:
