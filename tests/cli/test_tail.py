@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from tests.cli.conftest import BIN, Run, Serve
+from tests.ports import free_port
 
 from cometmq.testing import ServerProcess, StandaloneProcess
+from cometmq.testing.process import NAMESRV
 
 pytestmark = pytest.mark.usefixtures("namesrv")
 
@@ -140,10 +142,11 @@ def test_queues_and_brokers_that_are_new_are_taken_up(run: Run, serve: Serve, tm
 
 def test_a_broker_that_went_away_is_told_once_and_read_when_it_is_back(run: Run, tmp_path: Path) -> None:
     """Its queues are all in the way at once: that is one line."""
-    with StandaloneProcess(tmp_path / "away") as cluster:
-        ports = ["--namesrv-port", cluster.namesrv.rpartition(":")[2]]
-        ports += ["--broker-port", cluster.brokers["broker-a"].rpartition(":")[2]]
-        namesrv = ("-n", cluster.namesrv)
+    port = free_port()
+    namesrv, broker = ("-n", f"127.0.0.1:{port}"), ["--broker-port", str(free_port())]
+    command = [str(BIN / "cometmq"), "standalone", "--data", str(tmp_path / "away"), *broker]
+    command += ["--namesrv-port", str(port)]
+    with ServerProcess(command, NAMESRV.pattern):
         run("cometmq", "send", "away", "one", *namesrv)
         tail = ServerProcess(
             [str(BIN / "cometmq"), "tail", "away", *namesrv, "--from", "first", "-c", "2"], " one$"
@@ -151,8 +154,7 @@ def test_a_broker_that_went_away_is_told_once_and_read_when_it_is_back(run: Run,
         tail.wait_ready()
     try:
         tail.wait_line("^waiting: ", 60)
-        command = [str(BIN / "cometmq"), "standalone", "--data", str(tmp_path / "away"), *ports]
-        with ServerProcess(command, "ready"):
+        with ServerProcess(command, NAMESRV.pattern):
             run("cometmq", "send", "away", "two", *namesrv)
             assert tail.wait(60) == 0
     finally:
