@@ -1,4 +1,8 @@
-"""Leader election and log replication (Raft). The code does no I/O; a shell or a simulator drives it."""
+"""Leader election and log replication (Raft), without I/O.
+
+A driver, called the shell, does the I/O for a node and reports events to it. The shell is part of the broker
+or of a simulator.
+"""
 
 from cometmq.raft.members import Members, MembersEntry
 from cometmq.raft.messages import (

@@ -46,8 +46,9 @@ class Status(msgspec.Struct, frozen=True):
 class Peer:
     """The replication progress of one member.
 
-    While `probing` is set, the leader searches for the last entry that both logs share: it sends one request
-    with one entry at a time. Afterwards it sends requests without waiting for responses.
+    While `probing` is set, the leader searches for the last entry that is equal in its own log and the
+    member's. It then sends one request with one entry at a time. Afterwards it sends requests without waiting
+    for responses.
 
     Attributes:
         match: The index of the last entry that the member is known to hold durably.
@@ -57,7 +58,7 @@ class Peer:
         last_response_at, heartbeat_at: The time of the last response, and of the next heartbeat.
         sent_commit: The commit index in the last request.
         leaving: Whether the member has been removed, but the removal is not committed yet.
-        full, run: The fields of the last response.
+        full, run: The fields of these names in the member's last response.
     """
 
     __slots__ = (
@@ -88,9 +89,9 @@ class Peer:
         self.run = 0
 
     def start_probing(self, next_index: int) -> None:
-        """Search for the last shared entry.
+        """Start the search for the last entry that is equal in the leader's and the member's log.
 
-        The first probe sends entry `next_index`; later ones go downwards.
+        The first probe sends the entry `next_index`. Each later probe sends an earlier entry.
         """
         self.next = next_index
         self.probing = True
@@ -213,7 +214,7 @@ class Leading:
             peer.accept(response.match, response.written)
         if peer.next < log_state.first:
             peer.start_probing(log_state.first)
-            peer.probe_sent = True  # wait for the next heartbeat; it may be unable to store entries
+            peer.probe_sent = True  # wait for the next heartbeat: the member may be unable to store entries
 
     def log_trimmed(self, first: int) -> None:
         """Probe members that need entries before `first`, because those entries were deleted."""
@@ -226,7 +227,7 @@ class Leading:
         for member, peer in list(self.peers.items()):
             removed = peer.leaving and self._log_state.commit >= self._log_state.history.newest.index
             if removed:
-                peer.heartbeat_at = clock  # the last request reports the removal's commit
+                peer.heartbeat_at = clock  # a last request tells the member that its removal is committed
             yield from self._requests_to(member, peer, clock)
             if removed:
                 del self.peers[member]

@@ -84,7 +84,7 @@ class LogState:
     def last_at_most(self, index: int, term: int) -> int:
         """Return the last entry up to `index` whose term is at most `term`.
 
-        Without one, return `first` - 1.
+        If there is no such entry, return `first` - 1.
         """
         index = min(index, self.last)
         newer = bisect_right(self._terms, term)  # index of the first range with a greater term

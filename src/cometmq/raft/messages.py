@@ -17,8 +17,9 @@ from cometmq.raft.members import MAX_MEMBERS, MAX_MEMBERS_ENTRIES, MembersEntry
 
 NO_INDEX = -1
 NO_TERM = -1
-# No cluster reaches these maximum values; a message with a greater value is damaged or hostile. MAX_INDEX
-# keeps offsets in the index file within 63 bits: an index unit lies at 32 times the index of its entry.
+# No cluster reaches MAX_TERM or MAX_INDEX, so a message with a greater value is damaged or hostile. MAX_INDEX
+# keeps offsets in the index file within 63 bits, because the unit of an entry begins at 32 times the index of
+# the entry.
 MAX_TERM = 1 << 62
 MAX_INDEX = 1 << 56
 # The largest incarnation number that a suspect member draws at random. The number 0 means "not suspect".
@@ -68,7 +69,7 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogView(Protocol):
-    """The shell's log, as a node reads it.
+    """The log of the shell, as a node reads it.
 
     The node reads `first`, `last` and `term_of` once, when it is constructed, and then maintains its own
     `LogState`.
@@ -285,15 +286,15 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """The work of the shell at the end of a loop iteration. It is done in the order of the fields.
+    """The work that a node requests from its shell at the end of a loop iteration.
 
-    The shell calls `messages` afterwards.
+    The shell does the work in the order of the fields, and then calls `RaftNode.messages`.
 
     Attributes:
         log: Changes of the log, in order. The shell calls `persisted` when they are durable.
         state: The state to save and sync, after which the shell calls `state_saved`. The node holds back all
             messages until then.
-        committed: The last entry that is committed and durable on this member, if it is another than at the
+        committed: The last entry that is committed and durable on this member, if it has changed since the
             previous call.
         role: The new role, if it changed.
     """

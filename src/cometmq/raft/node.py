@@ -43,9 +43,9 @@ from cometmq.raft.trust import Trust, is_blank
 class RaftNode:
     """One member of a group.
 
-    The shell calls `tick` at the beginning of each iteration of its event loop and then reports the events of
-    the iteration. At the end it calls `effects`, does the work that this returns, and calls `messages`. No
-    method does I/O.
+    The shell, which does the I/O for the node, calls `tick` at the beginning of each iteration of its event
+    loop and then reports the events of the iteration. At the end of the iteration, the shell calls `effects`,
+    does the work that `effects` returns, and calls `messages`. No method does I/O.
 
     Args:
         log: The log at the start. All of its entries are durable.
@@ -218,9 +218,9 @@ class RaftNode:
     def disk_failed(self, last: int, reason: str) -> None:
         """Record that the disk failed to write a change of the log, which now ends at the entry `last`.
 
-        The shell has carried out all removals and has omitted all other changes after the failed one. A
-        leader steps down for `reason` and requests that the member with the most entries starts an election.
-        Until `disk_recovered` this member neither leads nor stores entries.
+        The shell has carried out all removals of entries and has omitted all other changes after the failed
+        one. A leader steps down for `reason` and requests that the member with the most entries starts an
+        election. Until `disk_recovered` is called, this member neither leads nor stores entries.
         """
         if self._changes:
             raise RaftRefused("earlier changes of the log have not been taken yet")
@@ -240,7 +240,7 @@ class RaftNode:
     def disk_recovered(self) -> None:
         """Record that the disk accepts writes again.
 
-        `effects` then returns the state and commit once more.
+        `effects` then returns the state to save and the last committed entry once more.
         """
         self._disk_writable = True
         self._asked_to_save, self._reported_commit = self._saved, self._log_state.first - 1
@@ -339,14 +339,14 @@ class RaftNode:
             due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
         if self._trust is not None:
             due = min(due, self._clock + self._options.heartbeat_ms)
-        if self._state is not self._saved:  # nothing can be sent before the state is saved
+        if self._state is not self._saved:  # no message can be sent before the state is saved
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 
     # -- terms and roles
 
     def _is_disturbing(self, message: AnyMessage) -> bool:
-        """Return whether the message is a vote request to be ignored: the known leader is still active."""
+        """Return whether the message is a vote request to ignore: the known leader is still active."""
         if not isinstance(message, VoteRequest) or message.transfer or message.term <= self.term:
             return False
         if self.role is not Role.LEADER and (
@@ -360,8 +360,8 @@ class RaftNode:
     def _is_of_this_term(self, message: AnyMessage) -> bool:
         """Return whether the message may be processed in the current term.
 
-        A message of a higher term makes this member adopt that term, except in a pre-vote. A request of a
-        lower term is rejected.
+        If a message has a higher term, this member adopts that term, unless the message belongs to a
+        pre-vote. A request with a lower term is rejected.
         """
         if message.term > self.term:
             is_pre_vote_request = isinstance(message, VoteRequest) and message.pre
@@ -448,7 +448,7 @@ class RaftNode:
             self._become_leader()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        """Process a vote request of the current term, or a pre-vote request of it or a later term."""
+        """Process a vote request of the current term, or a pre-vote request of the current or later term."""
         if (
             (
                 request.term == self.term

@@ -1,4 +1,4 @@
-"""The rules by which a member with a suspect log may vote again.
+"""The rules by which a member whose log is suspect (may have lost entries) regains its vote.
 
 They are explained in docs/reference/raft.md (Lost logs and lost disks).
 """
@@ -13,11 +13,11 @@ from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The first request that a leader sent after it had noticed this start of a suspect member.
+    """The first request of a leader that refers to the current start of this suspect member.
 
     Attributes:
         term, leader: The leader's term and id.
-        last: The last entry of the leader's log at that time.
+        last: The last entry of the leader's log when the request was sent.
     """
 
     term: int
@@ -41,7 +41,7 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # by member that has reported its term: whether it is blank
+        self._answers: dict[str, bool] = {}  # whether each member that has reported its term is blank
         self._tables_term = -1  # the term of the leader from which the tables were copied
         self._next_request_at = 0
 
@@ -54,7 +54,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a request of a leader, if it is the first one of its term."""
+        """Record a leader's request, if it is the first request of its term to this start of the member."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
@@ -109,7 +109,7 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            whole = all(self._answers.values())  # the log is complete if the whole group is new
+            whole = all(self._answers.values())  # if the whole group is new, the empty log is complete
         elif self._tables_term != state.term:
             return None
         vote = state.vote or ("" if contact is None else contact.leader)
