@@ -117,7 +117,7 @@ class AddressServer:
 async def _get(host: str, port: int, path: str) -> bytes:
     """Return the complete response to an HTTP request, or the beginning of a response that is too long.
 
-    The end is recognized even if the server keeps the connection open.
+    The end of the response is recognized even if the server keeps the connection open.
     """
     reader = asyncio.StreamReader()
     transport, protocol = await dial(lambda: asyncio.StreamReaderProtocol(reader), host, port)
@@ -147,7 +147,7 @@ def _is_whole(answer: bytes) -> bool:
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
     """Return the parsed response and its body.
 
-    An invalid or incomplete one raises an exception of _NO_HTTP.
+    An invalid or incomplete response raises one of the exceptions in `_NO_HTTP`.
     """
     response = HTTPResponse(cast(Any, _Received(answer)))
     response.begin()

@@ -46,7 +46,8 @@ async def listen(server: RemotingServer, host: str, port: int) -> int:
     try:
         return await server.start(host, port)
     except OSError as error:
-        # From Python 3.13 on, asyncio skips unavailable addresses. If none is left, its error has no errno.
+        # From Python 3.13 on, asyncio skips unavailable addresses. If no address is left, asyncio raises an
+        # OSError without an errno.
         if error.errno in (errno.EADDRNOTAVAIL, None):
             raise ConfigError("bindAddress", host, "an address of this machine") from error
         raise port_error("listenPort", port, error) from error

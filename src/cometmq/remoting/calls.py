@@ -14,7 +14,7 @@ from cometmq.errors import RemotingError, RequestTimeout
 from cometmq.protocol.frame import Frame
 
 OPAQUE_MASK = 0x7FFF_FFFF
-# Two deadlines that differ by less than this time share one timer.
+# Deadlines that differ by less than this time, in seconds, share one timer.
 TIMER_GRAIN_S = 0.02
 
 
@@ -66,7 +66,7 @@ class CallTable:
         return future
 
     def resolve(self, frame: Frame) -> bool:
-        """Pass a response to the call that waits for it. Return False if there is none."""
+        """Pass a response to the call that waits for it. Return False if no call waits for it."""
         call = self._pending.pop(frame.opaque, None)
         if call is None:
             return False

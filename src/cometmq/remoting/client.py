@@ -38,9 +38,9 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # the number is not a system error number (errno)
-    # Return the system's text, which describes the cause: asyncio has replaced `strerror` by a text of its
-    # own.
+        return error.strerror or str(error)  # the errno of these exceptions is not a system error number
+    # Return the operating system's text for the error number, because asyncio has replaced `strerror` by a
+    # less precise text.
     return os.strerror(error.errno) if error.errno else str(error)
 
 
@@ -197,7 +197,7 @@ class RemotingClient:
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(addr, None)
         if not task.cancelled():
-            task.exception()  # prevents a log entry of asyncio if all waiters have timed out
+            task.exception()  # otherwise asyncio logs the exception if all waiters have timed out
 
     def _make_connection(self, addr: str) -> Connection:
         return Connection(

@@ -54,7 +54,8 @@ class Connection(asyncio.BufferedProtocol):
         peer: The address of the other end, "ip:port".
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
         addr: The address named in errors: the one that a client has called, otherwise `peer`.
-        working: The number of the peer's requests that are processed outside the read, see Limits.handlers.
+        working: The number of the peer's requests that are processed after the read callback has returned;
+            see Limits.handlers.
     """
 
     __slots__ = (
@@ -78,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # the server's own dict, which may change
+        self._shortcuts = {} if shortcuts is None else shortcuts  # not a copy: the server may change it
         self._tick = tick
         self._limits = limits
         self._on_open = on_open
@@ -93,7 +94,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end = 0
         self._fresh = True  # whether the incomplete frame began after the last `check`
         self._frame_since = 0.0
-        self._backlog = False  # whether _buf holds complete frames that exceeded a limit of _handle
+        self._backlog = False  # whether _buf holds complete frames that a limit of `_handle` has deferred
         self._reading = True
         self._resuming = False  # whether _go_on is scheduled
         self._ending = False  # whether the connection closes after this tick; no more frames are read
@@ -217,11 +218,11 @@ class Connection(asyncio.BufferedProtocol):
     # -- requests that are processed outside the read
 
     def hold(self, size: int = 0) -> None:
-        """Add a request with a body of `size` bytes to those that are processed outside the read."""
+        """Count a request, with a body of `size` bytes, that is processed after the read callback returns."""
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Remove a request that `hold` has added, because it is done. `size` is the size of its body."""
+        """Remove a completed request from the count of `hold`. `size` is the size of its body in bytes."""
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
@@ -290,7 +291,7 @@ class Connection(asyncio.BufferedProtocol):
             self.close()
 
     def _frame_is_late(self, now: float) -> bool:
-        """Abort the connection if its peer sends a frame too slowly. Return whether that is the case."""
+        """Abort the connection if its peer sends a frame too slowly. Return whether it was aborted."""
         if self._fresh or not self._reading:
             self._fresh = False
             self._frame_since = now
@@ -448,7 +449,8 @@ class Connection(asyncio.BufferedProtocol):
     def _keep(self, buf: memoryview, pos: int, end: int, fresh: bool) -> None:
         """Keep the unhandled bytes buf[pos:end] for the next read.
 
-        `fresh` tells whether they begin with another frame than the bytes kept after the previous read.
+        `fresh` tells whether these bytes begin a new frame, rather than the frame of which the previous read
+        kept a part.
         """
         if pos == end or self.closed:
             self._forget()
@@ -484,8 +486,8 @@ class Connection(asyncio.BufferedProtocol):
             self._start = pos
             self._end = end
         else:
-            # The size of the buffer follows from the bytes that have arrived, not from the length in the
-            # frame, which may be false.
+            # The size of the buffer follows from the number of bytes that have arrived, because the length
+            # field of the frame may be false.
             self._move(buf, pos, end, min(need, max(TAIL_LIMIT, 2 * rest)))
 
     def _move(self, buf: memoryview, pos: int, end: int, capacity: int) -> None:
@@ -538,7 +540,7 @@ class Connection(asyncio.BufferedProtocol):
 
 
 def describe_peer(name: Any) -> tuple[str, bytes]:
-    """Return the address in a socket name, as the text "ip:port" and as the bytes in records."""
+    """Return the address in a socket name, as the text "ip:port" and in the binary form of records."""
     if not isinstance(name, tuple):
         return "", b"\0" * 8
     host, port = name[0], name[1]

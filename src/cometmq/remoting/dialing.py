@@ -1,4 +1,4 @@
-"""Connections to a host name, whose addresses are tried side by side (RFC 8305)."""
+"""The opening of connections to a host name, whose addresses are tried in parallel (RFC 8305)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def dial(
     """
     try:
         return await _dial(make, host, port, tls)
-    except (ValueError, OverflowError) as error:  # getaddrinfo, IDNA, sockets and TLS raise them
+    except (ValueError, OverflowError) as error:  # raised for an impossible host or port
         if isinstance(error, OSError):  # the error of a certificate is both an OSError and a ValueError
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error
@@ -131,6 +131,6 @@ def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
     """
     for task in tasks:
         if not task.done():
-            task.cancel()  # the attempt closes its socket
+            task.cancel()  # a cancelled attempt closes its socket itself
         elif task.exception() is None:
             task.result().close()

@@ -11,7 +11,7 @@ HANDLER_BYTES = 64 * 1024
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """The limits of a server's or client's connections.
 
-    Where RocketMQ has such a limit, the default is equal.
+    The default of each limit that RocketMQ has, too, is RocketMQ's default.
 
     Attributes:
         max_frame: The maximum size of a frame, including its length word (RocketMQ's
@@ -29,14 +29,14 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             responses.
         idle_s: The time without reads and writes after which a connection is closed, as in Apache's broker
             and clients.
-        frame_grace_s, frame_rate: A frame may take `frame_grace_s`. If it takes longer, `frame_rate` bytes
-            of it must have arrived for each further second. A body of 4 MiB passes at 26 KiB/s.
+        frame_grace_s, frame_rate: A frame may take `frame_grace_s`. If it takes longer, `frame_rate` bytes of
+            it must have arrived for each further second. A body of 4 MiB passes at 26 KiB/s.
         partial_total: The maximum size of the buffers for incomplete frames of all connections of a loop: 16
             of the largest frames.
-        handlers: The maximum number of requests of one connection that are processed outside its read (by
-            asynchronous handlers, or by reads from disk). Each HANDLER_BYTES of a body count as one more
-            request. At the limit, no more requests are read until some are done. The limit is high because
-            RocketMQ's clients use one connection for all threads.
+        handlers: The maximum number of requests of one connection that are processed after the read callback
+            has returned (by asynchronous handlers, or by reads from disk). Each HANDLER_BYTES of a body count
+            as one more request. At the limit, no more requests are read until some are done. The limit is
+            high because RocketMQ's clients use one connection for all threads.
         handshake_s, handshakes: The timeout of a TLS handshake, and the maximum number of concurrent
             handshakes of a server.
     """

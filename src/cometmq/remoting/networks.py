@@ -38,7 +38,7 @@ def network_of(host: str) -> Network | None:
 
 @contextmanager
 def serving(host: str, network: Network) -> Iterator[None]:
-    """Use `network` during a `with` block for all connections of this process to and at `host`."""
+    """Use `network` during a `with` block for connecting to `host` and for listening at it."""
     _networks[host] = network
     try:
         yield

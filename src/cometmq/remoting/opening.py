@@ -19,7 +19,7 @@ from cometmq.remoting.limits import Limits
 log = logs.logger(__name__)
 
 HANDSHAKE = 0x16
-"""The first byte of a TLS handshake. A frame without TLS begins with this byte only if it has 369 MB."""
+"""The first byte of a TLS handshake. A frame without TLS begins with this byte only if it is 369 MB long."""
 READ_SIZE = 4096
 MAX_EARLY_BYTES = 1 << 20
 """The maximum number of bytes that may arrive between the end of a TLS handshake and its processing."""
@@ -65,7 +65,7 @@ class Openings:
 
 
 class Opening(asyncio.BufferedProtocol):
-    """A new connection. `_early` holds the bytes that arrive before its Connection takes over."""
+    """A new connection. `_early` holds the bytes that arrive before a `Connection` takes it over."""
 
     __slots__ = ("_buffer", "_early", "_openings", "_peer", "_secure", "_timer", "_transport")
 
@@ -141,8 +141,8 @@ class Opening(asyncio.BufferedProtocol):
         self._secure = True
         hello, self._early = self._early, bytearray()
         openings.handshakes.start(self._shake_hands())
-        # Two call_soon delay this until the first step of the task, and the callbacks that the step
-        # schedules, have run. It still comes before the next read.
+        # Two nested call_soon delay `_feed_handshake` until the first step of the handshake's task, and the
+        # callbacks that this step schedules, have run. `_feed_handshake` still runs before the next read.
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:

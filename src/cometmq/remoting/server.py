@@ -120,7 +120,8 @@ class RemotingServer:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_connection(self) -> Connection:
-        # The bound method is passed, because calling it is faster than calling the object.
+        # The bound method `__call__` is passed, because calling it is faster than calling the dispatcher
+        # object.
         return Connection(
             self._dispatcher.__call__,
             self.tick,

@@ -25,11 +25,11 @@ class Partial(Protocol):
 
 
 class PartialFrames:
-    """A limited amount of bytes kept for all connections of a loop: incomplete frames, or unsent responses.
+    """A limit on the bytes kept for all connections of a loop: incomplete frames, or unsent responses.
 
-    A connection may keep the beginning of a frame for a while, but thousands of them must not fill the
-    memory. Above the limit, the connection that has kept its bytes for the longest time is aborted: a correct
-    peer completes its frame, or receives its responses, within seconds.
+    A connection may keep the beginning of a frame for a while, but thousands of connections must not fill the
+    memory in this way. Above the limit, the connection that has kept its bytes for the longest time is
+    aborted: a correct peer completes its frame, or receives its responses, within seconds.
 
     `what` names the kind of bytes in the log.
     """
@@ -48,7 +48,7 @@ class PartialFrames:
             connection: The connection.
             size: The size of its buffer in bytes.
             most: The limit, in bytes, for all connections together. Above it, connections are aborted.
-            fresh: Whether the bytes belong to another frame than at the previous call, so that they are new.
+            fresh: Whether the bytes belong to another frame than the bytes of the previous call.
         """
         kept = self._kept
         self.total += size - (kept.pop(connection, 0) if fresh else kept.get(connection, 0))
@@ -132,8 +132,8 @@ class Tick:
             for connection in dirty:
                 connection.flush()
         except BaseException:
-            # It is unknown how many of these bytes were sent, so the connections are aborted. A peer whose
-            # connection is lost repeats its requests.
+            # A flush has failed, and it is unknown how many bytes were sent, so the connections are aborted.
+            # A peer whose connection is lost repeats its requests.
             for connection in dirty:
                 connection.abort()
             raise

@@ -91,7 +91,8 @@ class TlsFile:
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            context.check_hostname = False  # these certificates and routes contain no host names
+            # Routes contain addresses instead of host names, so these certificates need not name hosts.
+            context.check_hostname = False
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
             log.warning("certificates of servers are not verified, because %s disables it", self.path)
@@ -179,7 +180,7 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
-            self._file, self._stamps = file, file.stamps()  # before reading, to notice later changes
+            self._file, self._stamps = file, file.stamps()  # stamps from before the files are read
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS keeps its previous certificates: %s", error)
