@@ -35,7 +35,7 @@ def shown(value: object) -> str:
 class SendTries(NamedTuple):
     """The attempts to send a message.
 
-    `outcomes` holds a broker's name and what happened, for each attempt.
+    For each attempt, `outcomes` holds the name of the broker and a description of the outcome.
     """
 
     topic: str
@@ -62,7 +62,7 @@ class CometError(Exception):
             dataclass(eq=False, repr=False)(cls)
 
     def __post_init__(self) -> None:
-        # Unpickling calls the class with `args`.
+        # Unpickling an error calls its class with the values in `args`.
         self.args = tuple(getattr(self, name) for name in self.__match_args__)
 
 
@@ -165,7 +165,7 @@ class ClientStateError(CometError, Terminal):
 
 
 class MessageNotFound(CometError, Terminal):
-    """No message has this id. `problem` describes where the message was searched."""
+    """No message has this id. `problem` describes where the client searched for the message."""
 
     msg_id: str
     problem: str
@@ -307,7 +307,9 @@ class RequestTimeout(RemotingError):
 
 
 class ReplyTimeout(CometError, Transient):
-    """A request message was sent, but no consumer replied within the timeout. It may have been handled.
+    """A request message was sent, but no consumer replied within the timeout.
+
+    A consumer may have processed the request nevertheless.
 
     Attributes:
         msg_id: Message id of the request.

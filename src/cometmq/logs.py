@@ -133,15 +133,15 @@ class _JsonLines(logging.Formatter):
         }
         if record.exc_text:
             event["traceback"] = record.exc_text
-        # JSON is written in ASCII. Otherwise the stream might escape characters in a way that is invalid in
-        # JSON.
+        # json.dumps writes non-ASCII characters as JSON escapes. Otherwise the output stream might replace
+        # characters that it cannot encode by escapes that are invalid in JSON.
         return json.dumps(event, default=str, separators=(",", ":"))
 
 
 def set_up(default: str = "WARNING") -> None:
-    """Log to standard error, as COMETMQ_LOG_LEVEL and COMETMQ_LOG_FORMAT of the environment require.
+    """Configure logging to standard error by the environment: COMETMQ_LOG_LEVEL, COMETMQ_LOG_FORMAT.
 
-    `default` is the level without COMETMQ_LOG_LEVEL. An invalid value is reported and ignored.
+    `default` is the level if COMETMQ_LOG_LEVEL is not set. An invalid value is reported and ignored.
     """
     level, form = os.environ.get(LEVEL, default), os.environ.get(FORMAT, "text").lower()
     handler = logging.StreamHandler(sys.stderr)

@@ -141,7 +141,8 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-# Properties that a broker may prefer to delay_ms or deliver_at_ms.
+# Properties with a delay or delivery time. A broker may use one of them instead of the property that
+# `delay_ms` or `deliver_at_ms` becomes.
 _TIMES = (
     names.DELAY,
     names.TIMER_DELAY_SEC,
@@ -334,8 +335,8 @@ class MessageExt(msgspec.Struct, gc=False):
     def wait_store(self) -> bool:
         """Whether the sender waited for the broker's configured flush and replication.
 
-        True also if the broker has not stored the property. RocketMQ 4.9 stores it only for batches, and so
-        does CometMQ for clients of 4.9's protocol such as this one.
+        The result is also True if the broker has not stored the property WAIT. RocketMQ 4.9 stores this
+        property only for batches, and so does CometMQ for clients of 4.9's protocol such as this one.
         """
         return self.properties.get(names.WAIT, "true").lower() != "false"
 

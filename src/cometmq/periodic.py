@@ -32,7 +32,7 @@ class FailureLog:
         self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
-        """Log a failure. when: a phrase that tells when the job is tried again."""
+        """Log a failure. The phrase `when` tells in the log line when the job is tried again."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
@@ -94,7 +94,7 @@ class Tasks(set[asyncio.Task[Any]]):
         return task
 
     async def finish(self, *, cancel: bool = False) -> None:
-        """Wait until all tasks have ended. Their exceptions are ignored. cancel: cancel them first."""
+        """Wait until all tasks have ended. Their exceptions are ignored. `cancel` cancels the tasks first."""
         if cancel:
             for task in self:
                 task.cancel()
@@ -104,9 +104,10 @@ class Tasks(set[asyncio.Task[Any]]):
 class Periodic:
     """Runs a job every `interval_s` seconds in an event loop, for the first time after one interval.
 
-    If `interval_s` is a function, it is called before each interval and returns its length. If `job` returns
-    an awaitable, the next interval begins only when that has ended, so that runs never overlap. A failure is
-    logged (`FailureLog`), and the repetition goes on. Methods must be called in the event loop's thread.
+    If `interval_s` is a function, it is called before each interval and returns the interval's length. If
+    `job` returns an awaitable, the next interval begins only when the awaitable has completed, so that runs
+    never overlap. A failure of the job is logged (`FailureLog`) and does not end the repetition. Methods must
+    be called in the event loop's thread.
     """
 
     def __init__(
@@ -154,7 +155,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
-        self._run.add_done_callback(self._ended)  # called even if the run is cancelled before it begins
+        self._run.add_done_callback(self._ended)  # called even for a run that is cancelled before it begins
 
     async def _run_once(self) -> None:
         self._wanted = False
@@ -174,13 +175,13 @@ class Periodic:
             self._wait()
 
     def cancel(self) -> None:
-        """Begin no further run, and cancel a run in progress."""
+        """Stop the repetition, and cancel a run in progress."""
         self._end()
         if self._run is not None:
             self._run.cancel()
 
     async def stop(self, *, cancel: bool = False) -> None:
-        """Begin no further run, and wait for a run in progress. cancel: cancel that run first."""
+        """Stop the repetition, and wait for a run in progress. `cancel` cancels that run first."""
         if cancel:
             self.cancel()
         else:

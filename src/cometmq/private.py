@@ -1,4 +1,4 @@
-"""Create files and directories for messages and settings, which only their owner can read.
+"""Creation of files and directories that only their owner can read, for messages and settings.
 
 New files have mode 0600, new directories 0700. Existing ones keep their mode.
 """
@@ -29,7 +29,7 @@ def open_private(path: str, *, in_place_of: str = "") -> IO[bytes]:
 
     Raises OSError, also if the path is a symbolic link.
     """
-    # Some systems on which the client runs lack one of these two flags.
+    # Some systems on which the client runs lack O_NOFOLLOW or O_BINARY.
     here = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
     file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | here, 0o600), "wb")
     if in_place_of:
@@ -82,7 +82,10 @@ def lock_file(path: str) -> Callable[[], None]:
 
 
 def keep_mode(path: str, replaced: str) -> None:
-    """Set the mode of a file to that of the file that it will replace, if that exists. Raises OSError."""
+    """Set the mode of the file `path` to that of the file `replaced`, if `replaced` exists.
+
+    Raises OSError.
+    """
     try:
         mode = os.lstat(replaced).st_mode
     except FileNotFoundError:

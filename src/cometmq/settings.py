@@ -32,7 +32,7 @@ TEXT_MAX = 4096
 BODY_MAX = 64 << 10
 """Maximum size, in bytes, of a request that changes settings.
 
-All settings of a broker together take 8 KiB.
+The limit is generous, because all settings of a broker together take only 8 KiB.
 """
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
@@ -63,7 +63,7 @@ class Range(NamedTuple):
 
 
 class Change(Enum):
-    """When a setting can be changed, for settings that no request can change immediately."""
+    """When a setting can be changed. A request can change settings without this annotation immediately."""
 
     AT_NEXT_START = 1
     NEVER_BY_REQUEST = 2
@@ -87,7 +87,7 @@ def annotations_of(settings: type, kind: type[A]) -> dict[str, A]:
 
 
 def keys_with(change: Change, *settings: type) -> frozenset[str]:
-    """Return the keys of the settings that are annotated with `START` or `FIXED`."""
+    """Return the keys of the settings that are annotated with `change`, which is `START` or `FIXED`."""
     found = (pair for each in settings for pair in annotations_of(each, Change).items())
     return frozenset(key for key, each in found if each is change)
 
@@ -300,7 +300,7 @@ def settings_to_write(path: str, values: Mapping[str, str]) -> tuple[str, bytes]
 
 
 def _decoded(data: bytes) -> str:
-    """Decode UTF-8 or, if that fails, Latin-1, which is the only encoding of Java's older readers."""
+    """Decode UTF-8 or, if that fails, Latin-1, Java's default encoding of properties files."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:

@@ -66,7 +66,7 @@ def printable_lines(text: str) -> str:
 def printable_json(data: bytes) -> bytes:
     """Return JSON with characters that could control a terminal written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # line ends within JSON strings are escaped, so these belong to the layout
+    lines = text.split("\n")  # JSON strings contain no bare line ends, so these belong to the layout
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")

@@ -28,7 +28,8 @@ class Node:
 
     Attributes:
         line: Line of the value's key, or of the value itself in a list.
-        text_line: First line of a text of several lines, if its lines are the same in the file.
+        text_line: For a text of several lines, the line of the file at which it begins. None if the file does
+            not hold the text line by line.
     """
 
     value: str | list[Node] | dict[str, Node]
@@ -54,7 +55,7 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
-    except (ValueError, OverflowError, RecursionError) as error:  # PyYAML lets these pass
+    except (ValueError, OverflowError, RecursionError) as error:  # PyYAML does not convert them to YAMLErrors
         line = 1 if loader is None else loader.line + 1
         raise YamlError(line, f"the file is not YAML: {printable(str(error))}") from None
 
