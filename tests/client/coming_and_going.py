@@ -1,6 +1,6 @@
-"""Members of a group that come and go while messages flow, and what their calls must look like.
+"""Members join and leave a group while messages flow, and the history of their listener calls is checked.
 
-Every member stops cleanly, so each message is handled once: none is lost and none comes twice.
+Every member stops cleanly, so each message must be handled exactly once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FEWEST, MOST = 2, 8
 
 @dataclass
 class Call:
-    """A message with a listener. ended: None while it runs."""
+    """A listener call for one message. `ended` is None while the call runs."""
 
     member: int
     body: bytes
@@ -32,7 +32,7 @@ class Call:
 
 
 def check(calls: list[Call], sent: list[bytes]) -> None:
-    """Each message that was sent was handled once, and nothing else was."""
+    """Check that each sent message was handled exactly once and that no other message was handled."""
     handled = Counter(call.body for call in calls)
     again = {body for body, count in handled.items() if count > 1}
     repeated = defaultdict(list)
@@ -79,7 +79,7 @@ class Crowd:
         await self.members.pop(self._random.randrange(len(self.members))).stop()
 
     async def send(self, seconds: float) -> None:
-        """Ten messages every 50 ms, for so long."""
+        """Send ten messages every 50 ms for the given number of seconds."""
         end = asyncio.get_running_loop().time() + seconds
         async with sending(self._namesrv, "p-crowd") as producer:
             while asyncio.get_running_loop().time() < end:
@@ -89,7 +89,7 @@ class Crowd:
                 await asyncio.sleep(0.05)
 
     async def change(self) -> None:
-        """One or several members come, go, or both at once."""
+        """Start members, stop members, or do both concurrently."""
         count = len(self.members)
         joins = self._random.randint(0, min(3, MOST - count))
         leaves = self._random.randint(0, min(3, count - FEWEST))
@@ -98,7 +98,7 @@ class Crowd:
 
 
 async def members_come_and_go(namesrv: str, seconds: float, seed: int) -> Crowd:
-    """Run a history of so many seconds; check() says what must hold of it."""
+    """Change the members at random for a number of seconds; check() verifies the resulting history."""
     crowd = Crowd(namesrv, seed)
     for _ in range(FEWEST):
         await crowd.join()

@@ -1,4 +1,4 @@
-"""The servers of the client's tests: a broker and a name server that do what a test tells them."""
+"""Fixtures for the client's tests: a fake broker and name server that tests control, and a real broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def broker() -> AsyncIterator[FakeBroker]:
 
 @pytest.fixture
 async def namesrv(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
-    """Knows topic T with one queue on the broker."""
+    """A name server with the route of topic T: one queue on the broker."""
     async with FakeNamesrv() as server:
         server.serve("T", broker, queues=1)
         yield server
@@ -33,7 +33,7 @@ def box(namesrv: FakeNamesrv) -> Box:
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A real broker, in a process of its own."""
+    """A real broker in a separate process."""
     soon = {"transactionCheckInterval": "200", "transactionTimeOut": "200"}
     with local_broker(tmp_path_factory.mktemp("broker"), soon | PATIENT_BROKER) as running:
         yield running

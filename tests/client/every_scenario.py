@@ -1,4 +1,4 @@
-"""All that our client must do, against our broker and against Apache's."""
+"""The list of all client scenarios, for runs against our broker and against Apache's."""
 
 from __future__ import annotations
 
@@ -28,5 +28,5 @@ EVERY_SCENARIO: list[Scenario] = [
     a_bad_network_loses_and_invents_nothing,
 ]
 
-# Not with a broker 4.9: it has no delivery times.
+# Scenarios that a 4.9 broker cannot pass, because it has no delivery times.
 SINCE_5: list[Scenario] = [messages_come_at_their_time_unless_taken_back]

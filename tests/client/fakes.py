@@ -1,4 +1,4 @@
-"""Consumers of the fake servers, and a listener that keeps what it gets."""
+"""Consumers for the fake servers, and a listener that stores the messages it receives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ async def ignore(messages: list[MessageExt]) -> None: ...
 
 
 def push_consumer(namesrv: FakeNamesrv, listener: object, **options: object) -> PushConsumer:
-    """A member of group g that reads topic T from its beginning and does not wait long after a failure."""
+    """Create a member of group g that reads topic T from its beginning, with short delays after failures."""
     first = {"consume_from_where": ConsumeFromWhere.FIRST_OFFSET, "pull_error_delay_s": 0.01}
     settings = PushOptions(**{**first, **options})  # type: ignore[arg-type]
     return PushConsumer("g", listener, "T", namesrv=namesrv.addr, options=settings)  # type: ignore[arg-type]
 
 
 class Box:
-    """A listener that keeps what it gets, and the maker of its consumers."""
+    """A listener that stores the messages it receives, and creates consumers with itself as listener."""
 
     def __init__(self, namesrv: FakeNamesrv) -> None:
         self.namesrv = namesrv

@@ -1,4 +1,4 @@
-"""What members of a group and their tools see at any broker: shares, differences, look-ups, bounds."""
+"""Scenarios for groups and admin tools at any broker: queue shares, subscriptions, look-ups, limits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FROM_FIRST_PULL = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
 
 
 async def pull_members_share_queues_and_hand_them_over(namesrv: str) -> None:
-    """Lite pull with subscribe(), and one member whose queues are read by scheduled calls."""
+    """Members are lite pull consumers with subscribe(); scheduled functions read the queues of one member."""
     name = names("lite")
     first, second = bodies(200, "a"), bodies(200, "b")
     await fill(namesrv, name.topic, first)
@@ -59,7 +59,7 @@ async def pull_members_share_queues_and_hand_them_over(namesrv: str) -> None:
         await one.subscribe(name.topic)
         polling = asyncio.create_task(poll(one))
         await ledger.has_all(first)
-        # What the last poll gave out is committed by the next one.
+        # A poll commits the messages that the previous poll returned.
         before = polls
         await until(lambda: polls >= before + 2, "two more polls")
         await one.commit()
@@ -116,7 +116,7 @@ async def members_that_subscribe_different_things_are_told(namesrv: str) -> None
             await until(lambda: _true(is_told(one) or is_told(two)), "one of them told")
             async with Admin(namesrv) as admin:
                 found = await admin.consumer_connection(name.group)
-            # Apache's brokers know only what was said last, so that the new member may see its own words.
+            # Apache's brokers keep only the latest subscription, so the new member may see only its own.
             if any(each.subscriptions is not None for each in found.connection_set):
                 await until(lambda: _true(is_told(two)), "the new member told")
                 await until(lambda: _true(is_told(one)), "the old member told")
@@ -137,7 +137,7 @@ async def messages_are_found_and_sent_back(namesrv: str) -> None:
                 return False
             return [each.body for each in found] == [b"found"]
 
-        await until(by_key, "the message found by its key")  # Apache's index is written a little later
+        await until(by_key, "the message found by its key")  # Apache's broker writes its index with a delay
         assert before - 5_000 <= await producer.earliest_store_time(sent.queue) <= before + 60_000
         assert (await producer.min_offset(sent.queue), await producer.max_offset(sent.queue)) == (0, 1)
         for msg_id in (sent.msg_id, sent.offset_msg_id):
@@ -159,7 +159,7 @@ async def messages_are_found_and_sent_back(namesrv: str) -> None:
         await consumer.send_message_back(first, 1)
         await ledger.wait_until(lambda seen: len(seen.messages) == 2, "the message that was sent back")
         async with reading(namesrv, name.group) as puller:
-            # One that was looked up does not know its broker's name.
+            # A message from a look-up does not contain its broker's name.
             await puller.send_message_back(await puller.view_message(sent.offset_msg_id), 1)
         await ledger.wait_until(lambda seen: len(seen.messages) == 3, "the one sent back by a pull consumer")
     assert [message.reconsume_times for message in ledger.messages] == [0, 1, 1]
@@ -167,7 +167,7 @@ async def messages_are_found_and_sent_back(namesrv: str) -> None:
 
 
 class Shelf:
-    """A storage of offsets as a user writes one."""
+    """An offset storage as a user may implement it."""
 
     def __init__(self) -> None:
         self.kept: dict[MessageQueue, int] = {}
@@ -198,7 +198,7 @@ async def reading_may_begin_at_a_time(namesrv: str) -> None:
         assert [message.body for message in await puller.poll(30.0)] == sent
         await puller.seek_to_end(queue)
         assert await puller.poll(0.2) == []
-    # Brokers say 0 for a group that they do not know on a young topic; a storage of one's own says None.
+    # For a group without offsets on a new topic a broker returns 0, and a user's storage returns None.
     ledger = Ledger()
     options = PushOptions(
         consume_from_where=ConsumeFromWhere.TIMESTAMP, consume_timestamp_ms=when, offset_storage=Shelf()
@@ -224,7 +224,7 @@ async def a_storage_of_ones_own_keeps_the_offsets(namesrv: str) -> None:
         assert ledger.bodies == Counter(lot)
     assert sum(offset for queue, offset in shelf.kept.items() if queue.topic == name.topic) == 100
     async with reading(namesrv, name.group) as reader:
-        # The broker has none: 0 is its word for a group that it does not know.
+        # The broker has no offset for this group, for which it returns 0.
         assert {await reader.committed(queue) for queue in await reader.fetch_queues(name.topic)} == {0}
 
 
@@ -236,7 +236,7 @@ async def correction_offsets_are_the_lowest_of_all_groups(namesrv: str) -> None:
     for group, offset in groups.items():
         async with reading(namesrv, group) as consumer:
             queues = await consumer.fetch_queues(name.topic)
-            await consumer.pull(queues[0], 0)  # makes the group: 5.x takes offsets of known ones only
+            await consumer.pull(queues[0], 0)  # creates the group: 5.x accepts offsets only of known groups
             await consumer.commit(dict.fromkeys(queues, offset))
     async with Admin(namesrv) as admin:
         found = await admin.correction_offsets(name.topic, f"{name.group}-none")
@@ -246,7 +246,7 @@ async def correction_offsets_are_the_lowest_of_all_groups(namesrv: str) -> None:
 
 
 async def rooms_are_shared_by_their_members(namesrv: str) -> None:
-    """Two members in one room, where the queues are, and one in another."""
+    """Two members run in the room of the queues, and one runs in another room."""
     name = names("rooms")
     await fill(namesrv, name.topic, [b"makes the topic"])
     near = AllocateByMachineRoomNearby(lambda queue: "here", lambda member: member.rpartition("@")[2][:4])

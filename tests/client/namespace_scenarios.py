@@ -1,4 +1,4 @@
-"""What our client must do in a namespace, as in scenarios.py."""
+"""Scenarios for clients with a namespace, run against any broker like those in scenarios.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cometmq import (
 
 
 class Committing:
-    """A transaction listener."""
+    """A transaction listener that commits."""
 
     async def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
         return TransactionState.COMMIT
@@ -35,7 +35,7 @@ class Committing:
 
 
 class Tenant:
-    """Consumes a topic; what begins with `retry` fails once, `ask` gets a reply."""
+    """Consume a topic: bodies that begin with `retry` fail once, and `ask` gets a reply."""
 
     def __init__(self, namesrv: str, topic: str, group: str, namespace: str, *, orderly: bool) -> None:
         self.topic, self.ledger = topic, Ledger()
@@ -68,7 +68,7 @@ async def namespaces_keep_clients_apart(namesrv: str) -> None:
         use_all(namesrv, name.topic, name.group, "left", orderly=False),
         use_all(namesrv, name.topic, name.group, "right", orderly=True),
     )
-    for namespace in ("left", "right"):  # and this is how brokers know them
+    for namespace in ("left", "right"):  # the names on the brokers
         async with reading(namesrv, "g-look") as reader:
             assert await reader.fetch_queues(f"{namespace}%{name.topic}")
 

@@ -1,4 +1,4 @@
-"""A producer and two consumers through random faults of their connections, and what they must not lose."""
+"""A producer and two consumers under random connection faults, and a check that no message is lost."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ T = TypeVar("T")
 MESSAGES = 20
 SEND_S, API_S = 2.0, 1.0
 LATE_S = 5.0
-"""How much longer than its own limits a call may take on a busy machine."""
+"""Extra time, in seconds, that a call may take beyond its own limits on a busy machine."""
 CLIENT = ClientOptions(api_timeout_s=API_S, route_interval_s=1.0, heartbeat_interval_s=1.0)
 PRODUCER = ProducerOptions(send_timeout_s=SEND_S, retry_times=3)
 CONSUMER = PushOptions(
@@ -50,11 +50,11 @@ CONSUMER = PushOptions(
 
 
 class BadNetwork:
-    """One seed: its proxies, clients and history."""
+    """One run for one seed: its proxies, clients and history."""
 
     def __init__(self, namesrv: str, seed: int) -> None:
         self.dice = random.Random(seed)
-        # Now and then a stall that outlasts the client's time-outs.
+        # Sometimes a stall lasts longer than the client's timeouts.
         longest = 3.0 if self.dice.random() < 0.1 else 0.2
         script = random_faults(seed, share=0.7, within=8 * 1024, seconds=longest)
         self.proxy = ClusterProxy(namesrv, script)
@@ -69,7 +69,7 @@ class BadNetwork:
         (message,) = messages
         body = message.body.split()[0].decode()
         place: dict[str, Any] = {}
-        if message.reconsume_times == 0:  # later ones lie in the group's retry topic
+        if message.reconsume_times == 0:  # retries come from the group's retry topic
             place = {
                 "topic": self.topic, "queue": str(message.queue_id), "offset": message.queue_offset,
             }  # fmt: skip
@@ -82,7 +82,7 @@ class BadNetwork:
             return ConsumeStatus.RECONSUME_LATER
         self.handled.add(body)
         if "REPLY_TO_CLIENT" in message.properties:
-            with contextlib.suppress(CometError):  # who asked gets none, or asks again
+            with contextlib.suppress(CometError):  # the requester gets no reply, or repeats its request
                 reply = reply_to(message, b"re: " + body.encode())
                 await in_time(lambda: self.producer.send(reply), SEND_S + 2 * API_S)
         return ConsumeStatus.SUCCESS
@@ -104,7 +104,7 @@ class BadNetwork:
             later = itertools.count(MESSAGES)
 
             async def well_again() -> bool:
-                await self._send(number := next(later))  # a busy broker may refuse
+                await self._send(number := next(later))  # a busy broker may refuse the send
                 return f"{number}" in self.sure
 
             async def answered_again() -> bool:
@@ -121,7 +121,7 @@ class BadNetwork:
         return check_history(self.history.lines(), Expected())
 
     async def _consumer(self) -> PushConsumer:
-        """As a program does that must have its consumer: again, until it starts."""
+        """Start a consumer, and retry until the start succeeds."""
         while True:
             consumer = PushConsumer(
                 self.group, self.listener, self.topic, namesrv=self.proxy.namesrv, options=CONSUMER,
@@ -164,7 +164,7 @@ class BadNetwork:
 
 
 async def in_time(work: Callable[[], Awaitable[T]], limit_s: float) -> T:
-    """A caller's answer or typed error, within its limit. A busy machine may be late itself."""
+    """Await a result or a typed error within a time limit, with a margin for a busy machine."""
     began = time.monotonic()
     try:
         return await asyncio.wait_for(work(), limit_s + 30)

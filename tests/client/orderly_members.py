@@ -1,7 +1,7 @@
-"""Members of an orderly group that join, leave, are cut off or killed, and what their calls must look like.
+"""Members of an orderly group that join, leave, are cut off or killed, and a check of their calls.
 
-The members are processes of this module (`python -m tests.client.orderly_members`). Each says of every call
-of its listener when it began and ended, by the machine's monotonic clock, which all processes share.
+The members are processes of this module (`python -m tests.client.orderly_members`). Each prints the begin and
+the end of every listener call, by the machine's monotonic clock, which all processes share.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ QUEUES = 4
 
 @dataclass
 class Call:
-    """One call of a listener, with one message. ended: None while it runs, or if it never ended."""
+    """One listener call with one message. `ended` is None while the call runs, or if it never ended."""
 
     member: str
     queue: int
@@ -44,9 +44,11 @@ class Call:
 
 
 def check_calls(calls: Sequence[Call], killed: dict[str, float], sent: Sequence[int]) -> None:
-    """Each queue is a key of strict order, and only a kill repeats what was handled.
+    """Check that calls for each queue were in strict order and that only a kill repeated handled messages.
 
-    killed: member -> when it was dead. sent: number of messages by queue.
+    Args:
+        killed: The time of death of each killed member.
+        sent: The number of messages by queue.
     """
     history = History()
     for queue, count in enumerate(sent):
@@ -64,11 +66,12 @@ def check_calls(calls: Sequence[Call], killed: dict[str, float], sent: Sequence[
     for call in sorted(calls, key=lambda call: call.began):
         by_queue[call.queue].append(call)
     for queue, in_order in by_queue.items():
-        done = 0  # every offset below was handled
+        done = 0  # all lower offsets have been handled
         for before, call in itertools.pairwise([in_order[0], *in_order]):
             if call.offset < done:
                 again = before.member in killed and before.member != call.member
-                # Whoever repeats what a killed member had not stored may hand the queue over meanwhile.
+                # A member that repeats messages of a killed one may release the queue before it has caught
+                # up.
                 same = before.member == call.member or not before.handled
                 goes_on = call.offset - before.offset == 1 or (call.offset == before.offset and same)
                 assert again or goes_on, f"queue {queue}: {call} repeats, after {before}"
@@ -76,14 +79,14 @@ def check_calls(calls: Sequence[Call], killed: dict[str, float], sent: Sequence[
 
 
 def place(queue: int, offset: int) -> dict[str, Any]:
-    """Where a message is, as a history says it."""
+    """Return the position of a message in the form in which a history contains it."""
     facts = {"message": f"{queue}/{offset}", "topic": "T", "queue": str(queue), "key": str(queue)}
     return {**facts, "offset": offset}
 
 
 @dataclass
 class Member:
-    """A process that consumes."""
+    """A consumer in a process of its own."""
 
     name: str
     process: asyncio.subprocess.Process
@@ -91,7 +94,7 @@ class Member:
     errors: str = ""
 
     async def read(self) -> None:
-        """Note its calls until it ends."""
+        """Record the process's calls until it ends."""
         assert self.process.stdout is not None
         async for line in self.process.stdout:
             match line.decode().split():
@@ -107,7 +110,7 @@ class Member:
 
 
 class Group:
-    """The members, dead ones included."""
+    """The members, including dead ones."""
 
     def __init__(self, namesrv: str, topic: str, group: str, lock_live_s: float) -> None:
         self._arguments = (namesrv, topic, group, str(lock_live_s))
@@ -120,7 +123,7 @@ class Group:
         return [call for member in self.members for call in member.calls]
 
     async def join(self) -> Member:
-        """A new member that has handled something."""
+        """Start a member and wait for its first handled message."""
         path = os.pathsep.join([str(ROOT), *sys.path])
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", __name__, *self._arguments),
@@ -134,7 +137,7 @@ class Group:
         return member
 
     async def works(self, member: Member, count: int = 10) -> None:
-        """Until the member has had so many more calls."""
+        """Wait until the member has had `count` more calls."""
         wanted = len(member.calls) + count
 
         async def enough() -> bool:
@@ -148,7 +151,7 @@ class Group:
         assert await member.process.wait() == 0, member.errors
 
     def cut(self, member: Member) -> None:
-        """Its connections to brokers close, and it does not know why."""
+        """Close the member's connections to brokers from outside the process."""
         member.process.send_signal(signal.SIGUSR1)
 
     async def kill(self, member: Member) -> None:
@@ -166,7 +169,7 @@ class Group:
 
 @contextlib.asynccontextmanager
 async def traffic(namesrv: str, topic: str) -> AsyncIterator[list[int]]:
-    """Messages to every queue until the block ends; how many went to each."""
+    """Send messages to every queue until the block ends; the list holds the number sent to each queue."""
     sent = [0] * QUEUES
     stop = asyncio.Event()
 
@@ -193,7 +196,7 @@ async def traffic(namesrv: str, topic: str) -> AsyncIterator[list[int]]:
 
 
 async def members_come_and_go(namesrv: str, lock_live_s: float) -> None:
-    """lock_live_s: how long the broker keeps a lock that is not renewed."""
+    """Run the whole scenario; `lock_live_s` is the lifetime of a lock that is not renewed."""
     name = names("order")
     group = Group(namesrv, name.topic, name.group, lock_live_s)
     try:
@@ -230,7 +233,7 @@ async def members_come_and_go(namesrv: str, lock_live_s: float) -> None:
 
 
 async def run(namesrv: str, topic: str, group: str, lock_live_s: float) -> None:
-    # So that a member stalled by a busy machine still has its locks.
+    # A member that a busy machine delays must still renew its locks in time.
     queue_locks.RENEW_INTERVAL_S = lock_live_s / 4
     orderly_queue.LOCK_LIVE_S = lock_live_s * 0.8
     stop = asyncio.Event()

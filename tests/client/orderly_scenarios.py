@@ -1,4 +1,4 @@
-"""What our orderly listener must do against any broker, as in scenarios.py."""
+"""Scenarios for orderly listeners, run against any broker like those in scenarios.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ AGAIN = OrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT
 
 
 async def fill_in_order(namesrv: str, topic: str, keys: int, count: int) -> None:
-    """Messages `key:number`; those of a key lie in one queue, in order."""
+    """Send messages "key:number"; all messages of a key go to one queue, in order."""
     async with sending(namesrv, "p-order") as producer:
         for number in range(count):
             for key in range(keys):
@@ -86,7 +86,7 @@ async def an_orderly_listener_commits_and_rolls_back(namesrv: str) -> None:
     again = Ledger()
     async with consuming(namesrv, name, again.listener, options=ORDERLY):
         await again.has_all([b"0:05"])
-    assert again.bodies == Counter([b"0:05"])  # it was handled and not committed
+    assert again.bodies == Counter([b"0:05"])  # the message was handled but not committed
 
 
 async def an_orderly_message_that_stays_hopeless_becomes_a_dead_letter(namesrv: str) -> None:

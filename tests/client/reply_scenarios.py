@@ -1,4 +1,4 @@
-"""What our client must do with requests and replies, as in scenarios.py."""
+"""Scenarios for requests and replies, run against any broker like those in scenarios.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cometmq.errors import MessageIllegal
 
 @asynccontextmanager
 async def replying(namesrv: str, name: Names, ledger: Ledger) -> AsyncIterator[None]:
-    """A consumer that replies `re: ` and the body to each request but those of tag `silent`."""
+    """Run a consumer that replies "re: " and the body to each request without the tag `silent`."""
     async with sending(namesrv, "p-replier") as producer:
 
         async def listener(messages: list[MessageExt]) -> None:
@@ -55,7 +55,7 @@ async def a_request_without_a_reply_ends_in_time(namesrv: str) -> None:
         (asked,) = [message for message in ledger.messages if message.body == b"second"]
         assert caught.value.correlation_id == asked.properties["CORRELATION_ID"]
         assert (caught.value.msg_id, asked.properties["TTL"]) == (asked.msg_id, "1500")
-        await producer.send(reply_to(asked, b"too late"))  # the client takes it, and nobody waits
+        await producer.send(reply_to(asked, b"too late"))  # the client discards it: the request has timed out
         assert len(producer.client.replies) == 0
         await producer.send(Message(name.topic, b"plain", tags="silent"))
         await ledger.has_all([b"plain"])

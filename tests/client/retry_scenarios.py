@@ -1,4 +1,4 @@
-"""What our client must do with messages that fail, against any broker, as in scenarios.py."""
+"""Scenarios for messages whose handling fails, run against any broker like those in scenarios.py."""
 
 from __future__ import annotations
 

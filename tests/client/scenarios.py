@@ -1,7 +1,7 @@
-"""What our client must do against any broker: the same functions run against ours and against Apache's.
+"""Client scenarios that run both against our broker and against Apache's.
 
-Each takes the address of a name server and makes topics and groups of its own. Every message is accounted for
-by body.
+Each scenario gets the address of a name server and creates its own topics and groups. Every message is
+accounted for by its body.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ Scenario = Callable[[str], Awaitable[None]]
 
 _numbers = itertools.count(1)
 FROM_FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
-PATIENCE_S = 120.0  # on a busy machine, whose JVMs have just started
-# A JVM that has just started on a busy machine takes seconds for its first answers.
+PATIENCE_S = 120.0  # enough for a busy machine whose JVMs have just started
+# A JVM that has just started on a busy machine needs seconds for its first responses.
 PATIENT = ProducerOptions(send_timeout_s=30.0)
 PATIENT_CLIENT = ClientOptions(api_timeout_s=30.0)
-# A send to a queue of one's choice has one try: a busy machine's broker shall not refuse it.
+# A send to a chosen queue is not retried, so the broker must not refuse it when the machine is busy.
 PATIENT_BROKER = {"waitTimeMillsInSendQueue": "10000"}
 
 
@@ -89,7 +89,7 @@ def reading(namesrv: str, group: str, options: PullOptions | None = None) -> Pul
 
 
 class Ledger:
-    """What arrived, by body."""
+    """Count received messages by body."""
 
     def __init__(self) -> None:
         self.messages: list[MessageExt] = []
@@ -133,7 +133,7 @@ async def fill(namesrv: str, topic: str, sent: Iterable[bytes], **options: objec
 
 
 async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[MessageExt]:
-    """Every message of a topic, queue by queue."""
+    """Read every message of a topic, queue by queue."""
     found: list[MessageExt] = []
     async with reading(namesrv, group) as consumer:
         for queue in await consumer.fetch_queues(topic):
@@ -147,7 +147,10 @@ async def read_all(namesrv: str, topic: str, group: str = "g-read") -> list[Mess
 
 
 async def read_at_least(namesrv: str, topic: str, count: int) -> list[MessageExt]:
-    """The same once there are so many: Apache's broker answers a send before the message is in its queue."""
+    """Read a topic until it has at least `count` messages.
+
+    Apache's broker responds to a send before the message is in its consume queue.
+    """
     found: list[MessageExt] = []
 
     async def arrived() -> bool:
@@ -215,7 +218,7 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
         await ledger.has_all(sent)
         assert consumer.health().ok
     assert ledger.bodies == Counter(sent)
-    # The offsets were stored: the group goes on where it stopped.
+    # The offsets were stored, so the group continues where it stopped.
     more = bodies(20, "more")
     await fill(namesrv, name.topic, more)
     again = Ledger()
@@ -226,7 +229,7 @@ async def push_delivers_each_message_once(namesrv: str) -> None:
 
 async def push_filters_tags_exactly(namesrv: str) -> None:
     name = names("tags")
-    # "AaAa" and "BBBB" have the same hash, so the broker lets both through.
+    # The tags "AaAa" and "BBBB" have the same hash, so the broker delivers messages of both.
     wanted = {tag: bodies(20, tag) for tag in ("AaAa", "TagB")}
     other = {tag: bodies(20, tag) for tag in ("BBBB", "TagC")}
     async with sending(namesrv, "p-tags") as producer:
@@ -244,7 +247,7 @@ async def push_filters_tags_exactly(namesrv: str) -> None:
         await ledger.has_all(expected)
 
         async def caught_up() -> bool:
-            # What is filtered out counts as consumed.
+            # Messages that the filter skips count as consumed.
             await consumer.persist_offsets()
             brokers, client = consumer.client.brokers, consumer.client
             for queue in await client.read_queues(name.topic):
@@ -320,7 +323,7 @@ async def a_strict_start_leaves_out_what_a_young_topic_held_before(namesrv: str)
         consumer = PushConsumer(group, ledgers[group].listener, name.topic, namesrv=namesrv, options=options)
         async with consumer:
             await until(partial(holds_queues_of, consumer, name.topic), "all queues")
-    # What comes while the groups are away is theirs: where they start was stored.
+    # The groups' offsets were stored, so they receive the messages that are sent while they are stopped.
     await fill(namesrv, name.topic, new)
     for group, options in first_in.items():
         ledger = ledgers[group]
@@ -375,13 +378,14 @@ async def consumers_share_queues_and_take_over(namesrv: str) -> None:
         await fill(namesrv, name.topic, third_lot)
         await merged.has_all(third_lot)
         assert set(third_lot) <= ledgers[1].bodies.keys()
-    # At least once: what the dead one had not stored comes again, nothing is lost and nothing foreign comes.
+    # Delivery is at least once: messages whose offsets the killed member had not stored are delivered again,
+    # and none is lost.
     assert set(merged.bodies) == {*first_lot, *second_lot, *third_lot}
     assert all(merged.bodies[body] == 1 for body in third_lot)
 
 
 async def die(consumer: PushConsumer) -> None:
-    """As a killed process would: connections gone, no offsets stored, no goodbye."""
+    """Stop a consumer as a kill would: close its connections without storing offsets or unregistering."""
     await consumer.client.close()
     await consumer.stop()
 
@@ -404,15 +408,17 @@ async def leaving_in_order_repeats_nothing(namesrv: str) -> None:
     async with consuming(namesrv, name, slow):
         await merged.has_all(sent)
     repeated = sum(merged.bodies.values()) - len(sent)
-    # Only what was done out of order above the oldest unfinished message may come again: at most one
-    # listener's width for each queue.
+    # Only messages that were handled before an older unfinished message may be delivered again: for each
+    # queue, at most as many as there are concurrent listener calls.
     assert at_stop < len(sent)
     assert repeated <= 20
 
 
 async def dead_letters(consumer: PushConsumer, name: Names, count: int) -> None:
-    """Until there are so many. The dead-letter topic may only be written, so that nobody reads it by mistake;
-    its queue can be asked for."""
+    """Wait until the dead-letter topic holds `count` messages.
+
+    By default the dead-letter topic is write-only, so its queue is built here and not taken from the route.
+    """
     client = consumer.client
     dead = MessageQueue(f"%DLQ%{name.group}", (await client.read_queues(name.topic))[0].broker_name, 0)
 
@@ -470,7 +476,7 @@ async def broadcasting_gives_every_member_every_message(namesrv: str) -> None:
             await one.has_all(sent)
             await two.has_all(sent)
         assert one.bodies == two.bodies == Counter(sent)
-        # The offsets lie here: each goes on where it stopped.
+        # These groups store their offsets in local files: each member continues where it stopped.
         await fill(namesrv, name.topic, later)
         again = Ledger()
         async with member(again, "one"):

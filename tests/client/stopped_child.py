@@ -1,7 +1,6 @@
-"""A process with one consumer of each kind, all of one topic, that SIGTERM stops. Prints "KIND BODY" for each
-message once it is handled.
+"""A process with one consumer of each kind on one topic, which SIGTERM stops.
 
-Arguments: name server, topic.
+Prints "KIND BODY" for each handled message. Arguments: name server, topic.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 def say(kind: str, messages: list[MessageExt]) -> None:
     for message in messages:
-        os.write(1, b"%s %s\n" % (kind.encode(), message.body))  # whole lines from every thread
+        os.write(1, b"%s %s\n" % (kind.encode(), message.body))  # one write per line: several threads print
 
 
 async def main(namesrv: str, topic: str) -> None:

@@ -1,4 +1,4 @@
-"""What streams and idempotent listeners must do, against any broker, as in scenarios.py."""
+"""Scenarios for streams and idempotent listeners, run against any broker like those in scenarios.py."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from cometmq import MemoryMarks, MessageExt, MessageStream, idempotent
 
 
 async def a_stream_goes_on_where_another_stopped(namesrv: str) -> None:
-    """Messages are acknowledged in any order, one is refused, and the last is left. Through its retries a
-    message keeps the key by which an idempotent listener knows it."""
+    """Messages are acknowledged in any order, one is rejected, and the last is left unacknowledged.
+
+    A message keeps its idempotency key through its retries.
+    """
     name = names("stream")
     sent = bodies(40)
     await fill(namesrv, name.topic, sent)

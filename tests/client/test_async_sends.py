@@ -1,4 +1,4 @@
-"""Asynchronous sends of blocking producers: futures, callbacks in threads, a bound, and the stop."""
+"""Asynchronous sends of blocking producers: futures, callbacks in threads, the limit, and the stop."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_callbacks_run_in_threads_and_may_use_the_producer(
 
 def test_the_stop_waits_for_sends_and_callbacks_and_a_callback_may_stop(local: LocalBroker) -> None:
     called: list[str] = []
-    large = Message("Async", bytes(200_000))  # compressed in a thread, before it counts as under way
+    large = Message("Async", bytes(200_000))  # a thread compresses it before it counts as pending
     with SyncProducer("p", namesrv=local.namesrv) as producer:
         sent = [
             producer.send_async(large, lambda sent: called.append(sent.result().msg_id)) for _ in range(5)
@@ -143,7 +143,7 @@ def test_a_callback_sends_without_waiting_up_to_twice_the_limit(thread: LoopThre
     both = threading.Barrier(2)
 
     def callback(_sent: Future[int]) -> None:
-        both.wait(20)  # the limit is reached, with callbacks only
+        both.wait(20)  # callbacks alone have reached the limit
         begun: list[object] = []
         try:
             while len(begun) < 5:
@@ -168,7 +168,7 @@ def test_a_callback_sends_without_waiting_up_to_twice_the_limit(thread: LoopThre
 
 @pytest.mark.filterwarnings("ignore:coroutine 'one' was never awaited")
 def test_an_interrupt_at_any_line_leaves_no_slot_taken(thread: LoopThread) -> None:
-    """A signal handler may raise at any point of the main thread."""
+    """A signal handler may raise an exception at any point of the main thread."""
     files = {AsyncSends.begin.__code__.co_filename, LoopThread.submit.__code__.co_filename}
     interrupted, lines = 0, 0
     while interrupted == lines:
@@ -179,7 +179,7 @@ def test_an_interrupt_at_any_line_leaves_no_slot_taken(thread: LoopThread) -> No
             nonlocal left
             if frame.f_code.co_filename not in files:
                 return None
-            # The interpreter handles no signal between the body of a `with` and the release of its lock.
+            # The interpreter handles no signal between the end of a `with` block and the release of its lock.
             line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
             left -= event == "line" and not line.lstrip().startswith("with ")
             if left == 0:
@@ -257,7 +257,7 @@ def test_a_stop_on_the_loop_is_refused_while_sends_are_under_way(local: LocalBro
 
         first = producer.send_async(MESSAGE)
         others = [producer.send_async(MESSAGE) for _ in range(50)]
-        others[0].add_done_callback(stop)  # a future's own callbacks run on the loop
+        others[0].add_done_callback(stop)  # a future's own callbacks run on the event loop
         with pytest.raises(ClientStateError, match="own event loop"):
             outcome.result(20)
         assert {sent.result(20).status for sent in [first, *others]} == {SendStatus.SEND_OK}

@@ -1,4 +1,4 @@
-"""The blocking faces: the same calls without a loop, from many threads, and what they refuse."""
+"""The blocking clients: the same calls without an event loop, from many threads, and calls they refuse."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_messages_sent_from_many_threads_are_consumed_in_threads(local: LocalBro
 
 
 def test_an_error_is_gone_with_its_handler(local: LocalBroker) -> None:
-    """It holds all that the call had in hand, a body too: it must not wait for the garbage collector."""
+    """An error refers to the call's data, such as a body, and must be freed without the garbage collector."""
     nobody = MessageQueue("Errors", "nobody", 0)
     with (
         SyncProducer("p", namesrv=local.namesrv) as producer,
@@ -240,7 +240,7 @@ def test_a_client_used_after_a_fork_says_so(local: LocalBroker) -> None:
 
 
 def numbered(local: LocalBroker, topic: str, count: int) -> MessageQueue:
-    """A queue that holds 0, 1, ..."""
+    """Create a queue with the bodies 0, 1, ..."""
     with SyncProducer("p", namesrv=local.namesrv) as producer:
         queue = producer.queues(topic)[0]
         for number in range(count):
@@ -258,7 +258,7 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(local: LocalBroker) -> N
     with SyncPullConsumer("g-left", namesrv=local.namesrv, options=options) as consumer:
         consumer.assign([queue])
         got = bodies_of(islice(consumer, 2))
-        # The last one given out is not known to be consumed.
+        # The message that was returned last may not have been processed yet, so it is not committed.
         assert consumer.committed(queue) == 1
         got += bodies_of(islice(consumer, 6))
         got += bodies_of(consumer.poll())
@@ -266,7 +266,7 @@ def test_an_iteration_that_is_left_goes_on_where_it_was(local: LocalBroker) -> N
         abandoned = iter(consumer)
         consumer.seek(queue, 0)
         assert next(abandoned).body == b"0"
-    abandoned.close()  # nothing to be said to a consumer that is stopped
+    abandoned.close()  # has no effect on a stopped consumer
 
 
 LEAVES_AN_ITERATION = """
@@ -317,13 +317,13 @@ LOOP_ONLY = {
     "send_raw",
     "started",
     "message_model",
-    "check",  # a question of a broker
+    "check",  # called for a broker's transaction check
     "topics",
 }
 
 
 def public(kind: type) -> dict[str, Any]:
-    """Methods and properties, those of base classes included."""
+    """Return the public methods and properties of a class and its base classes."""
     return {name: inspect.getattr_static(kind, name) for name in dir(kind) if not name.startswith("_")}
 
 
@@ -355,7 +355,7 @@ def test_each_face_has_what_its_twin_has(twin: type, face: type) -> None:
 
 
 def test_a_call_under_way_at_the_stop_ends_with_a_client_error(local: LocalBroker) -> None:
-    """Also when another client keeps the loop alive, and nothing will ever come."""
+    """The call ends even if another client keeps the loop running and no response will ever arrive."""
     for keeper in (SyncProducer("keeper", namesrv=local.namesrv), None):
         if keeper is not None:
             keeper.start()
@@ -403,7 +403,7 @@ def test_calls_beside_the_stop_say_that_it_stops(local: LocalBroker) -> None:
 
 
 class Interrupted:
-    """The loop of a thread; one call is interrupted just before it gets there."""
+    """A loop thread in which one call is interrupted just before the loop receives it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -481,13 +481,13 @@ def test_a_stop_of_another_thread_is_waited_for(local: LocalBroker) -> None:
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it starts", "while it runs"])
 def test_a_plain_listener_may_stop_its_consumer(local: LocalBroker, early: bool) -> None:
-    """What it has handled then does not come again, and the group is left."""
+    """Messages handled before the stop are not delivered again, and the consumer leaves its group."""
     topic, group, alone = f"StopsItself{early}", f"g-stops-itself-{early}", threading.Event()
 
     def listener(messages: list[MessageExt]) -> None:
         assert consumer.health().group == group
         assert early or alone.wait(60)
-        consumer.stop()  # the last user of the loop
+        consumer.stop()  # the last client that uses the loop
 
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     consumer = SyncPushConsumer(group, listener, topic, namesrv=local.namesrv, options=options)
@@ -569,7 +569,7 @@ def test_producers_that_are_dropped_are_stopped_and_named(local: LocalBroker) ->
 
 
 def test_a_consumer_with_a_listener_goes_on_when_it_is_dropped(local: LocalBroker) -> None:
-    """Its listener is what it is there for, and need not know it."""
+    """A consumer with a listener keeps running although no reference to it is left."""
     received: list[bytes] = []
     arrived = threading.Event()
 
@@ -581,7 +581,7 @@ def test_a_consumer_with_a_listener_goes_on_when_it_is_dropped(local: LocalBroke
     held[0].start()
     twin, thread = held[0]._twin, held[0]._thread  # noqa: SLF001 - to end it behind the test
     with pytest.warns(ResourceWarning, match="keeps calling its listener"):
-        held.clear()  # without a cycle: no collector is needed
+        held.clear()  # without a reference cycle, so no garbage collection is needed
     with SyncProducer("p", namesrv=local.namesrv) as producer:
         while not arrived.wait(0.05):
             producer.send(Message("KeptOn", b"later"))

@@ -1,4 +1,4 @@
-"""The example programs, as a user runs them."""
+"""The example programs, run as a user runs them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def consumed(name: str, local: LocalBroker) -> tuple[list[str], str]:
-    """The lines of a consumer's program about all messages, and what it says at its end."""
+    """Return a consumer program's lines about messages, and the last line that it prints."""
     with subprocess.Popen(
         [sys.executable, str(EXAMPLES / name), local.namesrv], stdout=subprocess.PIPE, text=True
     ) as consumer:
@@ -48,7 +48,7 @@ def consumed(name: str, local: LocalBroker) -> tuple[list[str], str]:
 
 
 def steps_of(lines: list[str]) -> list[str]:
-    """The steps of the one order that examples/send.py sends in order."""
+    """Return the steps of the single order that examples/send.py sends in order."""
     return [line.split(": ")[1].strip() for line in lines if re.search(r": (created|paid|shipped)$", line)]
 
 
@@ -98,7 +98,7 @@ def test_a_plain_script_sends_and_receives(local: LocalBroker) -> None:
 
 @contextlib.asynccontextmanager
 async def web(monkeypatch: pytest.MonkeyPatch, broker: TestBroker) -> AsyncIterator[AsyncClient]:
-    """The FastAPI example as a user would test a service: with a broker without sockets."""
+    """Run the FastAPI example as a user would test a service: with a broker without sockets."""
     monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
     monkeypatch.syspath_prepend(str(EXAMPLES))
     app = importlib.import_module("fastapi_orders").app
@@ -155,7 +155,7 @@ def test_a_django_command_puts_each_order_into_the_database_once(
 
         manage("migrate", "--run-syncdb")
         assert manage("consume_orders", "--count", "20") == "consuming; Ctrl-C ends it\n20 orders\n"
-        # The group goes on where it was: nothing comes a second time, and one more order ends it.
+        # The group continues where it stopped: no order is repeated, and one new order ends the program.
         producer.send(Message("Orders", b"one more"))
         assert manage("consume_orders", "--count", "21") == "consuming; Ctrl-C ends it\n21 orders\n"
     with sqlite3.connect(directory / "shop.sqlite3") as database:

@@ -1,4 +1,4 @@
-"""What `import cometmq` offers."""
+"""Names that `import cometmq` exports."""
 
 from __future__ import annotations
 

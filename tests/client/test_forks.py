@@ -1,4 +1,4 @@
-"""What was started before a fork says so in the child; the child makes its own, and the parent goes on."""
+"""Objects created before a fork are detected in the child, which can create new ones; the parent works on."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def answer_of(work: Callable[[], object], answers: Any) -> None:
 
 
 def in_child(work: Callable[[], object]) -> str:
-    """What a forked child says."""
+    """Run `work` in a forked child and return the text that the child reports."""
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     child = context.Process(target=answer_of, args=(work, answers))

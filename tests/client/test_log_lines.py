@@ -1,4 +1,4 @@
-"""What clients log, at the level that says most: no bodies, no properties of users, whatever goes wrong."""
+"""Clients never log message bodies or user properties, even at the most verbose level and after failures."""
 
 from __future__ import annotations
 

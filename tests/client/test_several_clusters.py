@@ -1,4 +1,4 @@
-"""Two clusters in one process: the same names of topics and groups, and nothing comes from the wrong one."""
+"""Two clusters in one process with equal topic and group names: no message comes from the wrong cluster."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPIC, GROUP = "Shared", "g-shared"
 
 @pytest.fixture(scope="module")
 def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, LocalBroker]]:
-    """Both brokers have the same name, too."""
+    """Start two clusters whose brokers have the same name, too."""
     with ExitStack() as stack:
         names = ("east", "west")
         yield {name: stack.enter_context(local_broker(tmp_path_factory.mktemp(name))) for name in names}

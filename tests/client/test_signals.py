@@ -1,4 +1,4 @@
-"""SIGTERM: what a process has handled does not come again, and nothing is lost."""
+"""SIGTERM: messages that the process has handled are not delivered again, and none is lost."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ SENT = 600
 
 
 async def test_a_process_that_is_told_to_end_leaves_no_duplicates(local: LocalBroker) -> None:
-    """The first is stopped under load, while messages come in; a second one goes on."""
+    """The first process is stopped while messages arrive; a second one continues."""
     handled: dict[str, Counter[str]] = defaultdict(Counter)
 
     async def run(until: int) -> int:
-        """Until each kind has handled so many; the exit code."""
+        """Run a child until each kind of consumer has handled `until` messages; return its exit code."""
         child = await asyncio.create_subprocess_exec(
             sys.executable, str(CHILD), local.namesrv, "Drained", stdout=asyncio.subprocess.PIPE
         )
@@ -128,7 +128,7 @@ async def test_a_client_that_is_not_started_is_refused() -> None:
 
 
 class Stopping(LifeCycle):
-    """Its stop takes its time, or fails."""
+    """A client whose stop is slow or fails."""
 
     def __init__(self, *, fails: bool) -> None:
         super().__init__("client")

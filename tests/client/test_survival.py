@@ -1,4 +1,4 @@
-"""Clients outlive their servers' restarts, and a killed consumer's messages reach the others."""
+"""Clients survive restarts of their servers, and a killed consumer's messages reach the remaining members."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ QUICK = ClientOptions(route_interval_s=0.5, heartbeat_interval_s=0.5)
 
 @pytest.fixture
 async def cluster(tmp_path: Path) -> AsyncIterator[Standalone]:
-    running = Standalone(tmp_path, free_port(), free_port())  # they listen again after a restart
+    running = Standalone(tmp_path, free_port(), free_port())  # a restart must use the same ports
     await running.start()
     yield running
     await running.stop()
@@ -69,7 +69,7 @@ async def test_a_restart_of_all_servers_is_survived(cluster: Standalone, tmp_pat
 
 
 async def send_at_last(producer: Producer, message: Message) -> None:
-    """As a program would that may not lose a message."""
+    """Send a message, and retry until the send succeeds, as a program does that must not lose messages."""
 
     async def sent() -> bool:
         try:

@@ -1,4 +1,4 @@
-"""What a client writes into the trace topic, and that nothing waits for it."""
+"""Records that a client writes to the trace topic; no send or listener waits for them."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ BEFORE = SubBefore(
 
 @dataclass
 class Traced:
-    """A broker with a topic T and a trace topic, and what was written into the latter."""
+    """A broker with topic T and a trace topic, and the messages that were written to the trace topic."""
 
     namesrv: FakeNamesrv
     broker: FakeBroker
 
     @property
     def messages(self) -> list[tuple[list[str], list[AnyTrace]]]:
-        """(keys, records) of each message."""
+        """Return the keys and the records of each trace message."""
         return [
             (
                 decode_properties((header.properties or "").encode())["KEYS"].split(),
@@ -222,7 +222,7 @@ def test_the_blocking_producer_traces_too(local: LocalBroker) -> None:
 
 
 class Reader:
-    """A listener that does what it is told, and knows when it was called often enough."""
+    """A listener that performs one scripted action per call and sets `done` at the last one."""
 
     def __init__(self, *acts: object) -> None:
         self._acts = list(acts)
@@ -356,7 +356,7 @@ async def test_the_end_of_a_transaction_is_traced(traced: Traced, region: str | 
 
 
 class Commits:
-    """Every transaction succeeds."""
+    """A transaction listener that commits every transaction."""
 
     async def execute_local_transaction(self, message: MessageExt, argument: object) -> TransactionState:
         return TransactionState.COMMIT

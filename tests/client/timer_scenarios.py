@@ -1,4 +1,4 @@
-"""What our client must do with delivery times; for brokers that have them (5.x, ours), as in scenarios.py."""
+"""Scenarios for delivery times, run like those in scenarios.py against brokers that have them (5.x, ours)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ async def messages_come_at_their_time_unless_taken_back(namesrv: str) -> None:
             await producer.send(Message(name.topic, b"too far", delay_ms=41 * 86_400_000))
         async with consuming(namesrv, name, ledger.listener):
             await ledger.has_all([b"first", b"at", b"after"])
-            # What was taken back would have come by then, a second late or more.
+            # The recalled message would have been delivered by then, even if it were a second late.
             await asyncio.sleep(max(0.0, begun / 1000 + 5 - time.time()))
     assert ledger.bodies == Counter([b"first", b"at", b"after"])
     came = {message.body: message for message in ledger.messages}

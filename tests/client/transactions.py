@@ -1,4 +1,4 @@
-"""What our transaction producer must do against any broker; see scenarios.py."""
+"""Scenarios for the transaction producer, run against any broker; see scenarios.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cometmq import Message, MessageExt, TransactionProducer, TransactionState
 
 
 class Undecided:
-    """A transaction listener that does what a message's properties say, and counts."""
+    """A transaction listener that follows the message's properties and counts its calls."""
 
     def __init__(self) -> None:
         self.asked: Counter[bytes] = Counter()

@@ -1,4 +1,4 @@
-"""Brokers that are reached elsewhere than where they say: by a forwarded port, or by their VIP channel."""
+"""Brokers reached at an address other than the registered one: a forwarded port, or the VIP channel."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from cometmq.testing import LocalBroker, local_broker
 
 @pytest.fixture(scope="module")
 def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """A broker that says an address which only its own network knows, as in a container."""
+    """Start a broker that registers an address that is unreachable from here, as one in a container may."""
     with local_broker(tmp_path_factory.mktemp("broker"), {"brokerIP1": "192.0.2.1"}) as running:
         yield running
 
 
 async def use(namesrv: str, options: ClientOptions, send_timeout_s: float = 60.0) -> bytes:
-    """Send, look up, and read again."""
+    """Send a message, look it up by id, and consume it."""
     once = ProducerOptions(retry_times=0, send_timeout_s=send_timeout_s)
     async with Producer("p", namesrv=namesrv, options=once, client_options=options) as producer:
         await producer.create_topic("TBW102", "Mapped", 1)

@@ -1,4 +1,4 @@
-"""A body that has changed since it was stored never reaches a consumer, and never silently."""
+"""A body that was corrupted after it was stored never reaches a consumer, and is always reported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cometmq.protocol.record.one import encode_record
 
 
 def record(body: bytes, offset: int, *, flip: int | None = None, sys_flag: int = 0) -> bytes:
-    """A stored record; with `flip` one bit of that byte of its body has changed."""
+    """Build a stored record. `flip` is the index of a body byte in which one bit is inverted."""
     data = bytearray(encode_record("T", body, queue_id=2, queue_offset=offset, sys_flag=sys_flag))
     if flip is not None:
         data[data.index(body) + flip] ^= 0x10

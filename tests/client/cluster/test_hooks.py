@@ -1,4 +1,4 @@
-"""Hooks around sends and listeners, and what happens when one fails."""
+"""Hooks around sends and listeners, including hooks that fail."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cometmq.testing import LocalBroker
 
 
 class Noted:
-    """A hook that keeps what it is told."""
+    """A hook that records its calls."""
 
     def __init__(self) -> None:
         self.told: list[tuple[str, Sending]] = []

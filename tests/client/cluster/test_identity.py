@@ -1,4 +1,4 @@
-"""Client ids, unique keys, and the name servers a client asks."""
+"""Client ids, unique keys, and the name servers that a client uses."""
 
 from __future__ import annotations
 

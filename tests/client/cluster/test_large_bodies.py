@@ -1,4 +1,4 @@
-"""A few bytes that inflate to gigabytes: bounded for each body and answer, nothing lost, nothing stopped."""
+"""Small bodies that inflate to gigabytes: limited per body and per response, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def namesrv(namesrv: FakeNamesrv, broker: FakeBroker) -> FakeNamesrv:
 
 
 def packed(size: int, offset: int = 0) -> bytes:
-    """A record whose body inflates to `size` bytes."""
+    """Build a record whose body inflates to `size` bytes."""
     return encode_record("T", zlib.compress(bytes(size)), queue_offset=offset, sys_flag=0x301)
 
 
@@ -53,10 +53,10 @@ def small_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     ("sizes", "lengths", "oversized", "left_at"),
     [
         ([40, 40], [40, 40], [], None),
-        # What has no room comes with the next pull, and what is behind it.
+        # A message beyond the limit, and all after it, are returned by the next pull.
         ([40, 40, 40, 1], [40, 40], [], 2),
         ([60, 1], [None, 1], [0], None),
-        ([40, 60, 60, 1], [40, None], [1], 2),  # finding out that one is too large costs as much
+        ([40, 60, 60, 1], [40, None], [1], 2),  # detecting a too large body costs as much as reading it
         ([60, 60, 60], [None, None], [0, 1], 2),
     ],
 )

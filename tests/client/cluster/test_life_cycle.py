@@ -1,4 +1,4 @@
-"""Calls that do not fit the state of a client say what is wrong, and a way out that there is."""
+"""A call that does not fit the client's state raises an error that names a valid next step."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_a_shared_instance_in_another_event_loop() -> None:
 
 
 class Slow(LifeCycle):
-    """Says when it begins and ends, and waits for `gate` in both."""
+    """A client whose start and stop set an event and then wait for `gate`."""
 
     def __init__(self, failure: Exception | None = None) -> None:
         super().__init__("slow thing")
@@ -140,7 +140,7 @@ async def test_each_state_in_its_turn() -> None:
     assert slow.state == "starting"
     with pytest.raises(ClientStateError, match=r"slow thing is starting and cannot be started again$"):
         await slow.start()
-    stops = [asyncio.create_task(slow.stop()) for _ in range(2)]  # which wait for the start, and one another
+    stops = [asyncio.create_task(slow.stop()) for _ in range(2)]  # both wait for the start and for each other
     await asyncio.sleep(0)
     slow.gate.release()
     await starting
@@ -184,7 +184,7 @@ async def test_an_instance_may_be_started_and_closed_again() -> None:
 
 @pytest.mark.parametrize("shared", [True, False])
 async def test_whoever_waits_for_a_route_hears_of_the_stop(namesrv: FakeNamesrv, shared: bool) -> None:
-    """And is not cancelled by it."""
+    """A caller that waits for a route gets an error from the stop and is not cancelled."""
     namesrv.hangs = True
     instance = ClientInstance(namesrv.addr)
     await instance.start()

@@ -1,4 +1,4 @@
-"""Which hosts are asked for the message of an id, and where a topic is made."""
+"""Hosts that are queried for a message id, and brokers on which a topic is created."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_host_that_is_no_broker_of_the_cluster_is_not_asked(
 async def test_a_broker_is_known_by_the_name_of_its_host_too(
     local: LocalBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in containers, where the name is registered, and ids hold the IP address."""
+    """In containers a broker registers its host name, while its message ids contain the IP address."""
     async with Producer("p", namesrv=local.namesrv) as producer:
         sent = await producer.send(Message("Ids", b"x"))
     async with Producer("p", namesrv=local.namesrv) as fresh:
@@ -89,7 +89,7 @@ async def test_producers_and_consumers_make_topics(local: LocalBroker) -> None:
 
 async def test_a_topic_that_is_made_is_sent_to_at_once(local: LocalBroker) -> None:
     async with Producer("p", namesrv=local.namesrv) as producer:
-        assert len(await producer.queues("Grows")) == 4  # those of the template
+        assert len(await producer.queues("Grows")) == 4  # the queue count of the template topic
         await producer.create_topic("TBW102", "Grows", 7)
         assert len(await producer.queues("Grows")) == 7
 

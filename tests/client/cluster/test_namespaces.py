@@ -1,4 +1,4 @@
-"""Names in a namespace: which are wrapped, in which requests, and what comes back."""
+"""Names in a namespace: which names requests contain with the namespace, and how responses are unwrapped."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ async def test_a_reply_topic_of_a_cluster_is_in_no_namespace_and_others_are(loca
         await producer.send(Message("ORDER_REPLY_TOPIC", b"x"))
         await producer.queues(f"{cluster}_REPLY_TOPIC")
         topics: list[str] = []
-        async with asyncio.timeout(60):  # the broker tells the name server beside its answer
+        async with asyncio.timeout(60):  # the broker registers the topic concurrently with its response
             while not any(topic.endswith("ORDER_REPLY_TOPIC") for topic in topics):
                 topics = await producer.client.namesrv.topics()
     assert f"{cluster}_REPLY_TOPIC" in topics

@@ -1,4 +1,4 @@
-"""Name servers that hang, are gone, come back, and disagree."""
+"""Tests with name servers that hang, stop, come back, or disagree."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def other(broker: FakeBroker) -> AsyncIterator[FakeNamesrv]:
 
 @asynccontextmanager
 async def api(*addrs: str, current: str, timeout_s: float = 3.0) -> AsyncIterator[NamesrvApi]:
-    """Asks `current` first."""
+    """Create an API that sends its first request to `current`."""
     remoting = RemotingClient()
     names = NamesrvApi(remoting, [current], timeout_s)
     names.use(addrs)
@@ -66,7 +66,7 @@ async def test_what_one_does_not_know_is_asked_of_the_others(
     other.serve("U", broker)
     async with api(NOBODY, namesrv.addr, other.addr, current=namesrv.addr) as names:
         assert (await names.route("U")).broker_datas[0].broker_name == "broker-a"
-        assert names.current == namesrv.addr  # it answers
+        assert names.current == namesrv.addr  # the only one that responds
         with pytest.raises(NoRouteError) as caught:
             await names.route("nowhere")
         assert [addr for addr, _ in caught.value.asked] == [namesrv.addr, other.addr, NOBODY]

@@ -1,4 +1,4 @@
-"""Name servers and brokers whose answers no client can work with: named, bounded, and the rest goes on."""
+"""Malformed responses of name servers and brokers are reported, limited in cost, and stop nothing else."""
 
 from __future__ import annotations
 
@@ -89,4 +89,4 @@ async def test_a_broker_that_holds_no_pulls_is_not_asked_too_fast(
             await consumer.assign_topic("T")
             await until(lambda: asked)
             await asyncio.sleep(0.3)
-    assert asked <= most  # thousands where each answer is followed by the next question
+    assert asked <= most  # without a delay there would be thousands

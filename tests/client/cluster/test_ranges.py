@@ -1,4 +1,4 @@
-"""Options that make no sense are refused where they are written, by name."""
+"""Invalid options are refused when they are set, with the option's name in the error."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cometmq.errors import ConfigError
 
 
 async def asynchronous(*given: object) -> None:
-    """A plain function was wanted."""
+    """A coroutine function where an option requires a plain function."""
 
 
 OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
@@ -53,7 +53,7 @@ OPTIONS: dict[type[Any], dict[str, list[Any]]] = {
         "consume_timestamp_ms": [-1, 1.5],
         "pull_batch_size": [0, 1025],
         "suspend_timeout_s": [0],
-        "broker_suspend_s": [-1, 31],  # longer than a pull is waited for
+        "broker_suspend_s": [-1, 31],  # 31 is longer than the timeout of a pull
         "rebalance_interval_s": [0],
         "persist_interval_s": [0],
         "stall_after_s": [0],
@@ -108,7 +108,7 @@ def test_what_makes_sense_is_taken() -> None:
     ClientOptions(route_interval_s=0.001, heartbeat_interval_s=math.inf)
 
 
-# What Java's clients have if nothing is said (4.9.8, 5.3 where the comment says so).
+# Defaults of Java's clients (of 4.9.8; of 5.3 where a comment says so).
 DEFAULTS: dict[type[Any], dict[str, object]] = {
     ClientOptions: {
         "client_ip": None,
@@ -125,7 +125,7 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "send_timeout_s": 3.0,
         "try_timeout_s": None,  # 5.3's sendMsgMaxTimeoutPerRequest
         "retry_times": 2,
-        "retry_response_codes": {17, 14, 1, 16, 204, 205, 2, 1500},  # 5.3: with the last two
+        "retry_response_codes": {17, 14, 1, 16, 204, 205, 2, 1500},  # 5.3; 4.9.8 lacks the last two
         "retry_another_broker_when_not_store_ok": False,
         "send_latency_fault_enable": False,
         "compress_over": 4096,

@@ -1,4 +1,4 @@
-"""Where consumers of each kind read while their master is killed, paused, busy or back."""
+"""The broker that each kind of consumer reads from while the master is killed, paused, busy or back."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ async def by_pull(client: ClientInstance, seen: Seen) -> None:
     async with PullConsumer("g", client=client, options=PULL) as consumer:
         offset = 0
         while True:
-            with suppress(RemotingError):  # a paused broker's: the next pull goes to another one
+            with suppress(RemotingError):  # the broker is paused; the next pull goes to another one
                 result = await consumer.pull(QUEUE, offset, timeout_s=0.5)
                 offset = result.next_begin_offset
                 keep(seen, result.messages)
@@ -131,7 +131,7 @@ class Pair:
         self.namesrv.routes["T"].broker_datas[0].broker_addrs = addrs
 
     def pull(self, broker: FakeBroker, frame: Frame) -> Frame:
-        """Answer at once, also without a message; the master with what the test suggests."""
+        """Respond immediately, even without a message; the master adds the broker that the test suggests."""
         offset, end = 0, len(broker.records.get(("T", 0), []))
         answer = broker.pull(frame)
         offset = broker.pulls[-1].queue_offset
@@ -216,7 +216,7 @@ async def test_a_consumer_that_starts_with_an_old_route_reads_the_replica_of_a_m
         (state, kind)
         for state in ("killed", "paused", "busy")
         for kind in KINDS
-        if (state, kind) != ("paused", "tail")  # its pulls wait 25 s
+        if (state, kind) != ("paused", "tail")  # pulls of this kind wait 25 s
     ],
 )
 async def test_reading_goes_on_at_a_replica_and_returns_to_the_master(

@@ -1,4 +1,4 @@
-"""Requests of a producer and the replies that brokers push, good, late and odd."""
+"""Requests of a producer, and the valid, late and malformed replies that brokers push."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def pushed(correlation_id: str, **fields: object) -> PushReplyMessageRequestHead
 
 
 def asked(broker: FakeBroker, number: int = -1) -> dict[str, str]:
-    """The properties of a request that the broker got."""
+    """Return the properties of a request message that the broker received."""
     return decode_properties((broker.sent[number][0].properties or "").encode())
 
 
@@ -58,7 +58,7 @@ async def test_a_reply_is_a_message(broker: FakeBroker, asker: Producer) -> None
     waiting = asyncio.create_task(asker.request(Message("T", b"x", properties={"own": "1"})))
     await sent(broker)
     properties = asked(broker)
-    assert broker.heartbeats  # came first: the broker knows where to bring the reply
+    assert broker.heartbeats  # the heartbeat was first, so the broker can route the reply
     assert properties["REPLY_TO_CLIENT"] == broker.heartbeats[-1].client_id == asker.client.client_id
     assert (properties["TTL"], properties["own"]) == ("3000", "1")
     header = pushed(properties["CORRELATION_ID"], sys_flag=ZLIB)
@@ -88,7 +88,7 @@ async def test_every_broker_that_takes_replies_knows_the_client_before_the_reque
 @pytest.mark.parametrize(
     ("fields", "body", "code"),
     [
-        ({}, b"x", ResponseCode.SUCCESS),  # nobody waits for it
+        ({}, b"x", ResponseCode.SUCCESS),  # no request waits for it
         ({"properties": None}, b"x", ResponseCode.SUCCESS),
         ({"sys_flag": ZLIB}, b"no zlib", ResponseCode.SYSTEM_ERROR),
         ({"sys_flag": ZLIB}, zlib.compress(bytes(40 << 20)), ResponseCode.SYSTEM_ERROR),

@@ -1,4 +1,4 @@
-"""What a route means for producers and consumers, and which address is asked."""
+"""Use of a route by producers and consumers, and the choice of the address for a request."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_slaves_hear_of_consumers_only(kind: str, broker: FakeBroker, name
 
 
 class Orders:
-    """What a transaction producer asks."""
+    """A transaction listener."""
 
     async def execute_local_transaction(self, message: Message, order: object) -> TransactionState:
         return TransactionState.COMMIT
@@ -213,7 +213,7 @@ async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
             await sender.client.refresh_routes()
             rounds.append(sorted(namesrv.asked))
         assert rounds == [["A", "B", "C"], ["A", "C"], ["C"]]
-        await sender.send(Message("B", b"x"))  # asked for again
+        await sender.send(Message("B", b"x"))  # requests the route again
     async with ClientInstance(namesrv.addr) as client:
         transactions = TransactionProducer("p-tx", Orders(), client=client)
         async with transactions, Producer("p", client=client) as sender:
@@ -221,4 +221,4 @@ async def test_topics_that_were_sent_to_once_are_not_asked_about_for_ever(
                 await sender.send(Message(topic, b"x"))
             for _ in range(2):
                 await client.refresh_routes()
-            assert sorted(client.routes.topics) == ["A", "B", "C"]  # their brokers may ask
+            assert sorted(client.routes.topics) == ["A", "B", "C"]  # their brokers may check transactions

@@ -1,4 +1,4 @@
-"""OpenTelemetry: the spans of sends, receives and listeners' calls, and how they hang together."""
+"""OpenTelemetry: the spans of sends, receives and listener calls, and their parents and links."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
 class Recording:
-    """The client options that make spans, and the spans."""
+    """Client options that create spans, and the exported spans."""
 
     def __init__(self) -> None:
         self.exporter = InMemorySpanExporter()
@@ -68,7 +68,7 @@ def ids(span: ReadableSpan) -> tuple[int, int]:
 async def test_the_work_of_a_listener_is_part_of_the_senders_trace(
     local: LocalBroker, spans: Recording
 ) -> None:
-    """Also when the listener runs in a thread."""
+    """The listener may be a coroutine function or run in a thread."""
     done = asyncio.Event()
     loop = asyncio.get_running_loop()
     inside: list[tuple[int, int]] = []
@@ -126,7 +126,7 @@ async def test_the_work_of_a_listener_is_part_of_the_senders_trace(
 
 
 class Failing(SpanProcessor):
-    """Fails at the start or at the end of each span."""
+    """A span processor that fails at the start or at the end of each span."""
 
     def __init__(self, at: str) -> None:
         self.at = at
@@ -179,7 +179,7 @@ async def test_telemetry_that_fails_decides_nothing(local: LocalBroker, at: str)
         async with PushConsumer(f"g-push-{at}", listener, topic, **common, options=push) as consumer:
             await done.wait()
         assert (heard, consumer.health().failed) == ([b"1"], 0)
-    assert failing.calls == 5  # a failing send's too
+    assert failing.calls == 5  # including the span of the failing send
 
 
 async def test_each_way_to_send_carries_the_context(local: LocalBroker, spans: Recording) -> None:

@@ -1,4 +1,4 @@
-"""The one place where functions of users are called: whatever they raise ends their call, and only that."""
+"""Calls of user functions: an exception of any kind ends its own call and has no other effect."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ from cometmq.message import SendStatus
 from cometmq.testing import LocalBroker
 
 NOT_ERRORS = (StopIteration, StopAsyncIteration, GeneratorExit, KeyboardInterrupt, asyncio.CancelledError)
-"""What means more to the interpreter than that a call has failed."""
+"""Exceptions that have a special meaning for the interpreter."""
 
 
 class Failing:
-    """Raises each of these once."""
+    """A callable that raises each of these exceptions once."""
 
     def __init__(self) -> None:
         self.left = list(NOT_ERRORS)
@@ -179,8 +179,8 @@ def test_a_listener_that_answers_requests_may_raise_anything(local: LocalBroker)
 
 
 def test_hooks_may_raise_anything(local: LocalBroker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them fail while the messages come, and none of these is lost."""
-    monkeypatch.setattr(cluster_hooks, "_log_limit", LogLimiter())  # other tests count the lines of theirs
+    """All hooks fail while messages arrive, and no message is lost."""
+    monkeypatch.setattr(cluster_hooks, "_log_limit", LogLimiter())  # other tests count their own log lines
 
     class Hook:
         def __init__(self, failing: Callable[..., None]) -> None:

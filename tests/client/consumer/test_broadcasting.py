@@ -1,4 +1,4 @@
-"""Push consumers that each get every message: BROADCASTING."""
+"""Push consumers in BROADCASTING mode: each member receives every message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_a_broadcasting_member_has_its_own_offsets(
     options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
     async with box.consumer(**options) as member:
         await box.has(1)
-        # The offsets' place depends on the client id, which therefore must not change with the process.
+        # The path of the offset file contains the client id, which therefore must not contain the process id.
         assert member.client.client_id == "127.0.0.1@DEFAULT"
         (group,) = broker.heartbeats[-1].consumer_data_set
         assert [subscription.topic for subscription in group.subscription_data_set] == ["T"]
@@ -39,7 +39,7 @@ async def test_a_broadcasting_member_has_its_own_offsets(
 async def test_a_broadcasting_member_waits_for_the_file_of_another(
     broker: FakeBroker, namesrv: FakeNamesrv, box: Box, tmp_path: Path
 ) -> None:
-    """Both stay in this process and in use, so it is the stop that frees the file."""
+    """Both members run in this process, so only the first one's stop can unlock the file."""
     broker.store("T", 0, b"a")
     options = {"message_model": MessageModel.BROADCASTING, "offset_dir": str(tmp_path)}
     first, waiting = box.consumer(**options), Box(namesrv)

@@ -1,4 +1,4 @@
-"""Worker tasks that call the listener: how many at once, what a failure does, how a stop drains."""
+"""Tests of the worker tasks that call the listener: concurrency, failures, and draining at a stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Listener = BoundListener[ConsumeContext, ConsumeStatus]
 
 
 class Desk:
-    """Takes what was consumed."""
+    """A consume mode that records the acknowledged batches."""
 
     later = ConsumeStatus.RECONSUME_LATER
     handled = (OK,)
@@ -50,7 +50,7 @@ async def consumed(listener: Listener, count: int, concurrency: int) -> list[tup
     desk = Desk(count)
     consuming = Consuming(listener, concurrency, desk)
     consuming.start()
-    await asyncio.sleep(0)  # all workers wait now
+    await asyncio.sleep(0)  # lets all workers start waiting
     consuming.submit(batches(count))
     async with asyncio.timeout(60):
         await desk.complete.wait()
@@ -77,7 +77,7 @@ async def test_the_number_of_calls_at_once_changes_while_they_run() -> None:
         return OK
 
     async def next_calls(expected: int) -> None:
-        """End those that run; as many run after that as are allowed now."""
+        """End the running calls, and check that `expected` new ones start."""
         async with changed:
             changed.notify_all()
         for _ in range(20):

@@ -1,4 +1,4 @@
-"""A queue that goes to another member: what ends first, who waits, and for how long."""
+"""Tests of the handoff of a queue to another member: order of events, waiting, and time limits."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ def test_the_checker_finds_what_may_not_be(calls: list[Call], problem: str | Non
 
 
 async def lose_queue(box: Box, broker: FakeBroker) -> None:
-    """Another member has joined, and the only queue is its own now."""
+    """Let another member join that is assigned the only queue."""
     broker.members = ["!another", *broker.members]
 
 
 def with_another(broker: FakeBroker, name: str = "~another") -> None:
-    """The group has a member beside us, which has the queue's lock, but no share: its name is behind ours."""
+    """Add a member that holds the queue's lock but, since its name sorts last, is assigned no queue."""
     broker.not_ours.add(QUEUE)
 
     def beat(frame: Frame) -> Frame | None:
@@ -66,7 +66,7 @@ async def test_running_calls_end_and_count_before_the_lock_goes(broker: FakeBrok
         box.open.set()
         await broker.wait_for(lambda: QUEUE not in broker.locked)
         assert broker.offsets == {("T", 0): 2}
-        assert box.bodies == [b"0", b"1"]  # the others are the next member's
+        assert box.bodies == [b"0", b"1"]  # the remaining messages belong to the next member
 
 
 async def test_a_call_that_takes_too_long_is_not_waited_for(
@@ -103,7 +103,7 @@ async def test_the_next_member_waits_for_the_lock_but_not_for_ever(
 
 
 async def test_a_lock_that_is_not_answered_is_waited_for(broker: FakeBroker, box: Box) -> None:
-    """The connection may be cut between the pulls, and another member may have the queue."""
+    """A refused lock request does not show that the queue is free: another member may still own it."""
     with_another(broker)
     broker.refuse(RequestCode.LOCK_BATCH_MQ, ResponseCode.SYSTEM_BUSY)
     async with box.consumer(handover_timeout_s=60.0) as member:
@@ -129,7 +129,7 @@ async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
         broker.members.append("~another")
         await member.rebalance()
         assert member.assignment == (QUEUE,)
-        broker.members.remove("~another")  # for good
+        broker.members.remove("~another")  # permanently
         broker.store("T", 1, b"left")
         await member.rebalance()
         await box.has(1)

@@ -1,4 +1,4 @@
-"""The four kinds of listener, and what their results mean."""
+"""The four kinds of listener and the meaning of their results."""
 
 from __future__ import annotations
 

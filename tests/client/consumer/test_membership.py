@@ -1,4 +1,4 @@
-"""What a push consumer may say about queues: only of those it holds, and a pull that got lost is noticed."""
+"""A push consumer reports and stores offsets only for queues that it owns, and detects a lost pull."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def test_a_pull_that_never_comes_back_is_given_up_and_its_queue_taken_anew
     broker.store("T", 0, b"waited for")
     async with box.consumer(broker_suspend_s=0.01, suspend_timeout_s=0.01) as member:
         await member.rebalance()
-        assert not box.messages  # not so soon
+        assert not box.messages  # the delay has not passed yet
         monkeypatch.setattr(queue_puller, "_LATE_S", 0.0)
         await until(lambda: any("no answer to a pull" in problem for problem in member.health().problems))
         monkeypatch.undo()
@@ -218,7 +218,7 @@ async def test_limits_of_a_topic_are_shared_out_among_its_queues(
 async def test_a_rebalance_beside_the_stop_takes_no_queue_up(
     namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:
-    """On a shared client the pulls of a queue that nobody consumes would go on for ever."""
+    """On a shared client, a queue that is assigned after the stop would be pulled forever."""
     asked, go_on = asyncio.Event(), asyncio.Event()
     queue = MessageQueue("T", "broker-a", 0)
 
@@ -251,7 +251,7 @@ async def test_a_rebalance_beside_the_stop_takes_no_queue_up(
 async def test_a_task_that_somebody_else_cancels_is_begun_again(
     kind: str, namesrv: FakeNamesrv, broker: FakeBroker, box: Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By an `asyncio.all_tasks()` that knows no better."""
+    """For example, user code may cancel every task in `asyncio.all_tasks()`."""
     monkeypatch.setattr(workers, "_AGAIN_S", 0.01)
     called, over = asyncio.Event(), asyncio.Event()
 
@@ -278,4 +278,4 @@ async def test_a_task_that_somebody_else_cancels_is_begun_again(
             assert [message.body for message in await consumer.poll(10)] == [b"waited for"]
         else:
             await called.wait()
-            over.set()  # a stop waits for the call
+            over.set()  # the stop waits until the running call ends

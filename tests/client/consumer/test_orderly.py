@@ -1,4 +1,4 @@
-"""Consuming in order: one call a queue, locks around it, and what happens when one of them is lost."""
+"""Tests of orderly consuming: one call per queue, the locks around it, and the effect of a lost lock."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ CODE = RequestCode
 
 
 class Desk:
-    """An orderly listener that notes its calls, and answers as it is told."""
+    """An orderly listener that records its calls and returns scripted results."""
 
     def __init__(self, namesrv: FakeNamesrv) -> None:
         self.namesrv = namesrv
@@ -59,7 +59,7 @@ class Desk:
         self.tries: list[int] = []
         self.ended = 0
         self.answers: list[OrderlyStatus | Exception] = []
-        """Of the first calls; all others are answered with `answer`."""
+        """Results of the first calls; every later call returns `answer`."""
         self.answer = OK
         self.auto_commit = True
         self.open = asyncio.Event()
@@ -105,14 +105,14 @@ def desk(namesrv: FakeNamesrv) -> Desk:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Locks that are renewed every 20 ms and believed for 200 ms."""
+    """Renew locks every 20 ms and let them expire after 200 ms."""
     monkeypatch.setattr(queue_locks, "RENEW_INTERVAL_S", 0.02)
     monkeypatch.setattr(queue_locks, "RETRY_INTERVAL_S", 0.02)
     monkeypatch.setattr(orderly_queue, "LOCK_LIVE_S", 0.2)
 
 
 def held_requests(broker: FakeBroker) -> list[int]:
-    """The requests by which a queue comes and goes."""
+    """Return the codes of the requests that lock and release queues."""
     codes = (CODE.LOCK_BATCH_MQ, CODE.UPDATE_CONSUMER_OFFSET, CODE.UNLOCK_BATCH_MQ, CODE.UNREGISTER_CLIENT)
     return [code for code in broker.requests if code in codes]
 
@@ -169,7 +169,8 @@ async def test_queues_are_consumed_side_by_side_and_each_in_order(
     for queue_id in range(4):
         assert [offset for queue, offset in came if queue == queue_id] == list(range(20))
     assert broker.offsets == {("T", queue_id): 20 for queue_id in range(4)}
-    # Their offsets would come late, behind the one with which a queue is left.
+    # An offset committed with a pull could arrive after the final offset that is stored when the queue is
+    # released.
     assert all(pull.sys_flag & 1 == 0 for pull in broker.pulls)
 
 
@@ -264,7 +265,7 @@ async def test_a_listener_without_auto_commit_commits_and_rolls_back(broker: Fak
         await member.persist_offsets()
         assert broker.offsets["T", 0] == 5
     assert desk.offsets == [0, 1, 2, 3, 4, 2, 3, 4, 5]
-    assert broker.offsets["T", 0] == 5  # the last one was not committed
+    assert broker.offsets["T", 0] == 5  # the last message was not committed
 
 
 async def test_a_message_that_failed_often_enough_becomes_a_dead_letter(
@@ -288,7 +289,7 @@ async def test_a_message_that_failed_often_enough_becomes_a_dead_letter(
     assert [message.body for message in desk.calls] == [b"bad"] * 4 + [b"good"]
     ((header, body),) = broker.sent
     assert (header.topic, body, header.producer_group) == ("%RETRY%g", b"bad", "CLIENT_INNER_PRODUCER")
-    # Over the limit for 4.9, which wants as many, and for 5.x, which wants more.
+    # The count makes a dead letter of the message in 4.9 (count >= limit) and in 5.x (count > limit).
     assert (header.reconsume_times, header.max_reconsume_times) == (4, 2)
     properties = decode_properties((header.properties or "").encode())
     assert (properties["RETRY_TOPIC"], properties["UNIQ_KEY"], properties["TAGS"]) == ("T", "K1", "A")
@@ -337,10 +338,10 @@ async def test_a_member_leaves_only_when_its_call_ended_and_its_offset_is_stored
         await member.rebalance()
         await member.rebalance()
         assert member.assignment == ()
-        assert QUEUE in broker.locked  # the listener has its message
+        assert QUEUE in broker.locked  # the listener is running
         del broker.scripts[CODE.GET_CONSUMER_LIST_BY_GROUP]
         await member.rebalance()
-        assert QUEUE not in member.assignment  # not even by ourselves
+        assert QUEUE not in member.assignment  # a dropped queue is not locked again by its former owner
         desk.open.set()
         await broker.wait_for(lambda: CODE.UNLOCK_BATCH_MQ in broker.requests)
         assert [code for code in held_requests(broker) if code != CODE.LOCK_BATCH_MQ] == [
@@ -391,7 +392,7 @@ async def test_a_lost_lock_ends_the_queue_and_what_its_call_says_later(
     desk.open.clear()
     async with desk.member() as member:
         await desk.has(1)
-        broker.offsets["T", 0] = 2  # as if another member had gone on
+        broker.offsets["T", 0] = 2  # as if another member had consumed them
         broker.not_ours = {QUEUE}
         await until(lambda: QUEUE not in member.assignment)
         broker.not_ours = set()
@@ -426,7 +427,7 @@ async def test_a_lock_that_cannot_be_renewed_runs_out(broker: FakeBroker, desk: 
 async def test_what_slept_through_its_lock_begins_nothing_and_stores_nothing(
     broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch, asleep_in: str
 ) -> None:
-    """The loop's time stands still meanwhile, and another member has the queue afterwards."""
+    """The event loop's clock stops during the sleep, and another member owns the queue afterwards."""
     slept_s = [0.0]
     monkeypatch.setattr(queue_locks, "boottime", lambda: boottime() + slept_s[0])
     broker.store_numbers(1)
@@ -437,7 +438,7 @@ async def test_what_slept_through_its_lock_begins_nothing_and_stores_nothing(
     persist_s = 0.1 if asleep_in == "idleness" else 60.0
     async with desk.member(suspend_current_queue_s=0.05, persist_interval_s=persist_s) as member:
         await desk.has(1)
-        broker.offsets["T", 0] = 2  # the other member has gone on
+        broker.offsets["T", 0] = 2  # the other member has consumed two messages
         broker.not_ours = {QUEUE}
         slept_s[0] = 31.0
         desk.open.set()
@@ -483,7 +484,7 @@ async def test_locks_are_renewed_while_a_listener_runs_and_after_a_notice(
 async def test_after_a_lost_connection_nothing_begins_before_the_broker_has_confirmed_the_locks(
     broker: FakeBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A broker that was restarted has forgotten them."""
+    """A restarted broker has lost its lock table."""
     monkeypatch.setattr(orderly, "RETRY_INTERVAL_S", 0.01)
     monkeypatch.setattr(queue_locks, "RETRY_INTERVAL_S", 0.01)
     broker.store_numbers(3)
@@ -535,7 +536,7 @@ async def test_a_reset_waits_for_the_running_call_and_forgets_its_answer(
 async def test_an_offset_outside_the_queue_is_corrected_when_the_running_call_has_ended(
     broker: FakeBroker, desk: Desk
 ) -> None:
-    """As after a purge while the first message is handled."""
+    """This happens when the topic is purged while the first message is being handled."""
     broker.store_numbers(9)
 
     def purged(frame: Frame) -> Frame | None:

@@ -1,4 +1,4 @@
-"""Strict order while members come and go: real processes, whose calls are checked as one history."""
+"""Strict order while members join and leave: the calls of real processes are checked as one history."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DEAD = [call("dead", 0, 1, 2), call("dead", 1, 2, 3), call("dead", 2, 3, 4)]
             [GOOD[0], call("dead", 1, 2, None, False), call("b", 0, 5, 6), call("b", 1, 6, 7), GOOD[3]],
             "is handled during the call",
         ),
-        # Who repeats what a killed member had not stored may give the queue up meanwhile, and store that.
+        # A member that repeats messages of a killed one may release the queue before it has caught up.
         ([*DEAD, call("b", 0, 5, 5.5), call("c", 1, 6, 7), call("c", 2, 7, 8)], None),
         ([*DEAD, call("b", 0, 5, 5.5, False), call("c", 0, 6, 7), call("c", 1, 7, 8)], None),
         ([*DEAD, call("b", 0, 5, 5.5), call("b", 1, 6, 7), call("c", 1, 8, 9)], "repeats"),

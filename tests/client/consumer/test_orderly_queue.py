@@ -1,5 +1,4 @@
-"""One batch of a queue at a time; what an answer commits, gives again, or takes to the dead letters; and how
-long a lock is believed."""
+"""Tests of an orderly queue: one batch at a time, the effect of each listener result, and expiry of locks."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ def holding(*offsets: int, batch_size: int = 1) -> OrderlyQueue:
 
 
 def next_offsets(queue: OrderlyQueue) -> list[int]:
-    """What the listener is called with now."""
+    """Return the offsets that the listener is called with next."""
     batch = queue.take()
     if batch is None:
         return []
@@ -131,7 +130,7 @@ ANSWERS = st.lists(
 
 @given(ANSWERS, st.integers(1, 3))
 def test_every_history_is_one_that_a_list_would_have(answers: list[str], size: int) -> None:
-    """Against a model: offsets not committed, of which the first ones are taken."""
+    """Compare the queue with a model: a list of uncommitted offsets whose first ones are being processed."""
     queue = OrderlyQueue(Q0, 0, 0.0)
     batches: list[list[int]] = []
     taken = top = 0
@@ -197,7 +196,7 @@ def test_a_renewal_says_what_was_lost() -> None:
 
 @pytest.mark.parametrize(("requested_at", "now"), [(129, 129.9), (129, 130), (140, 141), (120, 3_600)])
 def test_a_renewal_that_comes_too_late_is_a_loss(requested_at: float, now: float) -> None:
-    """Another member may have had the queue in between, while this machine slept."""
+    """Another member may have locked the queue in the meantime, for example while this machine slept."""
     table = LockTable()
     table.taken([Q0], requested_at=100)
     lost = table.renewed([Q0], [Q0], requested_at, now)

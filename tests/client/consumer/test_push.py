@@ -1,4 +1,4 @@
-"""What a push consumer does when brokers refuse, move offsets, ask questions or go away."""
+"""Tests of the push consumer when brokers refuse requests, reset offsets, send requests, or disappear."""
 
 from __future__ import annotations
 
@@ -231,8 +231,8 @@ async def test_a_failed_message_is_sent_back(namesrv: FakeNamesrv, broker: FakeB
     ("maximum", "told", "delay"),
     [
         (16, 16, "3"),
-        (1, 2, "3"),  # one more try, as with a send-back; 4.9 would make it a dead letter for a maximum of 1
-        (0, 0, None),  # a dead letter for 4.9, which would delay it, and for 5.x
+        (1, 2, "3"),  # one more retry, as with a send-back; 4.9 would make a dead letter for a maximum of 1
+        (0, 0, None),  # a dead letter on 5.x and on 4.9, which would otherwise delay the message
     ],
 )
 async def test_a_refused_send_back_goes_to_the_retry_topic(
@@ -461,7 +461,7 @@ async def test_suspend_and_resume(broker: FakeBroker, box: Box) -> None:
     broker.store("T", 0, b"a")
 
     def moved(frame: Frame) -> Frame | None:
-        # Answers at once, as a broker whose long poll ends.
+        # Respond immediately, like a broker whose long poll has ended.
         return broker.pull(frame) or pull_answer(frame, ResponseCode.PULL_NOT_FOUND, 1, 1)
 
     broker.on(RequestCode.PULL_MESSAGE, moved)
@@ -555,7 +555,7 @@ async def test_a_broker_that_forgot_us_is_told_again_before_we_give_up(broker: F
         await broker.wait_for(lambda: len(broker.heartbeats) > beats)
         await member.rebalance()
         assert member.health().ok
-        assert len(broker.pulls) == 1  # the pull of a queue that was given up would be made again
+        assert len(broker.pulls) == 1  # the pull of a revoked queue would be repeated
 
 
 async def test_a_member_the_broker_refuses_to_list_gives_its_queues_up(broker: FakeBroker, box: Box) -> None:

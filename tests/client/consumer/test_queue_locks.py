@@ -1,4 +1,4 @@
-"""A member's locks and the broker's table of them together: no two members believe in one lock at a time."""
+"""The lock tables of members and of the broker: no two members ever consider the same lock their own."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STEPS_S = st.sampled_from([1.0, 20.0, 29.99, 60.01])
 
 @dataclass
 class Request:
-    """On its way to the broker, or back with what was granted."""
+    """A lock request on its way to the broker, or a response with the granted queues."""
 
     kind: str
     queues: list[MessageQueue]
@@ -36,14 +36,14 @@ class Request:
 class Member:
     table: LockTable = field(default_factory=LockTable)
     to_broker: deque[Request] = field(default_factory=deque)
-    """Sent and not handled: a connection keeps their order, also of those that nobody waits for any more."""
+    """Requests that were sent but not handled yet. The connection keeps their order, even after a timeout."""
     waits_for: Request | None = None
     confirmed_by: dict[MessageQueue, int] = field(default_factory=dict)
-    """The run of the broker that has locked or renewed each last."""
+    """For each queue, the number of the broker run that last locked it or renewed its lock."""
 
 
 class Locks(RuleBasedStateMachine):
-    """Requests and answers take any time, answers get lost, brokers start anew, members come back late."""
+    """A model: requests and responses are delayed or lost, brokers restart, members return late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,8 +59,10 @@ class Locks(RuleBasedStateMachine):
 
     @rule(number=MEMBERS, kind=KINDS, queues=st.sets(st.sampled_from(QUEUES), min_size=1), stage=STAGES)
     def a_member_asks(self, number: int, kind: str, queues: set[MessageQueue], stage: int) -> None:
-        """One request at a time, as client/consumer/queue_locks.py has it. stage: whether it is only sent,
-        also handled, or even answered at once."""
+        """Send a request unless one is pending, as client/consumer/queue_locks.py does.
+
+        stage: 0 sends the request, 1 lets the broker handle it, too, and 2 also delivers the response.
+        """
         member = self.members[number]
         if member.waits_for is not None:
             return
@@ -76,7 +78,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule(number=MEMBERS)
     def the_broker_reads(self, number: int) -> None:
-        """All that a member has sent, in its order."""
+        """Handle all pending requests of a member, in the order in which they were sent."""
         name, pending = f"member {number}", self.members[number].to_broker
         while pending:
             request = pending.popleft()
@@ -106,7 +108,7 @@ class Locks(RuleBasedStateMachine):
 
     @rule()
     def the_broker_starts_anew(self) -> None:
-        """It has forgotten its locks, and its connections are lost with all that was under way."""
+        """Restart the broker: its locks, its connections and all requests in flight are lost."""
         self.locks = BrokersLocks()
         self.run += 1
         for member in self.members:
@@ -131,7 +133,7 @@ TestLocks = Locks.TestCase
 
 
 class Client:
-    """What QueueLocks asks of an instance: a broker that grants all it is asked for."""
+    """The part of a client instance that QueueLocks uses, with a broker that grants every lock."""
 
     client_id = "c"
 
@@ -140,7 +142,7 @@ class Client:
         self.restart()
 
     def restart(self) -> None:
-        """The connection is another one."""
+        """Replace the connection, as a restart of the broker does."""
         self.to_broker = types.SimpleNamespace(closed=False)
 
     def connection(self, addr: str) -> object:
@@ -159,7 +161,7 @@ class Client:
 
 
 async def test_after_a_restart_only_what_was_locked_anew_is_believed() -> None:
-    """As in the state machine: the restarted broker may give the other queue to anybody."""
+    """The restarted broker may grant the queue that was not locked again to any member."""
     client = Client()
     locks = QueueLocks(client, "G", lambda lost: None)  # type: ignore[arg-type]
     assert await locks.acquire(QUEUES) == set(QUEUES)

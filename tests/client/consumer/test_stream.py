@@ -1,4 +1,4 @@
-"""Streams: messages by `async for`, acknowledged one by one, in any order, by several tasks."""
+"""Streams: messages are read with `async for` and acknowledged one by one, in any order, by several tasks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cometmq.testing import LocalBroker, local_broker
 
 @pytest.fixture(scope="module")
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """Its retries come after a second."""
+    """A broker that redelivers failed messages after one second."""
     quick = {"messageDelayLevel": " ".join(["1s"] * 18)}
     with local_broker(tmp_path_factory.mktemp("broker"), quick) as running:
         yield running
@@ -42,7 +42,7 @@ FIRST = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
 
 
 async def fill(local: LocalBroker, topic: str, count: int) -> MessageQueue:
-    """A queue that holds 0, 1, ..."""
+    """Create a queue with the bodies 0, 1, ..."""
     async with Producer("p", namesrv=local.namesrv) as producer:
         queue = (await producer.queues(topic))[0]
         for number in range(count):
@@ -96,7 +96,7 @@ async def test_the_offset_stays_behind_what_is_not_acknowledged(local: LocalBrok
 
 
 async def test_what_was_passed_by_at_the_end_comes_again_alone(local: LocalBroker) -> None:
-    """1 is sent back, since 3 behind it was acknowledged; 4 and 5 were never given out or never done."""
+    """Message 1 is sent back, because 3 was acknowledged; 4 and 5 were not delivered or not acknowledged."""
     queue = await fill(local, "PassedBy", 6)
     async with stream_of(local, "PassedBy") as stream:
         given = await take(stream, 5)
@@ -163,7 +163,7 @@ async def test_an_orderly_stream_gives_a_queue_one_message_at_a_time(local: Loca
 
 
 async def test_an_orderly_stream_that_is_left_gives_its_queues_back(local: LocalBroker) -> None:
-    """Its broker would keep their locks for a minute."""
+    """Without an unlock request the broker would keep the queues locked for a minute."""
     await fill(local, "GivenBack", 2)
     got = []
     options = PushOptions(orderly=True, consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
@@ -227,7 +227,7 @@ async def test_what_was_held_too_long_is_not_given_out_any_more(local: LocalBrok
 
 
 async def test_what_went_to_another_member_cannot_be_acknowledged(local: LocalBroker) -> None:
-    """Another member gets two of the four queues, after the hand-over's time for calls that run."""
+    """Another member is assigned two of the four queues after the handover timeout of running calls."""
     options = PushOptions(
         consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
         rebalance_interval_s=1.0,
@@ -336,7 +336,7 @@ def test_threads_share_a_blocking_stream(local: LocalBroker) -> None:
 
 
 async def test_an_orderly_queue_waits_for_its_message_and_says_so(local: LocalBroker) -> None:
-    """Nothing may overtake it, so there is no consume time-out."""
+    """No later message may overtake the pending one, so an orderly stream has no consume timeout."""
     async with Producer("p", namesrv=local.namesrv) as producer:
         queue = (await producer.queues("Unacknowledged"))[0]
         for body in (b"first", b"second"):
@@ -368,7 +368,7 @@ async def test_a_stop_waits_for_a_refusal_that_is_under_way(local: LocalBroker) 
 
 
 async def test_a_message_that_nobody_gets_holds_its_queue_no_longer_than_it_must(local: LocalBroker) -> None:
-    """Whoever iterates may give up while it goes back to the broker."""
+    """The iterating task may be cancelled while the message is being sent back to the broker."""
     async with Producer("p", namesrv=local.namesrv) as producer:
         queue = (await producer.send(Message("Large", b"0" * 9_000))).queue
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET, max_body=5_000)

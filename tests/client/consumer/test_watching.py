@@ -1,4 +1,4 @@
-"""Consumers that stand still say so, and how far they are behind."""
+"""Consumers that make no progress report that and their lag."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ HELD = "T/b/0: no progress with 5 held messages for 60 s"
         ([(0, health(held=5)), (60, health(held=5))], HELD),
         ([(0, health(held=5)), (60, health(held=5, waiting="5 messages held, limit 4"))], HELD),
         ([(0, health(held=6)), (60, health(held=5))], None),
-        # Messages go on coming in behind those of which none is done.
+        # New messages keep arriving while no older one is completed.
         ([(0, health(8, held=3)), (60, health(10, held=5))], HELD),
         ([(0, health(held=5)), (60, health(held=5, committed=6))], None),
         ([(0, health(held=5)), (60, health(held=5)), (61, health(held=4))], None),
@@ -187,7 +187,7 @@ async def test_what_was_given_out_is_not_done_before_it_is_acknowledged(
         else:
             assert await consumer.poll(0) == []
             assert consumer.health().queues[0].held_count == 0
-            assert await consumer.lag() == {queue: 3}  # as a restart would read it
+            assert await consumer.lag() == {queue: 3}  # the position from which a restart would continue
             await consumer.commit()
             assert await consumer.lag() == {queue: 0}
 
@@ -238,7 +238,7 @@ async def test_who_assigns_by_hand_is_told_of_other_queues(
         PullConsumer("g", namesrv=namesrv.addr, client_options=options) as consumer,
     ):
         namesrv.serve("T", broker, queues=1)
-        for topic in ("T", "U", "V"):  # U is not known yet, and V is not watched any more
+        for topic in ("T", "U", "V"):  # U has not been checked yet, and V is no longer watched
             await consumer.watch_queues(topic, function)
         await consumer.watch_queues("V", None)
         namesrv.serve("V", broker, queues=2)

@@ -1,4 +1,4 @@
-"""Members of a group that subscribe different things are told so."""
+"""Members of a group with different subscriptions get a warning."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OWN = frozenset({("T", "a")})
 
 
 def of_apache(*clients: str, **table: str) -> ConsumerConnection:
-    """What Apache's broker says of a group: its members, and one subscription for all."""
+    """Build the response of Apache's broker about a group, with one subscription table for all members."""
     return ConsumerConnection(
         connection_set=[ClientConnection(client_id=name) for name in clients],
         subscription_table={
@@ -42,7 +42,7 @@ def of_ours(**members: dict[str, str]) -> ConsumerConnection:
     ("found", "problems"),
     [
         (of_apache("me", "you", T="a"), []),
-        (of_apache("me", T="b"), []),  # what we said ourselves, a moment ago
+        (of_apache("me", T="b"), []),  # this member's own earlier subscription
         (of_apache("me", "you", T="b"), ["T differently.*: b (another member), a (me)"]),
         (of_apache("you", T="a", U="*"), ["U differently.*: * (another member), not subscribed (me)"]),
         (of_ours(me={"T": "b"}, you={"T": "a"}), []),
@@ -128,7 +128,7 @@ async def test_a_changed_subscription_is_newer_though_the_clock_was_set_back(
     broker: FakeBroker,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Brokers keep what they know unless the version is higher."""
+    """Brokers keep the stored subscription unless the new one has a higher version."""
     times = iter([5000.0, 5000.0, 5000.0, 1400.0, 1400.0])
     monkeypatch.setattr(subscription, "time", SimpleNamespace(time=lambda: next(times, 1400.0)))
     member = (

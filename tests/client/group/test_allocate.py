@@ -1,4 +1,4 @@
-"""Queue sharing: RocketMQ's rules, and what must hold whatever the numbers."""
+"""Queue allocation: RocketMQ's strategies, and properties that hold for any numbers of queues and members."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def nearby(inner: AllocateStrategy | None = None) -> AllocateByMachineRoomNearby
     return AllocateByMachineRoomNearby(_room_of, _home_of, *([inner] if inner else []))
 
 
-# Computed by the rule (docs/reference/client.md, Allocation).
+# The expected results are computed by hand from the rule (docs/reference/client.md, Allocation).
 NEARBY = [
-    # members, queues of each room, queue ids of each member by room
+    # members, queue count per room, queue ids per member and room
     (["a@1", "a@2"], {"a": 4}, [{"a": [0, 1]}, {"a": [2, 3]}]),
     (["a@1", "a@2", "b@1"], {"a": 3, "b": 2}, [{"a": [0, 1]}, {"a": [2]}, {"b": [0, 1]}]),
     (["a@1", "b@1"], {"a": 2, "b": 2, "c": 5}, [{"a": [0, 1], "c": [0, 1, 2]}, {"b": [0, 1], "c": [3, 4]}]),

@@ -1,4 +1,4 @@
-"""Which filter server gets a consumer's class and its pulls."""
+"""Selection of the filter server that receives a consumer's filter class and its pulls."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UPLOAD, PULL = RequestCode.REGISTER_MESSAGE_FILTER_CLASS, RequestCode.PULL_MESSA
 
 
 class FilterServers:
-    """Two of them, as the route names them; each has a message of its own."""
+    """Two filter servers in the order of the route; each holds a different message."""
 
     def __init__(self, namesrv: FakeNamesrv, broker: FakeBroker, servers: list[FakeBroker]) -> None:
         self._namesrv = namesrv

@@ -1,4 +1,4 @@
-"""health() says in whole sentences what keeps a consumer from its work."""
+"""health() describes in complete sentences what prevents a consumer from consuming."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def test_a_listener_that_always_fails_is_named(
     async with push_consumer(namesrv, on_messages, consume_concurrency=1) as member:
         for count in (1, 2):
             await handled(count)
-            assert member.health().ok  # may be an accident
+            assert member.health().ok  # a single failure may be an accident
         await handled(3)
         (problem,) = member.health().problems
         assert "on_messages failed 3 times in a row, last: " in problem
@@ -73,8 +73,8 @@ async def test_flow_control_without_an_end_is_named(
             await member.assign_topic("T")
         begun = time.monotonic()
         await broker.wait_for(lambda: pulls() >= 10)
-        assert time.monotonic() - begun < 9 * 1.0  # the delay after other errors
-        assert member.health().ok  # for a moment that is a broker's daily work
+        assert time.monotonic() - begun < 9 * 1.0  # shorter than the delays after other errors
+        assert member.health().ok  # brokers refuse single requests in normal operation
         monkeypatch.setattr("cometmq.client.consumer.queue_puller._FLOW_CONTROL_LONG_S", 0.05)
         await until_it_is(False)
         (problem,) = member.health().problems

@@ -1,4 +1,4 @@
-"""Broadcasting offsets: Apache's file, read and written, and what happens to a broken one."""
+"""Offset files of broadcasting consumers: Apache's format is read and written, damaged files are handled."""
 
 from __future__ import annotations
 
@@ -200,4 +200,4 @@ async def test_a_group_goes_on_where_its_file_says(
         async with box.consumer(offset_storage=FileOffsets(path)):
             await box.has(len(lot))
         assert box.bodies == lot
-    assert broker.offsets == {}  # brokers know nothing of it
+    assert broker.offsets == {}  # broadcasting offsets are not sent to brokers

@@ -1,4 +1,4 @@
-"""The offset table: what moves it, what is stored, what a failure leaves due; where a new queue starts."""
+"""Tests of the offset table: updates, stored offsets, retries after a failure, first offsets of queues."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ async def test_the_last_persist_stores_again_what_a_late_pull_replaced(backend: 
 
 
 class Shelf:
-    """A storage as a user may write one."""
+    """An offset storage as a user may implement it."""
 
     def __init__(self, found: object = None) -> None:
         self.found = found
@@ -208,7 +208,7 @@ async def test_a_storage_that_fails_is_named_and_asked_again(found: object) -> N
 
 
 class TornBroker:
-    """Looks for a table, thinks, and puts its own in place if there was none, as Apache's threads do."""
+    """A broker with a race that Apache's has, too: concurrent first commits replace each other's table."""
 
     def __init__(self) -> None:
         self.tables: dict[str, dict[int, int]] = {}
@@ -236,14 +236,14 @@ async def test_a_new_groups_first_commits_all_stay() -> None:
     wanted = {MessageQueue(topic, "a", number): number + 1 for topic in "TUV" for number in range(100)}
     assert await RemoteOffsets(cast(ClientInstance, broker), "g").write(wanted) == {}
     assert broker.tables == {topic: {number: number + 1 for number in range(100)} for topic in "TUV"}
-    assert broker.most > 1  # the others go together
+    assert broker.most > 1  # later commits are sent concurrently
 
 
 LAST, FIRST, TIME = ConsumeFromWhere.LAST_OFFSET, ConsumeFromWhere.FIRST_OFFSET, ConsumeFromWhere.TIMESTAMP
 
 
 class Bounds:
-    """A client instance whose broker has a queue that ends at 99, and store times that are offsets."""
+    """A client instance whose broker has one queue, which ends at offset 99; store times equal offsets."""
 
     def __init__(self) -> None:
         self.brokers = self.reads = self

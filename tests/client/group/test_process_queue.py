@@ -1,4 +1,4 @@
-"""The committed offset never passes a message that is not done, in whatever order batches end."""
+"""The committed offset never passes an unfinished message, in whatever order batches finish."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a consumer tells of its speed: rates of the last minute, failures of the last hour."""
+"""Statistics that a consumer reports: rates over the last minute, failures over the last hour."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def stats() -> Statistics:
 
 
 def work(stats: Statistics, done: int = 0, failed: int = 0) -> None:
-    """Ten seconds, with a pull and a call of half a second each."""
+    """Simulate ten seconds of work with a pull and a listener call of half a second each."""
     topic = stats.of("T")
     if done or failed:
         topic.pulled(done + failed, 0.5)
@@ -37,7 +37,7 @@ def test_before_the_first_sample_nothing_is_known(stats: Statistics) -> None:
 
 
 def test_rates_are_those_of_the_last_minute(stats: Statistics) -> None:
-    work(stats, done=1000)  # longer ago
+    work(stats, done=1000)  # before the reported minute
     for _ in range(6):
         work(stats, done=40, failed=20)
     assert stats.table() == {

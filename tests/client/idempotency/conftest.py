@@ -1,4 +1,4 @@
-"""The servers of these tests."""
+"""Fixtures: the database servers of these tests."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 @pytest.fixture(scope="package")
 def postgres() -> Iterator[str]:
-    """A connection string for psycopg."""
+    """Start PostgreSQL and yield a connection string for psycopg."""
     with postgres_server() as text:
         yield text

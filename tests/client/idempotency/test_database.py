@@ -1,5 +1,4 @@
-"""Marks in databases: the effect and its mark are committed together, whatever the module's parameters look
-like."""
+"""Idempotency keys in databases: effect and key are committed in one transaction, for any paramstyle."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ def connect(style: str, request: pytest.FixtureRequest, tmp_path: Path) -> Conne
 def marks(connect: Connect, style: str) -> Iterator[DatabaseMarks]:
     marks = DatabaseMarks(connect, paramstyle=style)
     marks.create_table()
-    marks.create_table()  # a second time changes nothing
+    marks.create_table()  # a second call changes nothing
     connection = connect()
     connection.cursor().execute("CREATE TABLE effects (what VARCHAR(20))")
     connection.commit()
@@ -84,7 +83,7 @@ def test_a_failure_leaves_neither_effect_nor_mark(connect: Connect, marks: Datab
 def test_a_handler_that_swallows_an_error_of_the_database(
     connect: Connect, marks: DatabaseMarks, style: str
 ) -> None:
-    """PostgreSQL undoes the transaction, though it answers its commit; SQLite goes on."""
+    """PostgreSQL rolls the transaction back although its commit succeeds; SQLite commits it."""
 
     def swallow(cursor: Any) -> None:
         effect(cursor)
@@ -111,7 +110,7 @@ def test_a_handler_that_rolls_back_is_told(connect: Connect, marks: DatabaseMark
 def test_a_handler_that_commits_and_raises_is_called_again(
     connect: Connect, marks: DatabaseMarks, goes_on: bool
 ) -> None:
-    """goes_on: with another statement, so that a transaction is open again."""
+    """goes_on: the handler runs another statement after its commit, which opens a new transaction."""
 
     def commit(cursor: Any) -> None:
         cursor.connection.commit()
@@ -149,14 +148,14 @@ def test_a_handler_that_ends_its_transaction_in_sqlite_is_told(tmp_path: Path, h
             else:
                 cursor.connection.commit()
 
-        for _ in range(2):  # nothing is marked
+        for _ in range(2):  # no key was stored
             with pytest.raises(ClientStateError, match="'a' ended its transaction"):
                 marks.once("g", "a", end)
         assert marks.once("g", "a", effect)
 
 
 def test_of_many_at_once_one_has_its_effect(connect: Connect, marks: DatabaseMarks) -> None:
-    """Each waits for the transaction of the one before it."""
+    """Each caller waits for the transaction of the previous one."""
     with ThreadPoolExecutor(8) as threads:
         first = list(threads.map(lambda _: marks.once("g", "a", effect), range(16)))
     assert sum(first) == 1
@@ -183,7 +182,7 @@ def test_a_failed_call_leaves_the_key_to_one_that_waits(connect: Connect, marks:
 
 
 def test_old_marks_are_deleted(connect: Connect, style: str) -> None:
-    for number in range(2):  # each looks at its first message
+    for number in range(2):  # each purges old keys at its first message
         marks = DatabaseMarks(connect, paramstyle=style, table="old_ones", expiry_s=-1.0)
         marks.create_table()
         assert marks.once("g", f"{number}", lambda cursor: None)
@@ -192,7 +191,7 @@ def test_old_marks_are_deleted(connect: Connect, style: str) -> None:
 
 
 class Clocks:
-    """The clocks of the marks' module."""
+    """Replacements for the clocks that the module of the keys uses."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.wall, self.steady = 1e9, 100.0
@@ -212,7 +211,7 @@ def test_a_step_of_the_clock_deletes_no_mark_early(
     with SqliteMarks(str(tmp_path / "marks.db"), expiry_s=1000.0) as marks:
 
         def first(key: str) -> bool:
-            clocks.go_on(100)  # each looks for old marks
+            clocks.go_on(100)  # each purges old keys
             return marks.once("g", key, lambda cursor: None)
 
         assert first("before")
@@ -250,7 +249,7 @@ def test_a_forked_child_has_connections_of_its_own(connect: Connect, marks: Data
 
 
 class Recorder:
-    """A DB-API connection that notes what it is asked."""
+    """A DB-API connection that records the statements it receives."""
 
     def __init__(self, **attributes: object) -> None:
         self.asked: list[tuple[str, object]] = []

@@ -1,4 +1,4 @@
-"""Idempotent listeners: which handlers and marks fit, what a key is, what a failure leaves behind."""
+"""Idempotent listeners: valid handlers and stores, the choice of keys, and the state after a failure."""
 
 from __future__ import annotations
 

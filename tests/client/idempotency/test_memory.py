@@ -1,4 +1,4 @@
-"""Marks in memory: bounded, for a time, and one call for a key at a time."""
+"""Idempotency keys in memory: limited in number and age, and one call per key at a time."""
 
 from __future__ import annotations
 

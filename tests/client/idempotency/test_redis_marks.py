@@ -1,4 +1,4 @@
-"""Marks in Redis, a real one: in one script with the effect, or with a lease beside an effect elsewhere."""
+"""Idempotency keys in a real Redis: in one script with the effect, or as a lease for an effect elsewhere."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ async def test_nothing_is_done_behind_a_command_that_fails(redis: Redis) -> None
 async def test_a_kill_right_behind_a_command_that_failed_leaves_no_mark(
     redis: Redis, redis_port: int
 ) -> None:
-    """Redis has done the commands, and the process never learns that one has failed."""
+    """Redis has run the commands, but the process is killed before it learns that one of them failed."""
     scope = next(_scopes)
     await redis.set(f"paid-{scope}", "no list")
     async with FaultProxy(f"127.0.0.1:{redis_port}") as proxy:
@@ -157,8 +157,10 @@ async def test_a_key_that_is_being_handled_is_refused(redis: Redis) -> None:
 
 @pytest.mark.parametrize("in_redis", [True, False])
 async def test_a_call_that_outlasts_its_lease(redis: Redis, in_redis: bool) -> None:
-    """What it has put into the pipeline is not done, since somebody else may have done it; an effect
-    elsewhere has happened, so it is marked."""
+    """Commands in its pipeline are not run, because another process may have run them in the meantime.
+
+    An effect outside Redis has happened, so the key is stored.
+    """
     marks, scope = RedisMarks(redis, lease_s=0.02), next(_scopes)
 
     async def slow(pipeline: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where many messages are cut into batches."""
+"""Tests of how a list of messages is split into batches."""
 
 from __future__ import annotations
 

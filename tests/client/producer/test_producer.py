@@ -1,4 +1,4 @@
-"""What a producer does when servers refuse, hang, vanish or do not know the topic."""
+"""Tests of the producer when servers refuse requests, hang, disappear or have no route for the topic."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ Brokers = tuple[FakeBroker, FakeBroker]
 
 @pytest.fixture
 async def brokers(broker: FakeBroker, namesrv: FakeNamesrv) -> AsyncIterator[Brokers]:
-    """Two with two queues each of topic T."""
+    """Add two brokers with two queues each of topic T."""
     async with FakeBroker("broker-b") as other:
         namesrv.serve("T", broker, other)
         yield broker, other
@@ -76,7 +76,7 @@ async def test_no_route_names_everybody_who_was_asked_and_a_way_out(namesrv: Fak
     assert "mqadmin updateTopic" in str(caught.value)
     assert "Nowhere" in str(caught.value)
     assert str(caught.value).count("mqadmin updateTopic") == 1
-    assert "for the topic: Nowhere'" in str(caught.value)  # the name server's words are not cut
+    assert "for the topic: Nowhere'" in str(caught.value)  # the name server's remark is not truncated
 
 
 async def test_no_name_server_at_all_says_so() -> None:
@@ -152,7 +152,7 @@ async def test_a_route_without_writable_queues_is_explained(
     namesrv.serve("T", broker, perm=4)
     with pytest.raises(NoRouteError, match="without a queue that may be written"):
         await sender.send(Message("T", b"x"))
-    del namesrv.routes["T"]  # now that it is known
+    del namesrv.routes["T"]  # the route is cached by now
     with pytest.raises(NoRouteError, match="No topic route info"):
         await sender.send(Message("T", b"x"))
 
@@ -240,7 +240,7 @@ async def test_a_broker_that_is_gone_is_passed_over(
 
 
 async def without_master(namesrv: FakeNamesrv, broker: FakeBroker, sender: Producer) -> None:
-    """Another topic's route, asked for later, says that the broker's master is gone."""
+    """Request another topic's route, which shows that the broker's master is gone."""
     namesrv.serve("U", broker)
     namesrv.routes["U"].broker_datas[0].broker_addrs = {1: broker.addr}
     await sender.client.refresh_routes(["U"])
@@ -252,7 +252,7 @@ async def test_a_broker_that_lost_its_master_is_passed_over(
 ) -> None:
     await sender.send(Message("T", b"before"))
     await without_master(namesrv, brokers[0], sender)
-    namesrv.hangs = True  # the old route of T stays
+    namesrv.hangs = True  # the old route of T stays cached
     for _ in range(4):
         assert (await sender.send(Message("T", b"x"))).queue.broker_name == "broker-b"
 
@@ -279,7 +279,7 @@ async def test_a_queue_of_the_callers_choice_whose_master_is_gone_makes_the_rout
         with pytest.raises(NoRouteError, match="broker-a"):
             await send(Message("T", b"x"), queue=chosen)
         await until(lambda asked=asked: namesrv.asked.count("T") != asked)
-        await sender.client.refresh_routes(["T"])  # shares the request that is under way
+        await sender.client.refresh_routes(["T"])  # shares the request in flight
         await without_master(namesrv, brokers[0], sender)
 
 
@@ -560,7 +560,7 @@ async def test_producers_announce_themselves_and_say_goodbye(
             sending = asyncio.create_task(one.send(Message("T", b"x")))
             await broker.wait_for(lambda: broker.requests.count(SEND) == 2)
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(one.stop(), 0.01)  # gives up draining, and says goodbye all the same
+                await asyncio.wait_for(one.stop(), 0.01)  # stops draining, but still unregisters
             sending.cancel()
         assert broker.requests.count(RequestCode.UNREGISTER_CLIENT) == 2
 

@@ -1,4 +1,4 @@
-"""Which failures of a send are tried again, and within which time."""
+"""Retries of failed sends: which failures are retried, and within which time."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_the_table_is_bounded() -> None:
     for number in range(10_500):
         slow.note(f"b{number}", 20.0, now=0.0)
     assert len(slow.avoided(0.0)) == 10_000
-    slow.note("new", 20.0, now=31.0)  # those before are over
+    slow.note("new", 20.0, now=31.0)  # the earlier entries have expired
     assert slow.avoided(31.0) == {"new"}
 
 
@@ -138,7 +138,7 @@ def test_slow_brokers_are_left_out_while_others_are_there() -> None:
     robin = RoundRobin(0)
     assert {robin.select(A + B, slow={"a"}) for _ in range(4)} == set(B)
     assert {robin.select(A, slow={"a"}) for _ in range(4)} == set(A)
-    assert robin.select(A + B, failed="a", slow={"a", "b"}) in B  # better slow than failed
+    assert robin.select(A + B, failed="a", slow={"a", "b"}) in B  # a slow broker is better than a failed one
 
 
 def test_the_counter_wraps_without_becoming_negative() -> None:

@@ -1,4 +1,4 @@
-"""What a transaction producer says to brokers, and how it answers them."""
+"""Requests of a transaction producer, and its handling of a broker's transaction checks."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from cometmq.protocol.properties.values import decode_properties, encode_propert
 from cometmq.protocol.record.one import encode_record
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-POSITION = 0xAB  # of every message that the broker has
+POSITION = 0xAB  # of every message of the fake broker
 
 
 class Listener:
-    """Answers what a test wants."""
+    """A transaction listener with scripted results."""
 
     def __init__(self, local: Any = COMMIT, check: Any = COMMIT) -> None:
         self.local, self.checked = local, check
@@ -61,7 +61,7 @@ class Listener:
 
 
 class Ends:
-    """The ends that a broker was told."""
+    """The END_TRANSACTION requests that a broker received."""
 
     def __init__(self, broker: FakeBroker) -> None:
         self.broker = broker
@@ -106,7 +106,7 @@ def make(namesrv: FakeNamesrv) -> Make:
 def ask(
     broker: FakeBroker, key: str = "K", group: str = "PG", body: bytes = b"asked", offset: int = 5
 ) -> None:
-    """The broker asks about a transaction, on the connection of the last heartbeat."""
+    """Let the broker check a transaction, on the connection of the last heartbeat."""
     properties = encode_properties({"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key})
     header = CheckTransactionStateRequestHeader(
         tran_state_table_offset=offset, commit_log_offset=900, msg_id=key, transaction_id=key
@@ -142,7 +142,7 @@ async def test_the_broker_is_told_how_the_local_transaction_ended(
         transaction_id=result.msg_id,
     )  # fmt: skip
     ((begun, argument),) = listener.begun
-    assert result.transaction_id == result.msg_id  # in 4.9's answer there is none
+    assert result.transaction_id == result.msg_id  # a 4.9 broker's response has no transaction id
     assert (begun.msg_id, begun.body, begun.tags, argument) == (result.msg_id, b"body", "A", "argument")
     assert (begun.queue, begun.offset_msg_id) == (result.queue, result.offset_msg_id)
 
@@ -265,7 +265,7 @@ async def test_plain_methods_run_in_threads(make: Make, broker: FakeBroker, ends
 
 
 async def ready(broker: FakeBroker) -> None:
-    """The producer has announced itself."""
+    """Wait until the producer has sent a heartbeat."""
     await broker.wait_for(lambda: bool(broker.heartbeats))
 
 
@@ -356,7 +356,7 @@ async def test_nobody_is_asked_once_the_producer_is_stopped(
         assert shared.transactions["PG"] is first
         await first.stop()
         ask(broker)
-        await shared.brokers.max_offset(broker.addr, MessageQueue("T", "broker-a", 0))  # behind the question
+        await shared.brokers.max_offset(broker.addr, MessageQueue("T", "broker-a", 0))  # follows the check
         listener = Listener()
         async with TransactionProducer("PG", listener, topics=["T"], client=shared):
             ask(broker, key="second")

@@ -1,4 +1,4 @@
-"""The pull consumer: what it reads ahead, what counts as consumed, and what it does when a broker refuses."""
+"""Tests of the pull consumer: reading ahead, consumed positions, and refusals by a broker."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ async def test_an_iteration_counts_message_by_message(consumer: PullConsumer, br
     store(broker, b"0", b"1", b"2", b"3", b"4", b"5")
     await consumer.assign([QUEUE])
     assert await take(consumer, 2) == "0 1"
-    # The last one given out is not known to be consumed.
+    # The message that was returned last may not have been processed yet, so it is not committed.
     assert await consumer.committed(QUEUE) == 1
     assert await take(consumer, 1) == "2"
     assert texts(await consumer.poll()) == "3"
@@ -165,7 +165,7 @@ async def test_a_paused_queue_is_not_read(consumer: PullConsumer, broker: FakeBr
     await consumer.assign([QUEUE, OTHER])
     await broker.wait_for(lambda: len(broker.pulls) == 2)
     consumer.pause([QUEUE])
-    # Assigning it anew does not resume it.
+    # A seek does not resume a paused queue.
     await consumer.seek(QUEUE, 0)
     store(broker, b"paused")
     assert await consumer.poll(0.05) == []
@@ -216,7 +216,7 @@ async def test_what_a_filter_leaves_out_is_no_lag(local: LocalBroker, wanted: in
         for tag in ("b", "a"):
             await producer.send(Message(topic, b"x", tags=tag), queue=queue)
         assert len(await consumer.poll()) == 1
-        assert await consumer.committed(queue) <= 42 + wanted  # not the one in hand
+        assert await consumer.committed(queue) <= 42 + wanted  # excludes the message just returned
 
 
 async def test_a_refused_pull_is_named_and_tried_again(
@@ -344,7 +344,7 @@ async def test_whoever_waits_for_a_message_hears_of_the_stop(
 async def test_an_assignment_beside_the_stop_leaves_no_reader(
     namesrv: FakeNamesrv, broker: FakeBroker
 ) -> None:
-    """On a shared client the pulls of a reader left behind would go on for ever."""
+    """A reader that the stop misses would pull forever on a shared client."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slowly(frame: Frame) -> Frame:

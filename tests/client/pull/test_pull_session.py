@@ -1,4 +1,4 @@
-"""A pull consumer that subscribes: which queues it gets, what it gives up, and what brokers hear of it."""
+"""Tests of a subscribing pull consumer: assigned and revoked queues, and the requests that brokers get."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def texts(messages: list[MessageExt]) -> str:
 
 
 def joined_by(broker: FakeBroker, *others: str) -> None:
-    """From the next heartbeat on the group has these members beside us."""
+    """Add members to the group beside the tested consumer, from its next heartbeat on."""
 
     def beat(frame: Frame) -> Frame | None:
         answer = broker.answer(frame)
@@ -80,7 +80,7 @@ async def test_it_joins_reads_its_share_and_says_goodbye(consumer: PullConsumer,
     assert await consumer.poll(0.01) == []
     await consumer.stop()
     assert broker.offsets.pop(("T", 0)) == 2
-    assert broker.offsets in ({}, {("T", 1): 1})  # what is not wanted counts as consumed
+    assert broker.offsets in ({}, {("T", 1): 1})  # messages that the filter skips count as consumed
     assert broker.requests.index(RequestCode.UPDATE_CONSUMER_OFFSET) < broker.requests.index(
         RequestCode.UNREGISTER_CLIENT
     )
@@ -106,7 +106,8 @@ async def test_queues_come_and_go_with_the_members(namesrv: FakeNamesrv, broker:
         broker.members = sorted([*broker.members, "~another"])
         await consumer.rebalance()
         assert list(consumer.assignment) == QUEUES[:2]
-        # The batch given out is not known to be consumed: the next member gets it.
+        # The returned batch may not have been processed, so it is not committed: the next member gets it
+        # again.
         assert broker.offsets == {}
         assert await consumer.poll(0.01) == []
         broker.members.remove("~another")

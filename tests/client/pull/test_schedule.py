@@ -1,4 +1,4 @@
-"""Functions that are called for each queue of a pull consumer: when, and what their end stores."""
+"""Functions scheduled for each queue of a pull consumer: when they are called, and the offsets they store."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def consumer(broker: FakeBroker, namesrv: FakeNamesrv) -> AsyncIterator[Pu
 
 
 class Reader:
-    """A function as a user writes it: what it has pulled, by queue."""
+    """A scheduled function as a user writes it; it collects the pulled messages by queue."""
 
     def __init__(self) -> None:
         self.bodies: dict[int, list[bytes]] = {0: [], 1: []}
@@ -97,7 +97,7 @@ async def test_a_queue_that_is_lost_ends_its_call_and_stores_its_offset(
     assert broker.offsets == {}
     broker.members.remove("!another")
     await consumer.rebalance()
-    assert list(consumer.assignment) == QUEUES[1:]  # its last call still runs
+    assert list(consumer.assignment) == QUEUES[1:]  # the last call for this queue is still running
     reader.gate.set()
     await broker.wait_for(lambda: ("T", 0) in broker.offsets)
     async with asyncio.timeout(60):
