@@ -1,4 +1,4 @@
-"""A running cluster of one name server and one broker, and clients of it."""
+"""Fixtures: a running cluster of a name server and a broker, and its clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.standalone import Standalone
 
 @pytest.fixture
 async def start_cluster(tmp_path: Any) -> AsyncIterator[StartCluster]:
-    """Start clusters with settings of the test's own: `await start_cluster(flushDiskType="SYNC_FLUSH")`."""
+    """Start clusters with the given settings: `await start_cluster(flushDiskType="SYNC_FLUSH")`."""
     clusters: list[Cluster] = []
 
     async def start(**settings: str) -> Cluster:
@@ -36,7 +36,7 @@ async def cluster(start_cluster: StartCluster) -> Cluster:
 
 @pytest.fixture
 def started(start_cluster: StartCluster) -> StartCluster:
-    """Like `start_cluster`, with a client: `cluster, peer = await started(...)`."""
+    """Start a cluster and a client of it: `cluster, peer = await started(...)`."""
 
     async def start(**settings: str) -> tuple[Cluster, Peer]:
         cluster = await start_cluster(**settings)
@@ -52,7 +52,7 @@ async def peer(cluster: Cluster) -> Peer:
 
 @pytest.fixture
 async def fast(start_cluster, monkeypatch):
-    """A cluster whose six delay levels are short enough to wait for: 200 ms, the fourth 400 ms."""
+    """Start a cluster with six short delay levels: 200 ms, and 400 ms for the fourth."""
     levels = DelayLevels((200, 200, 200, 400, 200, 200))
     monkeypatch.setattr(DelayLevels, "of", lambda config: levels)
     return await start_cluster(messageDelayLevel="1s 1s 1s 1s 1s 1s")

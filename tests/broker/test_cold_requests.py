@@ -1,4 +1,4 @@
-"""Requests whose answer is not in memory: while the device works for one, the others are served."""
+"""While a request waits for data from the device, other requests are served."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ REQUESTS = {
 
 
 def timeless(body: bytes) -> bytes:
-    """Without what depends on the moment of the question."""
+    """Remove the values that depend on the time of the request."""
     return re.sub(rb'"(consumeTps|delayTime)":[0-9.]+', b"", bytes(body))
 
 
 @pytest.fixture
 async def cold(tmp_path) -> AsyncIterator[tuple[ColdDisk, Peer, Peer]]:
-    """A broker that has just started over a store of which nothing is in memory: its disk and two clients."""
+    """Start a broker on a store of which nothing is in memory; yield its disk and two clients."""
     async with running(tmp_path) as (_, peer):
         for number in range(5):
             await peer.send(properties={"KEYS": f"k{number}"})
@@ -83,7 +83,7 @@ async def cold(tmp_path) -> AsyncIterator[tuple[ColdDisk, Peer, Peer]]:
 async def test_one_request_waits_and_the_others_do_not(cold, name: str) -> None:
     disk, asking, other = cold
     code, header = REQUESTS[name]
-    await other.pull(offset=0, group="G")  # the group of some requests
+    await other.pull(offset=0, group="G")  # creates the group that some requests name
     warm = await asking.call(code, header)
     disk.waiting.clear()
     disk.cold = True

@@ -1,4 +1,4 @@
-"""Which filter servers a broker starts and believes."""
+"""The filter servers that a broker starts, and the registrations that it accepts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TOKEN = "0" * 64
 
 
 class Registrar:
-    """Notes what the name servers would be told."""
+    """Record the registrations that name servers would receive."""
 
     def __init__(self) -> None:
         self.filter_servers: list[str] = []
@@ -36,7 +36,7 @@ class Registrar:
 
 
 class Connection:
-    """Knows whether it was closed."""
+    """A connection that records whether it was closed."""
 
     closed = False
 
@@ -131,7 +131,7 @@ async def test_a_broker_runs_no_class_itself(peer):
 
 @pytest.mark.parametrize("key", ["filterServerNums", "rocketmqHome"])
 async def test_no_request_starts_one(tmp_path, key):
-    """CVE-2023-33246: filterServerNums had Apache's broker run a command that rocketmqHome was a part of."""
+    """CVE-2023-33246: by filterServerNums a request made Apache's broker run a command."""
     async with running(tmp_path, filterServerNums="0") as (broker, peer):
         for body in (
             f"{key}=1\n",

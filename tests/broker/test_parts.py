@@ -1,4 +1,4 @@
-"""What a broker serves, and on which ports."""
+"""The services of a broker and the ports they use."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class TestFastPort:
 
 
 class SlowDisk(OsDisk):
-    """Holds up whoever lists a directory."""
+    """A disk on which directory listings wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ class SlowDisk(OsDisk):
 
 
 async def test_a_cancelled_start_leaves_the_store_unlocked(tmp_path: Path) -> None:
-    """The thread that opens the store cannot be cancelled: what it opens is closed again."""
+    """The thread that opens the store cannot be cancelled, so the store is closed once it has been opened."""
     disk = SlowDisk()
     config = BrokerConfig(store=StoreConfig(store_path_root_dir=str(tmp_path)), listen_port=0)
     start = asyncio.create_task(Broker(config, disk=disk).start())

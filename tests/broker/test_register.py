@@ -1,4 +1,4 @@
-"""Registration: with every name server, in time, and never held up by a dead one."""
+"""Registration with every name server, in time, and without delay by an unreachable one."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ async def test_every_name_server_knows_the_broker_and_forgets_it_when_it_stops(t
 
 
 async def test_a_dead_and_a_deaf_name_server_do_not_hold_up_the_living_one(tmp_path, start_cluster):
-    deaf = socket.create_server(("127.0.0.1", 0))  # accepts by backlog, never answers
+    deaf = socket.create_server(("127.0.0.1", 0))  # the backlog accepts connections; no response is ever sent
     with socket.create_server(("127.0.0.1", 0)) as closed:
         dead_port = closed.getsockname()[1]
     async with name_server(tmp_path) as living:
         addresses = f"127.0.0.1:{dead_port};127.0.0.1:{deaf.getsockname()[1]};127.0.0.1:{living.port}"
-        # The start waits for all of them.
+        # The start waits for all name servers.
         cluster = await start_cluster(namesrvAddr=addresses, registerBrokerTimeoutMills="200")
         cluster.broker.parts.registrar.config.register_broker_timeout_mills = 60_000
         await cluster.peer().send("Fresh")
@@ -99,13 +99,13 @@ async def test_what_is_sent(start_cluster, compressed):
         count = len(seen)
         await asyncio.gather(*(peer.send(f"T{n}") for n in range(50)))
         await until(lambda: len(seen[-1][1].topics) == len(topics.table))
-        assert len(seen) - count < 50  # changes that come together leave together
+        assert len(seen) - count < 50  # simultaneous changes share one registration
         await cluster.close_peers()
         await cluster.standalone.stop()
 
 
 async def test_the_topics_of_a_broker_always_fit_into_a_registration(start_cluster, monkeypatch):
-    """A frame too long is never sent: a broker with one topic too many would be in no route any more."""
+    """A frame above the size limit is never sent: one topic too many would unregister the broker."""
     cluster = await start_cluster()
     parts = cluster.broker.parts
     peer = cluster.peer()

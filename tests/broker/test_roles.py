@@ -1,5 +1,7 @@
-"""What brokerRole, the limits of single pulls and other settings change
-(docs/reference/storage.md, Writing, Reading, Pull answers)."""
+"""Effects of brokerRole, the limits of single pulls and other settings.
+
+See docs/reference/storage.md, Writing, Reading, Pull answers.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def begin(answer):
 
 @pytest.fixture
 async def slave(tmp_path):
-    """Start a slave on a store that a master wrote: 40 messages, and one that waits for its delivery."""
+    """Start a slave on a store that a master wrote: 40 messages and a delayed one."""
     async with running(tmp_path, messageDelayLevel="1h") as (_, peer):
         await peer.send_numbers(40)
         await peer.send("Later", properties={"DELAY": "1"})
@@ -90,7 +92,7 @@ class TestSlave:
 
 
 class TestMasterThatReplicates:
-    """Replication is not built: nobody is told that a slave has a message."""
+    """A master without connected slaves: no slave confirms a message."""
 
     @pytest.fixture(params=["ASYNC_FLUSH", "SYNC_FLUSH"])
     async def lonely(self, start_cluster, request):
@@ -148,7 +150,7 @@ def test_a_slave_with_the_id_of_a_master_is_refused(given):
 @pytest.mark.parametrize("key", ["listenPort", "haListenPort", "metricsPromExporterPort", "dLegerPeers"])
 async def test_a_port_that_is_taken_stops_the_start(tmp_path, key):
     settings = {"brokerRole": "SYNC_MASTER"}
-    number = port = str(free_port())  # with free neighbours
+    number = port = str(free_port())  # its neighbouring ports are free
     with socket.create_server(("127.0.0.1", int(port))):
         if key == "metricsPromExporterPort":
             settings["metricsExporterType"] = "PROM"
@@ -159,7 +161,7 @@ async def test_a_port_that_is_taken_stops_the_start(tmp_path, key):
         with pytest.raises(ConfigError, match=f"{key} = '{number}': .*Address already in use"):
             async with running(tmp_path, **settings):
                 pass
-    async with running(tmp_path, **settings) as (broker, _):  # the store is free again, and so are the ports
+    async with running(tmp_path, **settings) as (broker, _):  # the store and the ports are free again
         assert [found for found, _, _ in ports_of(broker.config) if found == key] == [key]
 
 
@@ -192,7 +194,7 @@ class TestOffsetMovedEvents:
         assert cluster.broker.parts.store.max_offset("OFFSET_MOVED_EVENT", 0) == 0
 
     async def test_a_held_pull_whose_queue_goes_is_told_and_stands_there(self, cluster):
-        """The event is stored at the end of a tick, and needs another one to be written."""
+        """The offset event is stored at the end of a tick and is written by the next one."""
         peer, other = cluster.peer(), cluster.peer()
         await peer.send()
         broker = cluster.broker.parts
@@ -211,13 +213,13 @@ class TestOffsetMovedEvents:
 
 
 class TestMostBytes:
-    """maxMsgBytes of 5.x clients."""
+    """The request field maxMsgBytes of 5.x clients."""
 
     @pytest.mark.parametrize(
         ("version", "asked", "count"),
         [
             (VERSION_5_0_0, 3500, 3),
-            (VERSION_5_0_0, 1, 1),  # the first message comes whatever its size
+            (VERSION_5_0_0, 1, 1),  # the first message is returned whatever its size
             (VERSION_5_0_0, 2**31 - 1, 10),
             (VERSION_5_0_0, None, 10),
             (VERSION_5_0_0, -5, 1),
@@ -249,7 +251,7 @@ class TestLiveSettings:
         assert 0.05 <= time.monotonic() - begun < 10
         assert (await admin.call(RequestCode.UPDATE_BROKER_CONFIG, None, b"longPollingEnable=true")).code == 0
         pulling = await held(cluster, peer)
-        await asyncio.sleep(0.2)  # four times what a short poll lasts
+        await asyncio.sleep(0.2)  # four times the duration of a short poll
         assert not pulling.done()
         await admin.send(body=b"second")
         assert [m.body for m in records(await pulling)] == [b"second"]

@@ -1,4 +1,4 @@
-"""The whole cluster in one call: ports, files, several brokers, a thread, and an orderly end."""
+"""The whole cluster in one call: ports, files, several brokers, a thread, and a clean stop."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from cometmq.standalone import Standalone, StandaloneError, broker_name
 
 @contextlib.asynccontextmanager
 async def serving(path, **more) -> AsyncIterator[tuple[Standalone, Peer]]:
-    """A cluster of one broker, and a client of it."""
+    """Start a cluster with a single broker and connect a client."""
     async with (
         Standalone(path, 0, 0, **more) as cluster,
         Peer(cluster.broker_addrs["broker-a"]) as peer,
@@ -119,7 +119,7 @@ def test_a_power_failure_leaves_the_old_conf_or_the_new(tmp_path):
 
 
 async def test_settings_changed_at_run_time_are_written_through_the_disk(start_cluster):
-    """In the same way: the file itself is never written, and its new content is synced before its name."""
+    """The settings file is never written in place: its new content is synced before the rename."""
     cluster = await start_cluster()
     store = cluster.broker.parts.store
     store.disk = disk = FaultyDisk()
@@ -156,12 +156,12 @@ async def test_a_cluster_that_cannot_start_leaves_nothing_behind(tmp_path):
         await Standalone(tmp_path, 0, 0, settings={"brokerPermission": "x"}).start()
     async with Standalone(tmp_path, 0, 0) as first:
         with pytest.raises(CometError):
-            await Standalone(tmp_path, 0, 0).start()  # the store is in use
+            await Standalone(tmp_path, 0, 0).start()  # the store is already in use
         assert await brokers_known(first.namesrv_addr) == set(first.broker_addrs.values())
 
 
 def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-    """A Python program with its output in a pipe."""
+    """Start a Python program with its output in a pipe."""
     return subprocess.Popen([sys.executable, "-c", program, *arguments], stdout=subprocess.PIPE, text=True)
 
 
@@ -184,7 +184,7 @@ async def test_children_die_with_their_parent(tmp_path):
         parent.send_signal(signal.SIGKILL)
         await asyncio.to_thread(parent.wait)
         await until(lambda: not any(map(alive, children)))
-        assert not (tmp_path / "broker-a" / "abort").exists()  # they stopped in order
+        assert not (tmp_path / "broker-a" / "abort").exists()  # the brokers were stopped cleanly
     finally:
         parent.kill()
         parent.wait()
@@ -192,7 +192,7 @@ async def test_children_die_with_their_parent(tmp_path):
 
 
 def alive(pid: int) -> bool:
-    """Whether a process runs (one that has ended but was not waited for does not)."""
+    """Return whether a process runs; a zombie does not."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -212,8 +212,11 @@ def test_programs_without_a_loop_run_it_in_a_thread(tmp_path):
 
 
 def test_it_serves_within_a_second_of_its_start(tmp_path):
-    """The aim is 0.7 s, ten times that on a busy machine. It may try five times, and how long it could have
-    run while others did (the second number of schedstat, ns) does not count."""
+    """The goal is 0.7 s; the test allows ten times as much on a busy machine, and five attempts.
+
+    The time in which the process was ready but other processes ran (second number of schedstat, ns) is
+    subtracted.
+    """
     program = (
         "import asyncio, sys\n"
         "from cometmq.standalone import Standalone\n"

@@ -1,4 +1,4 @@
-"""plain_acl.yml: Apache's own file is understood, and half a file is not."""
+"""plain_acl.yml: Apache's own file is parsed, and a truncated file is refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cometmq.broker.access.accounts import Account, Perm, account_of, read_acl, 
 from cometmq.errors import ConfigError
 from cometmq.yaml_file import dump
 
-# As in Apache's distribution, down to blanks and the null.
+# The file of Apache's distribution, including its blanks and the null value.
 EXAMPLE = b"""
 globalWhiteRemoteAddresses:
   - 10.10.103.*

@@ -1,4 +1,4 @@
-"""Patterns of addresses: Apache's forms, each part read as it stands."""
+"""Address patterns: Apache's forms; each part is matched literally."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may do what: one table of accounts, rights and addresses."""
+"""Permission decisions from one table of accounts, rights and addresses."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_wrong_signature_comes_before_all_rights(policy: Policy) -> None:
 def test_white_listed_addresses_need_no_signature(
     policy: Policy, key: str | None, host: str, reason: str
 ) -> None:
-    for _ in range(2):  # the second time from what is remembered
+    for _ in range(2):  # the second decision comes from the cache
         assert policy.decide(key, lambda: None, host, lambda _account: False) == (True, reason)
     assert not policy.decide("adminer", list, "192.168.0.1", lambda _account: False).allowed
 

@@ -1,4 +1,4 @@
-"""Files of accounts: found, joined, read again when they change, written back whole."""
+"""Account files: discovery, merging, reloading after changes, and complete rewriting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def accounts(*keys: str, more: str = "") -> str:
 
 
 def reloaded(files: AclFiles) -> Policy | None:
-    """What two looks find."""
+    """Return the policy after two checks for changes."""
     assert files.reload() is None
     return files.reload()
 
@@ -34,7 +34,7 @@ def conf(tmp_path: Path) -> Path:
 
 def write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(".beside")  # another file of another number, whatever the clock's grain
+    beside = path.with_name(".beside")  # a new inode shows the change even if the mtime is equal
     beside.write_text(text)
     beside.chmod(0o600)
     beside.replace(path)
@@ -45,7 +45,7 @@ def test_all_files_below_acl_count_too(conf: Path) -> None:
     write(conf / "acl" / "deep" / "b.yaml", accounts("account3"))
     write(conf / "acl" / "tools.yml", "accessKey: x")
     write(conf / "acl" / "notes.txt", "none of them")
-    write(conf / "acl" / "..data" / "a.yml", accounts("account2"))  # as Kubernetes mounts secrets
+    write(conf / "acl" / "..data" / "a.yml", accounts("account2"))  # how Kubernetes mounts secrets
 
     policy = AclFiles(str(conf)).load()
 
@@ -121,7 +121,7 @@ def test_what_a_request_has_read_that_failed_is_still_taken_up(conf: Path) -> No
 
 
 def test_a_file_that_is_being_written_is_not_taken_up(conf: Path) -> None:
-    """Its first half is a good file: an admin without the bounds that follow."""
+    """The first half of the file is valid and grants an admin without the limits that follow."""
     text = "accounts:\n- accessKey: account1\n  secretKey: secret-1\n  admin: true\n"
     rest = "  topicPerms: [T=SUB]\n"
     (conf / "plain_acl.yml").write_text(text + rest)
@@ -178,7 +178,7 @@ def test_accounts_are_written_where_they_are(conf: Path) -> None:
         str(conf / "plain_acl.yml"): 1,
         str(conf / "acl" / "b.yml"): 1,
     }
-    assert files.reload() is None  # its own change is no news
+    assert files.reload() is None  # the broker's own write is not a change
     assert sorted(each.name for each in conf.rglob("*")) == ["acl", "b.yml", "plain_acl.yml"]
 
 

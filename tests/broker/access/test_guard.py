@@ -43,7 +43,7 @@ PROGRAM = Credentials("program", "secret-of-program")
 
 
 class SigningPeer(Peer):
-    """A client with an account."""
+    """A client that signs its requests with an account."""
 
     def __init__(self, addr: str, credentials: Credentials) -> None:
         super().__init__(addr, outgoing=lambda frame: sign(frame, credentials))
@@ -53,7 +53,7 @@ class SigningPeer(Peer):
 async def guarded(
     tmp_path: Path, acl: str = ACL
 ) -> AsyncIterator[tuple[Broker, Peer, SigningPeer, SigningPeer]]:
-    """A broker, a client without account, one of a program and an admin's."""
+    """Yield a broker and three clients: without an account, with a program's, and with an admin's."""
     write(tmp_path / "home" / "conf" / "plain_acl.yml", acl)
     settings = {"aclEnable": "true", "rocketmqHome": str(tmp_path / "home")}
     async with (
@@ -77,7 +77,7 @@ async def test_only_those_who_may_are_let_in(tmp_path: Path) -> None:
         refused(await program.heartbeat(topics={"Other": "*"}), 1, "topic:Other")
         for code in (RequestCode.GET_BROKER_CONFIG, RequestCode.GET_ALL_TOPIC_CONFIG, 28, 204):
             refused(await program.call(code), 1, "Need admin permission")
-        for group, code in (("G", 0), ("Other", 1)):  # who is connected is told to those of the group
+        for group, code in (("G", 0), ("Other", 1)):  # only the group's members may list its connections
             assert (await program.call(203, ext={"consumerGroup": group})).code == code
         assert (await admin.call(RequestCode.GET_BROKER_CONFIG)).code == 0
         assert (await admin.send("Whatever")).code == 0
@@ -97,7 +97,7 @@ async def test_a_signature_is_of_one_request_alone(tmp_path: Path) -> None:
             return await peer.remoting.call(peer.addr, request)
 
         assert (await answer()).code == 0
-        assert (await answer()).code == 0  # the protocol cannot tell a repetition
+        assert (await answer()).code == 0  # the protocol cannot detect a replay
         for changed in (await answer(topic="In"), await answer(b"more"), await answer(AccessKey="adminer")):
             refused(changed, 1, "Check signature failed")
         refused(await answer(Signature=""), 1, "Check signature failed")
@@ -125,7 +125,7 @@ async def test_odd_names_and_signatures_are_refused_like_others(
 
 async def test_sends_go_on_being_checked_one_by_one(tmp_path: Path) -> None:
     async with guarded(tmp_path) as (broker, peer, program, _admin):
-        for number in range(20):  # a broker without accounts knows the header by then
+        for number in range(20):  # a broker without accounts would use its cached header by then
             properties = f"UNIQ_KEY\x01{number:032d}\x02"
             assert (await program.send(properties_text=properties)).code == 0
         refused(await peer.send(properties_text=properties), 1, "No accessKey")
@@ -188,7 +188,7 @@ async def test_requests_50_to_53_change_the_files(tmp_path: Path) -> None:
         refused(
             await program.call(51, DeleteAccessConfigRequestHeader(access_key="adminer")), 1, "Need admin"
         )
-        # What a request does not name stays.
+        # Fields that the request does not name are unchanged.
         assert (await put(access_key="program", topic_perms="Orders=SUB,%RETRY%G=SUB, New=PUB")).code == 0
         refused(await program.send(), 1, "topicPerms: Orders=SUB")
         assert (await program.send("New")).code == 0

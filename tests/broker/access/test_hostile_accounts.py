@@ -1,4 +1,4 @@
-"""An account with a good signature, and what it must not get with it: a broker, and requests one by one."""
+"""An account with a valid signature must not exceed its rights, on a real broker, request by request."""
 
 from __future__ import annotations
 
@@ -80,7 +80,8 @@ async def test_a_reply_needs_the_right_to_its_topic(tmp_path: Path, code: int) -
     async with scene(tmp_path) as (_broker, program, mallory, admin):
         await asker(admin)
         refused(await mallory.send(REPLY_TOPIC, properties=REPLY, code=code), 1, f"topic:{REPLY_TOPIC}")
-        # A right to a topic of another kind is none to reach a client, nor is what all may do.
+        # Neither the right to another kind of topic nor a topic open to all accounts gives access to a
+        # client.
         for topic in ("Mine", "Orders", "RMQ_SYS_TRACE_TOPIC"):
             refused(await mallory.send(topic, properties=REPLY, code=code), 1, "Need admin permission")
         refused(await admin.send("RMQ_SYS_TRACE_TOPIC", properties=REPLY, code=code), 16, "forbidden")
@@ -92,18 +93,18 @@ async def test_a_reply_needs_the_right_to_its_topic(tmp_path: Path, code: int) -
 async def test_the_replies_of_a_client_do_not_go_to_another_account(tmp_path: Path) -> None:
     async with scene(tmp_path) as (broker, program, mallory, admin):
         await asker(admin)
-        await asker(mallory)  # the same client id, and newer
+        await asker(mallory)  # uses the same client id, and is newer
         assert (await program.send(REPLY_TOPIC, b"1", properties=REPLY, code=325)).code == 0
         assert (await admin.notice(PUSH)).body == b"1"
         assert mallory.notices.empty()
-        async with SigningPeer(broker.addr, ADMIN) as again:  # the client itself, on a new connection
+        async with SigningPeer(broker.addr, ADMIN) as again:  # the real client on a new connection
             await asker(again)
             assert (await program.send(REPLY_TOPIC, b"2", properties=REPLY, code=325)).code == 0
             assert (await again.notice(PUSH)).body == b"2"
 
 
 async def test_a_query_finds_messages_of_its_topic_alone(tmp_path: Path) -> None:
-    """KeysAa and KeysBB have one hash, so each key of theirs has one, too."""
+    """The topics KeysAa and KeysBB have the same hash, so equal keys have the same index hash in both."""
     async with scene(tmp_path) as (_broker, program, mallory, admin):
         assert (await program.send("KeysAa", b"secret", properties={"KEYS": "k"})).code == 0
         assert (await create(admin, "KeysBB")).code == 0
@@ -162,7 +163,7 @@ async def test_transactions_are_ended_by_those_who_may_send_to_their_topic(tmp_p
 async def test_a_body_that_reads_as_a_half_message_ends_no_transaction(tmp_path: Path) -> None:
     async with scene(tmp_path, **MANUAL) as (broker, program, mallory, _admin):
         place = await prepare(program)
-        position = broker.parts.store.log.end + 88  # where the body of the next message begins
+        position = broker.parts.store.log.end + 88  # position of the next message's body
         forged = encode_record(
             HALF, b"", encode_properties({"REAL_TOPIC": "Mine", "REAL_QID": "0", "PGROUP": "PG"}),
             queue_id=0, queue_offset=place.offset, physical_offset=position,
@@ -182,7 +183,7 @@ async def test_nobody_else_is_asked_about_a_transaction(tmp_path: Path) -> None:
         checks = broker.parts.transactions.checks
         await checks.round()
         assert (await program.heartbeat("p", None, producers=("PG",))).code == 0
-        for _ in range(4):  # they would take turns
+        for _ in range(4):  # producers of a group are normally checked in turn
             await checks.round()
             message, _, _ = await asked(program)
             assert message.body == b"half"
@@ -193,7 +194,7 @@ OPEN_TO_PROGRAMS = {
     10, 11, 12, 14, 15, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 41, 42, 46, 203, 310, 320, 324, 325, 361,
     370,
 }  # fmt: skip
-"""The rows of the table in docs/security.md but the last: whoever adds one adds its right there."""
+"""Codes in the table in docs/security.md, without its last row. A new code needs a row there, too."""
 
 
 async def test_every_other_request_needs_an_admin(tmp_path: Path) -> None:
@@ -203,21 +204,23 @@ async def test_every_other_request_needs_an_admin(tmp_path: Path) -> None:
         for code in sorted(closed):
             answer = await mallory.call(code, ext={"topic": "Mine", "consumerGroup": "Any", "group": "Any"})
             refused(answer, 1, "Need admin permission")
-        for code in sorted(OPEN_TO_PROGRAMS):  # no field is no right
+        for code in sorted(OPEN_TO_PROGRAMS):  # a request without the field has no right
             answer = await mallory.call(code)
             assert answer.code != 0 or code == 35, code
 
 
 async def test_name_servers_and_brokers_share_no_request(tmp_path: Path) -> None:
-    """So requests that are for name servers can be left unsigned."""
+    """The codes are disjoint, so requests to name servers can stay unsigned."""
     async with scene(tmp_path) as (broker, *_):
         assert handlers_of(RequestProcessor).keys() == NAMESRV_REQUESTS
         assert not broker.parts.handlers.keys() & NAMESRV_REQUESTS
 
 
 async def test_name_servers_get_no_signature(tmp_path: Path) -> None:
-    """Neither of a broker's admin nor of a client, unless it is told to: what is signed for the route of a
-    topic is as good for its deletion."""
+    """Neither a broker nor, by default, a client signs requests to name servers.
+
+    A signature made for a topic's route would be equally valid for the topic's deletion.
+    """
     seen: list[Frame] = []
 
     def note(frame: Frame) -> Frame:

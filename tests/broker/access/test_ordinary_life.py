@@ -1,4 +1,4 @@
-"""What clients of an account without admin rights do from their start to their end: nothing is refused."""
+"""No request of an account without admin rights is refused during the normal life of a client."""
 
 from __future__ import annotations
 

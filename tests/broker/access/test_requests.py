@@ -1,4 +1,4 @@
-"""Our own requests about accounts: who may ask, and that no secret is told."""
+"""CometMQ's own account requests: required rights, and no secret in a response."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A name server and a broker that speak TLS, with clients, a slave and settings that are wrong."""
+"""A name server and a broker with TLS: clients, a slave, and wrong settings."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_everything_goes_over_tls(tmp_path: Path, certificates: Certificat
             async with Producer("PG", namesrv=namesrv) as plain:
                 with pytest.raises(CometError):
                     await plain.send(Message("Orders", b"x"), timeout_s=1.0)
-            # A slave signs its requests to the master and makes them over TLS.
+            # A slave signs its requests to the master and sends them over TLS.
             copy = {**enforcing, **accounts, "brokerRole": "SLAVE", "brokerId": "1"}
             async with running(slave, **copy) as (other, _):
                 sync = other.parts.replication.sync  # type: ignore[union-attr]

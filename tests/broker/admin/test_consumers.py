@@ -1,4 +1,4 @@
-"""Requests that a broker hands on to consumers."""
+"""Requests that a broker forwards to consumers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestConsumersAreTold:
         assert bytes(told.body).startswith(b'{"offsetTable":[{')
 
     async def test_a_time_behind_the_last_message_is_the_end_for_5x(self, cluster, peer):
-        """4.9 takes the nearest message, the last one; 5.x's `now` is a time, and means the end."""
+        """For a time after the last message, 4.9 uses the last message's offset, and 5.x the queue's end."""
         await create(peer)
         await peer.send_numbers(3)
         await commit(peer, 0, 1)
@@ -89,7 +89,7 @@ class TestConsumersAreTold:
     async def test_one_queue_alone(self, cluster, peer, more, offset):
         await create(peer)
         await peer.send_numbers(3)
-        await commit(peer, 0, 1)  # of queue 1 the group has no offset
+        await commit(peer, 0, 1)  # the group has no offset for queue 1
         consumer = cluster.peer()
         await consumer.heartbeat("c1")
         answer = await self.reset(peer, -1, **more)

@@ -1,4 +1,4 @@
-"""What a broker's metrics say, against what happened; the dashboard asks for nothing that is not there."""
+"""A broker's metrics compared with real events; the dashboard queries only metrics that exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Samples = dict[str, list[tuple[dict[str, str], float]]]
 
 @pytest.fixture(autouse=True)
 def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each look has the numbers of now."""
+    """Disable caching, so that each request returns current values."""
     monkeypatch.setattr(port, "KEEP_S", 0.0)
     monkeypatch.setattr(port, "REUSE_FACTOR", 0)
 

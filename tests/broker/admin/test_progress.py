@@ -1,4 +1,4 @@
-"""What tools ask about queues and how far groups are in them."""
+"""Requests of tools about queues and about the progress of consumer groups."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class TestProgress:
         assert len(await self.stats(peer, topic="Orders")) == 2
         assert await self.stats(peer, topic="Elsewhere") == {}
         await peer.heartbeat(topics={"Other": "*"})
-        assert await self.stats(peer) == {}  # an online group that does not subscribe the topic
+        assert await self.stats(peer) == {}  # the group is online and does not subscribe to Orders
 
     async def test_who_consumes_a_topic(self, peer):
         await commit(peer, 0, 1, group="ByOffset")
@@ -128,7 +128,7 @@ class TestProgress:
         await peer.heartbeat(topics={"Other": "*"})
         header = CloneGroupOffsetRequestHeader(src_group="G", dest_group="I")
         await peer.call(RequestCode.CLONE_GROUP_OFFSET, header)
-        assert offsets.query("I", "Orders", 0) == -1  # the online source does not subscribe it
+        assert offsets.query("I", "Orders", 0) == -1  # the online source group does not subscribe to it
 
     @pytest.mark.parametrize(
         ("left_out", "compared", "expected"),
@@ -156,7 +156,7 @@ class TestProgress:
     async def test_the_progress_of_all_groups(self, cluster, peer):
         await create(peer)
         await peer.send_numbers(5)
-        await peer.pull()  # makes the group
+        await peer.pull()  # creates the group
         await commit(peer, 0, 2)
         answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "false"})
         body = BrokerConsumeStats.decode(answer.body)
@@ -200,7 +200,7 @@ class TestCounted:
         assert went.stats_minute.sum == 3
 
     async def test_messages_of_the_whole_broker(self, peer):
-        """What rocketmq-exporter's rocketmq_broker_tps and _qps come from."""
+        """rocketmq-exporter derives rocketmq_broker_tps and _qps from these values."""
         await peer.send_numbers(3)
         await peer.send("Other")
         await peer.pull()

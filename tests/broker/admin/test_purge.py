@@ -85,7 +85,7 @@ async def test_attributes_that_are_refused(cluster, peer, attributes, said):
 
 async def test_a_topics_own_retention_is_kept_and_moves_its_queues(cluster, peer):
     assert (await topic(peer, "+retention.bytes=500,+message.type=NORMAL")).code == 0
-    assert (await topic(peer)).code == 0  # a change that does not name them leaves the attributes
+    assert (await topic(peer)).code == 0  # a change that does not name attributes keeps them
     for _ in range(5):
         await peer.send(body=bytes(100))
     assert await cluster.broker.parts.store.topic_retention.topic_cycle() > 0

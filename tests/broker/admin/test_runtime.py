@@ -1,4 +1,4 @@
-"""Settings and condition of a running broker, over the wire."""
+"""Settings and runtime statistics of a broker, read over the network."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class TestSettings:
         assert int(again["putMessageSizeTotal"]) > int(table["putMessageSizeTotal"])
 
     async def test_rocketmq_exporter_can_read_the_table(self, peer):
-        """It gives up the whole table where one of these is not there, or no number."""
+        """rocketmq-exporter discards the whole table if one of these values is missing or not a number."""
         table = KVTable.decode((await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)).body).table
         pools = [f"{pool}ThreadPoolQueue{part}" for pool in ("send", "pull", "query")
                  for part in ("Size", "Capacity", "HeadWaitTimeMills")]  # fmt: skip

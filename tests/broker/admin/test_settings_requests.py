@@ -1,6 +1,4 @@
-"""Settings by request, and those of a start: what requests may change, how that is written, and what is said
-of values that cannot work.
-"""
+"""Changes of settings by request and at a start: allowed changes, the written file, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from cometmq.store.recovery.store_layout import read_layout
 
 @contextlib.contextmanager
 def in_a_new_process() -> Iterator[None]:
-    """Where no logger of this one is known."""
+    """Hide the loggers of this process, as if the process were new."""
     known = logging.root.manager.loggerDict
     kept = dict(known)
     known.clear()
@@ -105,7 +103,7 @@ class TestRequests:
         link = tmp_path / "link.conf"
         link.symlink_to(path)
         async with running(tmp_path / "store", brokerConfigPath=str(link)) as (_, peer):
-            path.write_bytes(conf.replace("our", "the").encode())  # somebody edits it meanwhile
+            path.write_bytes(conf.replace("our", "the").encode())  # a user edits the file meanwhile
             assert (await change(peer, b"fileReservedTime=24\nmaxMessageSize=222\nnoSuchKey=1\n")).code == 0
         wanted = conf.replace("our", "the").replace("48", "24") + "maxMessageSize=222\r\n"
         assert path.read_bytes() == wanted.encode()
@@ -142,7 +140,7 @@ class TestRequests:
             second = asyncio.create_task(change(peer, b"maxMessageSize=222\n"))
             while broker.config.store.max_message_size != 222:
                 await asyncio.sleep(0)
-            # The second is in force, and what a thread would do for it is given the time to begin.
+            # The second change is in force. If it used a thread, that thread would have started by now.
             await asyncio.to_thread(lambda: None)
             assert not first.done()
             assert len(opened) == 1
@@ -161,7 +159,7 @@ ODD = (
 
 
 def test_whatever_is_taken_a_start_can_use() -> None:
-    """Each setting that requests may change, with odd values: refused, or good enough for the next start."""
+    """A request with an odd value is refused, or the next start accepts the value."""
     logs.logger("cometmq.of_this_process")
     logs.logger("tests.broker.admin")
     taken = 0
@@ -180,7 +178,7 @@ def test_whatever_is_taken_a_start_can_use() -> None:
             with in_a_new_process():
                 assert BrokerConfig.from_properties(written).properties() == config.properties()
     assert taken > 300
-    assert "metricsExporterType" not in keys  # what a start needs for it may not be installed
+    assert "metricsExporterType" not in keys  # the exporter's package may not be installed
 
 
 class TestAddresses:
@@ -239,8 +237,8 @@ async def test_a_poisoned_file_of_a_store_stops_the_start_with_file_line_and_key
         line = len(good.splitlines()) + 2
         assert str(raised.value).startswith(f"{conf} line {line}: cleanResourceInterval = '0': expected ")
     with pytest.raises(ConfigError, match=rf"^{conf} line {line}: cleanResourceInterval"):
-        read_layout(OsDisk(), str(conf.parent))  # the store's tools read it too
-    with pytest.raises(ConfigError) as raised:  # given with the start, not by the file
+        read_layout(OsDisk(), str(conf.parent))  # the store's tools read the file, too
+    with pytest.raises(ConfigError) as raised:  # the value was passed to the start and is not in the file
         await Standalone(tmp_path, 0, 0, settings={"cleanResourceInterval": "1"}).start()
     assert str(raised.value).startswith("cleanResourceInterval = '1': expected ")
 

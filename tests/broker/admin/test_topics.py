@@ -1,4 +1,4 @@
-"""Administration of topics and groups: what is made, changed, shown and deleted."""
+"""Administration of topics and groups: creation, changes, display and deletion."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ class TestTopics:
         await peer.send(properties={"TRAN_MSG": "true", "PGROUP": "PG"})
         await peer.send(topic="Unused")
         topics = cluster.broker.parts.tables.topics
-        for name in (TIMER_TOPIC, TRANS_HALF_TOPIC, "Unused"):  # the table was lost
+        for name in (TIMER_TOPIC, TRANS_HALF_TOPIC, "Unused"):  # as if the topic table were lost
             topics.delete(name)
         assert (await peer.call(RequestCode.CLEAN_UNUSED_TOPIC)).code == 0
         assert cluster.broker.parts.store.queues.topics() == [TRANS_HALF_TOPIC, TIMER_TOPIC]
@@ -135,13 +135,13 @@ class TestTopics:
         codes = [RequestCode.CLEAN_UNUSED_TOPIC, RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE]
         tracemalloc.start()
         requests = [asyncio.create_task(peer.call(codes[number % 2])) for number in range(100)]
-        await asyncio.create_task(peer.call(RequestCode.GET_BROKER_CONFIG))  # behind them
+        await asyncio.create_task(peer.call(RequestCode.GET_BROKER_CONFIG))  # is handled after them
         await until(lambda: len(began) >= 2)
         held_bytes, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         go_on.set()
         assert [each.code for each in await asyncio.gather(*requests)] == [0] * 100
-        assert held_bytes < 1_500_000  # 15 MB if each holds all names
+        assert held_bytes < 1_500_000  # it would be 15 MB if each request held all names
 
     async def test_tables_and_single_topics_are_shown(self, peer):
         await create(peer)
@@ -179,7 +179,7 @@ class TestTopics:
         namesrv = cluster.peer(cluster.namesrv_addr)
         ext = {"namespace": "ORDER_TOPIC_CONFIG", "key": "Orders", "value": "broker-a:2"}
         assert (await namesrv.call(100, None, ext=ext)).code == 0
-        await create(peer, "Another")  # any registration brings the answer
+        await create(peer, "Another")  # any registration returns the new order configuration
         topics = cluster.broker.parts.tables.topics
         await until(lambda: topics.table["Orders"].order)
         assert not topics.table["Another"].order

@@ -1,4 +1,4 @@
-"""The address that a broker tells its clients is looked at when it starts."""
+"""The address that a broker advertises is checked at its start."""
 
 from __future__ import annotations
 

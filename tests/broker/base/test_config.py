@@ -1,4 +1,4 @@
-"""The broker's settings: RocketMQ's keys and defaults, and what is said about wrong ones."""
+"""The broker's settings: RocketMQ's keys and defaults, and the errors for invalid values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from cometmq.broker.base.config import FIELD_OF_KEY, RANGES, STORE_KEYS, BrokerC
 from cometmq.errors import ConfigError
 from cometmq.store.base.config import RANGES as STORE_RANGES
 
-# As Apache's 4.9 prints them (docs/reference/storage.md, Broker settings), but for SQL92 filters, which work.
+# Defaults as printed by Apache's 4.9 (docs/reference/storage.md, Broker settings), but with SQL92 filters
+# enabled.
 DEFAULTS = {
     "listenPort": "10911", "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerPermission": "6",
     "defaultTopicQueueNums": "8", "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
@@ -111,7 +112,7 @@ def test_a_bad_value_names_the_key_the_value_and_what_is_expected(key, value, ex
     assert expected in raised.value.expected
     running = BrokerConfig()
     before = running.properties()
-    with pytest.raises(ConfigError):  # so does the request that changes a running broker, and changes nothing
+    with pytest.raises(ConfigError):  # a request to a running broker fails, too, and changes nothing
         running.update({"fileReservedTime": "48", key: value})
     assert running.properties() == before
 
@@ -179,7 +180,7 @@ def test_known_settings_without_effect_here_are_taken_in_silence(caplog):
         BrokerConfig.from_properties(
             {
                 "sendMessageThreadPoolNums": "16", "useEpollNativeSelector": "true",
-                # Those of 5.x whose limits or files have no equal here.
+                # Settings of 5.x whose limits or files do not exist here.
                 "waitTimeMillsInAckQueue": "1", "waitTimeMillsInAdminBrokerQueue": "1",
                 "timerRollWindowSlot": "1", "timerFlushIntervalMs": "1", "mappedFileSizeTimerLog": "1",
                 "appendTopicForTimerDeleteKey": "true",

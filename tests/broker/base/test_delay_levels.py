@@ -1,4 +1,4 @@
-"""Delay levels, and when the messages of a level are due."""
+"""Delay levels and the due times of their messages."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ class TestDueTimes:
         assert self.due().due_ms(1, T0 - 60_000) < 0
 
     def test_a_clock_set_back_before_the_start_makes_nothing_early(self):
-        """Whatever time it bears, it was stored before the start: a delay after that it is due for sure."""
+        """Whatever its time, the message was stored before the start, so it is due one delay after the start."""
         assert self.due(T0 - 3_600_000).due_ms(1, T0) == self.DELAY
 
     def test_a_clock_set_back_between_storing_and_delivery_changes_nothing(self):
         due = self.due()
         due.steps.note(2, -T0)
         before = due.due_ms(2, T0 + 1_000)
-        due.steps.note(3, -T0 + 3_600_000)  # an hour back
+        due.steps.note(3, -T0 + 3_600_000)  # set back by one hour
         assert due.due_ms(2, T0 + 1_000) == before == 11_000 + STEP_MS
         assert due.due_ms(3, T0 - 3_600_000 + 2_000) == 12_000 + STEP_MS
 
@@ -59,7 +59,7 @@ class TestDueTimes:
         assert due.due_ms(3, T0 + 3_600_000) == self.DELAY + STEP_MS
 
     def test_the_oldest_is_found_at_once_among_many_steps(self):
-        """Each arrival notes one while syncs take longer than a second."""
+        """Each arrival records a step while syncs take longer than a second."""
         due = self.due()
         for offset in range(2, 50_002):
             due.steps.note(offset, -T0 + 100 * offset)
@@ -72,7 +72,7 @@ class TestDueTimes:
     @pytest.mark.parametrize("way", [1, -1])
     def test_a_clock_that_is_set_right_slowly_makes_no_message_early(self, way):
         due = self.due()
-        for number in range(1_000):  # half a second in a thousand messages
+        for number in range(1_000):  # half a second within a thousand messages
             ahead = -T0 + way * number // 2
             due.steps.note(2 + number, ahead)
             assert due.due_ms(2 + number, number - ahead) >= number + self.DELAY

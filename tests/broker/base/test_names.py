@@ -1,4 +1,4 @@
-"""Names in requests: whatever carries one, in its ext fields or its body, an illegal one has no effect."""
+"""An invalid name in any ext field or body of a request has no effect."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ ILLEGAL = [
 ]
 
 
-# Names that the broker does not use: a send's group, the origin of what is sent back, the whole of 46; and
-# queues that are passed over when others are locked.
+# Names that the broker does not use: the group of a send, the original topic of a message sent back, and all
+# names in request 46; also queues that are skipped when other queues are locked.
 UNUSED = {(10, "PG"), (310, "PG"), (320, "PG"), (36, "TopicA"), (46, "TopicA"), (46, "CG"),
           (41, "TopicA"), (42, "TopicA")}  # fmt: skip
 
 
 def with_name(code, what, name):
-    """A good request of this code with another topic or group; None if it has none."""
+    """Return a valid request with another topic or group; None if the request has no such name."""
     ext, body, _ = BROKER_REQUESTS[code]
     changed = {key: name if value == what else value for key, value in ext.items()}
     text = body
@@ -56,7 +56,7 @@ def _replaced(value, what, name):
 
 
 def names_in(broker):
-    """Every name that the broker has a table entry or a queue for."""
+    """Return every name in the broker's tables and queues."""
     parts = broker.parts
     locked = {queue.topic for held in parts.locks.groups.values() for queue in held}
     offsets = [part for key in parts.tables.offsets.to_table()["offsetTable"] for part in key.split("@")]
@@ -98,7 +98,7 @@ def test_a_name_that_is_too_long_is_refused_with_its_length_and_the_limit(check,
 
 
 def test_every_name_of_a_header_is_known_as_one():
-    """A field that is called like a topic or group is checked, in requests that are still to come too."""
+    """A header field whose name is that of a topic or group is checked, also in future requests."""
     lookups = {"defaultTopic", "originTopic", "topicList", "filterGroups", "topicFilterType", "topicSysFlag",
                "groupSysFlag", "groupSeq", "maxGroupNum", "defaultTopicQueueNums", "defaultTopicPerm",
                "defaultGroupPerm", "topicPerms", "groupPerms"}  # fmt: skip
@@ -111,7 +111,7 @@ def test_every_name_of_a_header_is_known_as_one():
 
 
 class TestGroupsWithLongNames:
-    """Apache's clients take 255 characters; a retry topic is 7 longer and has at most 127."""
+    """Apache's clients allow 255 characters. A retry topic has at most 127, 7 more than its group's name."""
 
     GROUP = "g" * 255
 

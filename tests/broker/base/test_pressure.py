@@ -1,4 +1,4 @@
-"""What is refused by a broker that does not keep up, and in which words."""
+"""Requests that an overloaded broker refuses, and the remarks it sends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Back-pressure of a running broker, over real sockets."""
+"""Back-pressure of a running broker, tested over real sockets."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUSY = 2
 
 @contextlib.asynccontextmanager
 async def loop_held_up(broker, seconds=0.3):
-    """The loop is held up again and again, and does what came in between, until a send would be refused."""
+    """Block the event loop repeatedly, with pauses for arrived requests, until it would refuse a send."""
     going = True
 
     def hold() -> None:
@@ -46,7 +46,7 @@ class TestALoopThatLags:
                 refused(answer, BUSY, "[TIMEOUT_CLEAN_QUEUE]broker busy, start flow control for a while, ")
                 refused(answer, BUSY, "limit 200 ms (waitTimeMillsInSendQueue)")
                 await peer.send(body=b"refused too, and not answered", oneway=True)
-                # Pulls and heartbeats have longer limits.
+                # The limits for pulls and heartbeats are longer.
                 assert len(records(await peer.pull())) == 1
                 assert (await peer.heartbeat()).code == 0
                 shown = await peer.call(RequestCode.GET_BROKER_RUNTIME_INFO)
@@ -64,7 +64,7 @@ class TestALoopThatLags:
             await peer.send()
             for _ in range(3):
                 asyncio.get_running_loop().call_soon(time.sleep, 0.4)
-                assert (await peer.send()).code == 0  # it waits for all of it
+                assert (await peer.send()).code == 0  # the send waits for all of it
                 await asyncio.sleep(5 * MEASURE_INTERVAL_S)
             assert broker.parts.protection.refused == 0
 
@@ -86,7 +86,7 @@ class TestALoopThatLags:
 
 
 class StuckDisk(FaultyDisk):
-    """Syncs of the log wait while it is stuck."""
+    """A disk on which syncs of the log wait while it is stuck."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,5 +148,5 @@ class TestADiskThatSyncsSlowly:
                 answer = await peer.send()
             refused(answer, BUSY, "[OVERLOAD]broker busy")
             refused(answer, BUSY, " bytes, limit 10000 bytes (maxUnflushedBytes)")
-            await until(lambda: not broker.parts.protection.why)  # it is not left to the flush interval
+            await until(lambda: not broker.parts.protection.why)  # does not wait for the flush interval
             assert (await peer.send()).code == 0

@@ -1,4 +1,4 @@
-"""docs/settings.md says what the code does: every key, its default, whether it counts at once."""
+"""docs/settings.md matches the code: every key, its default, and whether a change applies immediately."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_what_a_running_store_takes_over_is_what_the_page_calls_live(tmp_path):
             d_leger_self_id="n0",
         )
     )
-    # The text ones are paths and words; the last two are read once at the start, whatever is shown later.
+    # String settings are paths and names. The last two are read only at the start, whatever is shown later.
     numbers = {
         field: value for field in WIRE_NAMES if not isinstance(value := getattr(store.config, field), str)
     }

@@ -1,4 +1,4 @@
-"""Rates of messages, of the broker and of groups."""
+"""Message rates of the broker and of groups."""
 
 from __future__ import annotations
 

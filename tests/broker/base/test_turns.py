@@ -1,4 +1,4 @@
-"""Topics of many queues: how many there may be, and that requests about many leave the loop to others too."""
+"""Topics with many queues: a limit on their number, and requests that yield to other tasks."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ async def test_a_request_about_many_queues_gives_others_their_turns(
         await asyncio.sleep(0)
         passed += 1
     assert passed > turns
-    if code != RequestCode.INVOKE_BROKER_TO_RESET_OFFSET:  # nobody is online to be told
+    if code != RequestCode.INVOKE_BROKER_TO_RESET_OFFSET:  # fails, because no client is online
         assert (await request).code == 0
     else:
         request.exception()

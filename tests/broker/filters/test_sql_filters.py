@@ -1,4 +1,4 @@
-"""The table of compiled filters, and trying records within a time."""
+"""The cache of compiled filters, and time limits on filtering records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cometmq.protocol.sql import compile_sql
 
 
 class Compiler:
-    """Compiles, counts, and takes its time when it is told to."""
+    """A compiler that counts its calls and can be delayed."""
 
     def __init__(self):
         self.texts = []
@@ -83,7 +83,7 @@ async def test_the_table_is_bounded_and_keeps_what_is_used(filters, monkeypatch)
 
 async def test_after_compiling_the_loop_has_a_rest(filters, compiler):
     loop = asyncio.get_running_loop()
-    await compiled(filters, "a > 0")  # imports the parser
+    await compiled(filters, "a > 0")  # the first compilation imports the parser
     compiler.seconds = 0.02
     begun = loop.time()
     for number in range(3):

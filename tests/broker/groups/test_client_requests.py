@@ -1,4 +1,4 @@
-"""Heartbeats, change notices, queue locks, and what one connection may cost."""
+"""Heartbeats, change notices, queue locks, and the limits of a single connection."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ QUEUES = tuple(MessageQueue("Orders", "broker-a", n) for n in range(2))
 
 
 async def locked(peer, client_id, queues=QUEUES):
-    """The queues that the client holds after it has asked for them."""
+    """Request locks and return the queues that the client owns afterwards."""
     body = LockBatchBody(consumer_group="G", client_id=client_id, mq_set=list(queues))
     answer = await peer.call(RequestCode.LOCK_BATCH_MQ, None, body.encode())
     return LockBatchResult.decode(answer.body).lock_ok_mq_set
@@ -177,7 +177,7 @@ class TestHeartbeats:
 
 @pytest.fixture
 async def stepping(tmp_path):
-    """A broker, its clock, and two clients, the first of which is a member that holds both queues."""
+    """Start a broker with a manual clock and two clients; the first is a member that owns both queues."""
     clock = ManualClock()
     async with running(tmp_path, clock=clock) as (broker, peer), Peer(broker.addr) as other:
         await peer.heartbeat("c1", producers=("PG",))
@@ -186,7 +186,7 @@ async def stepping(tmp_path):
 
 
 class TestBounds:
-    """What one connection may make the broker remember and do."""
+    """Limits on the memory and work that one connection can cause."""
 
     async def beat(self, peer, groups=(), producers=(), client_id="c1"):
         data = HeartbeatData(
@@ -303,7 +303,7 @@ class TestBounds:
         assert 2 <= told <= 2 + (loop.time() - begun) / REST_S < changes
 
     async def test_the_last_change_is_told_too(self, cluster, peer):
-        """Whoever was told before the others came is told again once they are all there."""
+        """A member that was notified before the last one joined is notified again after that."""
         await peer.heartbeat("c0")
         others = [cluster.peer() for _ in range(5)]
         for number, other in enumerate(others, 1):

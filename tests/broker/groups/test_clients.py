@@ -1,4 +1,4 @@
-"""Producer and consumer groups: who is in them, with a clock of the test's own."""
+"""Membership of producer and consumer groups, tested with a manual clock."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestConsumerTable:
     def test_a_limit_that_the_group_was_given_and_that_does_not_count_is_named_once(self, caplog):
         table = ConsumerTable()
         self.register(table, "ch1", "c1")
-        for own in (16, 3):  # nobody's choice, and the same
+        for own in (16, 3):  # 16 is the default and 3 equals the client's value
             table.note_retry_limit("G", "ch1", 3, own)
         assert caplog.messages == []
         for own in (1, 1, 0):

@@ -1,4 +1,4 @@
-"""Members of a group that subscribe different things are found when they say so, and said once."""
+"""Differing subscriptions of a group's members are detected at their heartbeats and logged once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PULLS = "CONSUME_ACTIVELY"
 
 @pytest.fixture
 def said(caplog):
-    """The lines so far."""
+    """Return the log lines so far and clear them."""
     return lambda: [line for line in caplog.messages if line.startswith("members of group G have different ")]
 
 
@@ -98,7 +98,7 @@ async def test_what_each_member_subscribes_is_told_to_tools(cluster):
 
 
 def group(**members: str) -> ConsumerGroup:
-    """Client id -> its expression of the topic T."""
+    """Build a group; each member's expression for topic T is given by client id."""
     table = ConsumerTable()
     for client_id, text in members.items():
         subscription = SubscriptionData(topic="T", sub_string=text)
@@ -136,7 +136,7 @@ def test_what_the_log_had_no_room_for_is_said_later_if_it_is_still_so(said, monk
     table.log_pending({})
     assert said() == []
     table.log_pending({"G": differing})
-    assert said() == []  # nobody was there when it was looked at, so it is forgotten
+    assert said() == []  # no member was online at the last check, so the state is dropped
     room[0] = False
     table.log_differences("G", differing)
     room[0] = True

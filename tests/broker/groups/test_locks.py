@@ -1,4 +1,4 @@
-"""Queue locks: who holds a queue, and until when."""
+"""Queue locks: their owners and their expiry."""
 
 from __future__ import annotations
 

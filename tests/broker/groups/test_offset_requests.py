@@ -1,4 +1,4 @@
-"""Consumer offsets, and the bounds and times of queues, over the wire."""
+"""Requests for consumer offsets, and for the bounds and times of queues."""
 
 from __future__ import annotations
 

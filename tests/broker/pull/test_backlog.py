@@ -1,4 +1,4 @@
-"""Who drains old messages gets its part of the loop beside sends, and all of it without them."""
+"""Readers of old messages get a fixed share of the event loop beside sends, and all of it without sends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PULL_S = 60e-6
 
 
 class Loop:
-    """Clocks and a log that the tests move."""
+    """Clocks and a commit log that the tests advance."""
 
     def __init__(self) -> None:
         self.cpu_s = self.now_s = 100.0
@@ -48,7 +48,7 @@ def test_beside_sends_a_part_of_their_time_is_used_for_the_backlog(loop: Loop, t
         assert loop.tick(tick_s, sends=1)
         sending += tick_s
     used = len(loop.served) * PULL_S
-    # What is saved up is bounded: long ticks leave some of it unused.
+    # The saved-up share is limited, so long ticks leave part of it unused.
     assert used == pytest.approx(sending * min(PART, (1e-3 + PULL_S) / tick_s), rel=0.06)
     assert loop.served == list(range(len(loop.served)))
 
@@ -57,7 +57,7 @@ def test_a_busy_machine_takes_the_processor_away_from_sends_and_backlog_alike(lo
     for number in range(10_000):
         loop.backlog.wait(number)
     for _ in range(1000):
-        loop.now_s += 10e-3  # others run
+        loop.now_s += 10e-3  # other tasks run for 10 ms
         loop.tick(600e-6, sends=1)
     assert len(loop.served) * PULL_S == pytest.approx(0.6 * PART, rel=0.06)
 
@@ -108,7 +108,7 @@ def test_misses_count_as_work_and_readers_are_bounded(loop: Loop) -> None:
         loop.backlog.missed(("G", "T", number))
     assert len(loop.backlog.readers) == 10
     loop.backlog.wait(1)
-    assert loop.tick(600e-6, sends=1)  # it waits: the misses have used more than its part
+    assert loop.tick(600e-6, sends=1)  # the pull waits: the misses have used more than the readers' share
 
 
 def test_those_who_wait_are_bounded(loop: Loop) -> None:

@@ -1,4 +1,4 @@
-"""Held pulls: what wakes them, and what does not."""
+"""Tests of the events that wake a parked pull, and of those that do not."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def parked(pull: ParkedPull, hold_ms: int = 15_000) -> LongPoll:
         ((*QUEUE, 11, 5), None, True),
         ((*QUEUE, 11, 5), frozenset({5, 6}), True),
         ((*QUEUE, 11, 7), frozenset({5, 6}), False),
-        ((*QUEUE, 10, 5), None, False),  # not newer than what the pull has seen
+        ((*QUEUE, 10, 5), None, False),  # the pull has already seen that offset
         (("Orders", 2, 11, 5), None, False),
         (("Other", 3, 11, 5), None, False),
-        ((*QUEUE, 11, 5), frozenset(), False),  # an expression of separators only
+        ((*QUEUE, 11, 5), frozenset(), False),  # the expression has separators only
     ],
 )
 def test_an_arrival_wakes_the_pulls_that_it_concerns(arrival, codes, wakes):
@@ -109,7 +109,7 @@ def test_a_deleted_topic_wakes_its_pulls():
 
 
 def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
-    """Random histories against a plain list of what is parked."""
+    """Compare random histories with a plain list of the parked pulls."""
     dice = random.Random(7)
     for _ in range(60):
         table, alive, now = LongPoll(), set(), T0
@@ -143,7 +143,7 @@ def test_whatever_happens_each_pull_is_woken_once_and_nothing_stays_behind():
 
 
 class CountedCodes(frozenset):
-    """Tag codes that count how often they are looked at."""
+    """Tag codes that count their look-ups."""
 
     looks = 0
 
@@ -166,10 +166,10 @@ def test_a_message_is_held_against_each_filter_once_however_many_wait_with_it():
     ("owner", "queue_id", "codes", "weight", "room"),
     [
         ("c1", 4, None, 2, True),
-        ("c1", 4, None, 3, False),  # the connection's share is used up
+        ("c1", 4, None, 3, False),  # exceeds the connection's limit
         ("c2", 4, None, 9, True),
-        ("c2", 3, None, 1, False),  # the queue's is
-        ("c3", 5, frozenset({3}), 1, False),  # one filter more than the queue has room for
+        ("c2", 3, None, 1, False),  # exceeds the queue's limit
+        ("c3", 5, frozenset({3}), 1, False),  # exceeds the queue's limit of filters
         ("c3", 5, frozenset({2}), 1, True),
     ],
 )

@@ -1,4 +1,4 @@
-"""Pulls over real sockets: what is found, held, woken and refused."""
+"""Pulls over real sockets: found messages, parked pulls, wake-ups and refusals."""
 
 from __future__ import annotations
 
@@ -101,10 +101,10 @@ class TestHolding:
         begun = time.monotonic()
         await peer.send(body=b"news")
         assert [m.body for m in records(await pulling)] == [b"news"]
-        assert time.monotonic() - begun < 10.0  # it would be held for 15 s
+        assert time.monotonic() - begun < 10.0  # a parked pull would wait 15 s
 
     async def test_the_sender_is_answered_before_the_reader(self, cluster, peer):
-        """On one connection the acknowledgement leaves first."""
+        """On one connection the response to the send is written before the response to the parked pull."""
         await peer.send()
         order = []
         pulling = await held(cluster, peer)
@@ -186,7 +186,7 @@ def topic_settings(perm):
 
 
 class TestWhatChangesMeanwhile:
-    """A pull that waited gets the answer that a new one gets."""
+    """A parked pull gets the same response as a new pull would get."""
 
     async def topic_closed(self, cluster, peer):
         assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_settings(2))).code == 0
@@ -244,7 +244,7 @@ class TestWhatChangesMeanwhile:
         other = cluster.peer()
         if waits == "in line":
             await other.send(properties={"TAGS": "A"})
-            assert not len(pulls.long_poll)  # it is woken, and its turn does not come
+            assert not len(pulls.long_poll)  # the pull is woken and its turn does not come
             await getattr(self, change)(cluster, other)
             monkeypatch.undo()
         else:
@@ -269,7 +269,7 @@ class TestWhatChangesMeanwhile:
 
 
 class TestRoom:
-    """Pulls that wait are bounded; further ones are answered as if long polling was off."""
+    """The number of parked pulls is limited; a pull beyond the limit is handled as without long polling."""
 
     @pytest.mark.parametrize("limit", ["maxHeldPullsPerConnection", "maxHeldPullsPerQueue"])
     async def test_a_pull_too_many_is_answered_after_a_short_time(self, started, limit):
@@ -380,7 +380,7 @@ class TestRefusals:
 
 
 class ColdDisk(OsDisk):
-    """A disk of which nothing is in the page cache."""
+    """A disk with an empty page cache."""
 
     __slots__ = ("refused",)
 
@@ -395,7 +395,7 @@ class ColdDisk(OsDisk):
 class TestColdReads:
     @pytest.fixture
     async def cold(self, tmp_path):
-        """A broker that was started anew on a store of 40 messages, and finds none of them in memory."""
+        """Restart a broker on a store of 40 messages, none of which is in memory."""
         async with running(tmp_path) as (_, peer):
             for number in range(40):
                 await peer.send(body=b"%d" % number * 500, properties={"TAGS": "A" if number % 2 else "B"})
@@ -436,7 +436,7 @@ class TestColdReads:
             assert (await other.send("Others")).code == 0
             assert reads == most
         finally:
-            gate.set()  # a broker stops when its reads have ended
+            gate.set()  # a broker's stop waits for its reads
         assert {answer.code for answer in await asyncio.gather(*pulls)} == {0}
 
     async def test_a_read_that_fails_is_answered(self, cold, peer, monkeypatch):

@@ -1,4 +1,4 @@
-"""Single messages, by key and by offset id."""
+"""Look-ups of single messages by key and by offset id."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestQueries:
         assert [m.body[:1] for m in found] == [b"1", b"2", b"3", b"4"]
 
     async def test_keys_of_other_topics_with_the_same_hash_hide_little(self, peer):
-        """KeysAa and KeysBB have one hash, so each key of theirs has one, too."""
+        """The topics KeysAa and KeysBB have the same hash, so equal keys have the same index hash in both."""
 
         async def found(maximum):
             return [m.body for m in records(await self.query(peer, "k", "KeysBB", maximum=maximum))]
@@ -54,7 +54,7 @@ class TestQueries:
         for _ in range(100):
             await peer.send("KeysAa", properties={"KEYS": "k"})
         assert await found(1) == [b"60"]
-        assert await found(32) == [b"100", b"60"]  # a bounded number of records is looked at
+        assert await found(32) == [b"100", b"60"]  # only a limited number of records is read
 
     async def test_few_queries_at_once_have_their_answers_in_memory(self, cluster, monkeypatch):
         by_key = Lookup.by_key
@@ -83,7 +83,7 @@ class TestQueries:
     async def test_the_number_asked_for_is_clamped(self, peer):
         for _ in range(67):
             await peer.send(properties={"KEYS": "a"})
-        assert len(records(await self.query(peer, "a", maximum=2**31 - 1))) == 64  # maxMsgsNumBatch
+        assert len(records(await self.query(peer, "a", maximum=2**31 - 1))) == 64  # the limit maxMsgsNumBatch
         assert [(await self.query(peer, "a", maximum=number)).code for number in (0, -1)] == [22, 22]
 
     async def test_nothing_found_is_22_with_the_same_fields(self, peer):

@@ -1,4 +1,4 @@
-"""Groups that read too slowly, and are kept from reading if the broker is told so."""
+"""A setting lets a broker disable consuming for groups whose lag is too large."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def readers(groups, **settings):
     [
         ([("G", 3001)], {}, False),
         ([("G", 3000)], {}, True),
-        ([("G", 5000), ("G", 0)], {}, True),  # it has caught up since
+        ([("G", 5000), ("G", 0)], {}, True),  # the group has caught up since
         ([("G", 5000)], {"disableConsumeIfConsumerReadSlowly": "false"}, True),
         ([("G", 5000)], {"consumerFallbehindThreshold": "5000"}, True),
         ([("other", 5000)], {}, True),
@@ -81,7 +81,7 @@ async def test_its_pulls_are_refused_until_an_administrator_lets_it_go_on(starte
     refused(await peer.pull(group="Late", offset=1), 16, "subscription group no permission, Late")
     assert len(records(await peer.pull(group="Prompt"))) == 5
     assert "group Late disabled: its lag in topic Orders queue 0 is" in caplog.text
-    await cluster.restart()  # it is a setting of the group, and kept
+    await cluster.restart()  # the group setting survives a restart
     peer = cluster.peer()
     refused(await peer.pull(group="Late", offset=1), 16, "Late")
     assert (await peer.set_group(b'{"groupName":"Late","consumeEnable":true}')).code == 0

@@ -1,4 +1,4 @@
-"""Pulls with SQL92 filters over real sockets: what passes, what is refused, who waits for whom."""
+"""Pulls with SQL92 filters over real sockets: matches, refusals, and waiting for one another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FIVES = "n = 5 AND region IN ('eu', 'us')"
 
 @pytest.fixture(autouse=True)
 def slow_machine(monkeypatch):
-    """A scan of a filter may take as long as it likes: its millisecond is over soon on a busy machine."""
+    """Remove the time limit of a filter scan (1 ms), which a busy machine exceeds quickly."""
     monkeypatch.setattr(pull_module, "FILTER_SCAN_S", 60.0)
 
 
@@ -41,7 +41,7 @@ def bodies(answer):
 
 
 def parked_at(cluster):
-    """Behind which offsets pulls wait."""
+    """Return the offsets at which pulls are parked."""
     queues = cluster.broker.parts.pulls.long_poll.queues
     return [held.pull_from for here in queues.values() for pulls in here.filters.values() for held in pulls]
 
@@ -142,7 +142,7 @@ class TestHolding:
         second = asyncio.create_task(pull(peer, FIVES, hold_ms=15_000))
         await until(lambda: len(cluster.broker.parts.pulls.long_poll) == 2)
         await send(cluster.peer(), 3)
-        # The first finds its room taken by the second when it is to be parked again.
+        # When the first pull is to be parked again, the second one has taken its room.
         assert [following(await each) for each in (first, second)] == [2, 2]
         await send(peer, 5)
         assert bodies(await pull(peer, FIVES)) == [b"5"]
@@ -203,8 +203,10 @@ class TestShares:
         assert seen == [(20, 1), (20, 2), (0, 3), (20, 4)]
 
     async def test_readers_with_far_to_go_do_not_stop_the_others(self, cluster, peer, monkeypatch):
-        """Eight readers for whom nothing passes, each message a look; sends and pulls by tag are answered
-        between their looks."""
+        """Eight pulls match no message, and each scan yields to the event loop after every message.
+
+        Sends and pulls by tag are answered between the scans.
+        """
         await send(peer, *range(200))
         monkeypatch.setattr(pull_module, "FILTER_SCAN_S", 0.0)
         looks = 0

@@ -1,4 +1,4 @@
-"""A master and its slaves in this process, over sockets, without a name server."""
+"""A master and its slaves in this process, connected over sockets, without a name server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def short_pauses(monkeypatch):
 
 
 class Group:
-    """A master and slaves, each in a directory of its own; each can be stopped and started again."""
+    """A master and slaves in separate directories; each can be stopped and restarted."""
 
     def __init__(self, root: Any) -> None:
         self.root = root
@@ -40,7 +40,7 @@ class Group:
         return broker
 
     async def master(self, **settings: str) -> Broker:
-        """Start the master, a SYNC_MASTER unless told otherwise."""
+        """Start the master, by default as a SYNC_MASTER."""
         return await self.start("master", {"brokerRole": "SYNC_MASTER", **settings})
 
     async def slave(self, name: str = "slave", **settings: str) -> Broker:
@@ -51,7 +51,7 @@ class Group:
         return broker
 
     def introduce(self, name: str) -> None:
-        """What the name server does."""
+        """Give the broker the master's address, as a name server does."""
         master = self.brokers["master"]
         host_port = f"127.0.0.1:{master.parts.registrar.address.ha_port}"
         self.brokers[name].parts.replication.follow(master.addr, host_port)
@@ -60,7 +60,7 @@ class Group:
         await self._stacks.pop(name).aclose()
 
     async def again(self, name: str, **settings: str) -> Broker:
-        """Start a broker again that was stopped."""
+        """Restart a stopped broker."""
         broker = await self.start(name, {**self._settings[name], **settings})
         for slave in self._stacks:
             if slave != "master" and "master" in self._stacks:
@@ -68,12 +68,12 @@ class Group:
         return broker
 
     async def equal(self, name: str = "slave", timeout_s: float = 20.0) -> None:
-        """The slave has the master's log, and its master knows."""
+        """Wait until the slave has the master's log and the master has been notified."""
         end = self.end("master")
         await until(lambda: self.end(name) == end, timeout_s)
 
     async def known(self, count: int = 1, timeout_s: float = 20.0) -> None:
-        """The master knows so many slaves that have its whole log."""
+        """Wait until `count` slaves have reported the master's whole log."""
         slaves = self.brokers["master"].parts.replication.master.core.slaves
         end = self.end("master")
         await until(lambda: sum(slave.acked == end for slave in slaves.values()) >= count, timeout_s)
@@ -82,7 +82,7 @@ class Group:
         return self.brokers[name].parts.store.log.end
 
     def log_bytes(self, name: str) -> bytes:
-        """The whole log, segment by segment."""
+        """Return the whole log, segment by segment."""
         log = self.brokers[name].parts.store.log
         return b"".join(
             bytes(log.read(base, min(log.end - base, log.segment_size)) or b"") for base in log.segments
@@ -101,5 +101,5 @@ async def group(tmp_path, short_pauses) -> AsyncIterator[Group]:
 
 
 async def codes(sending: list[Any]) -> list[int]:
-    """The answers' codes."""
+    """Return the codes of the responses."""
     return [answer.code for answer in await asyncio.gather(*sending)]

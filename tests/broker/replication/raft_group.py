@@ -1,4 +1,4 @@
-"""A name server and the members of a raft group in this process, over sockets."""
+"""A name server and the members of a raft group in this process, connected over sockets."""
 
 from __future__ import annotations
 
@@ -25,14 +25,16 @@ from cometmq.raft import RaftOptions
 from cometmq.standalone import small_files
 
 OPTIONS = RaftOptions(heartbeat_ms=50, election_ms=900)
-"""All members share a process, which a busy machine does not run for some tenths of a second: with an
-election time-out as short as that the leadership moves in groups where nothing is amiss."""
+"""Raft timeouts. A busy machine may suspend this process, and so all members, for some tenths of a second.
+
+With a shorter election timeout the leadership would move without a fault.
+"""
 ELECTION_S = 2 * OPTIONS.election_ms / 1000
-"""The longest that a member waits for a leader."""
+"""The longest time, in seconds, that a member waits for a leader."""
 
 
 class RaftGroup:
-    """Members by name: n0, n1, n2. Each can be stopped, killed and started again."""
+    """The members n0, n1 and n2; each can be stopped, killed and restarted."""
 
     def __init__(self, root: Path, count: int = 3, **settings: str) -> None:
         self.root = root
@@ -63,7 +65,7 @@ class RaftGroup:
         await self._namesrv.stop()
 
     async def start(self, member: str, **settings: str) -> Broker:
-        """Start a member, again or for the first time."""
+        """Start or restart a member."""
         own = {
             **small_files(),
             "brokerName": "broker-a",
@@ -89,7 +91,7 @@ class RaftGroup:
         await self.brokers.pop(member).stop(0.5)
 
     def wipe(self, member: str) -> None:
-        """The disk of a member that is stopped is gone."""
+        """Delete the disk of a stopped member."""
         shutil.rmtree(self.root / member)
 
     def leads(self, member: str) -> bool:
@@ -97,13 +99,13 @@ class RaftGroup:
         return replication.facts()["brokerRole"] == "SYNC_MASTER" and replication.serves
 
     async def leader(self, timeout_s: float = 20.0) -> str:
-        """The member that takes sends."""
+        """Return the name of the member that accepts sends."""
         await until(lambda: any(map(self.leads, self.brokers)), timeout_s)
         self._leader = next(filter(self.leads, self.brokers))
         return self._leader
 
     def followers(self) -> list[str]:
-        """All but the one that `leader` found."""
+        """Return all members but the one that `leader` found."""
         return [member for member in self.brokers if member != self._leader]
 
     async def status(self, member: str) -> RaftStatus:
@@ -115,8 +117,11 @@ class RaftGroup:
         return await self.peers[member].call(RequestCode.CHANGE_RAFT_GROUP, header)
 
     async def hand_over(self, to: str, done: Callable[[], bool] | None = None) -> None:
-        """Have a member lead, or at least so far that `done` holds. A leader gives up after an election
-        time-out, and so does who was asked while its disk was slow: then whoever leads is asked again."""
+        """Hand the leadership to a member, or wait until `done` holds.
+
+        A leader aborts a handoff after an election timeout, and so does a target whose disk was slow. The
+        current leader is then asked again.
+        """
         done = done or (lambda: self.leads(to))
         async with asyncio.timeout(30):
             while not done():
@@ -127,7 +132,7 @@ class RaftGroup:
                     await until(done, ELECTION_S)
 
     async def equal(self, timeout_s: float = 20.0) -> None:
-        """All members have the same log, committed."""
+        """Wait until all members have the same log, fully committed."""
         ledgers = [broker.parts.store.raft_log for broker in self.brokers.values()]
         await until(lambda: len({(each.last, each.committed) for each in ledgers}) == 1, timeout_s)
 

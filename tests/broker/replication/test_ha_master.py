@@ -1,4 +1,4 @@
-"""What a master sends, believes and waits for, as tables of events (docs/reference/storage.md)."""
+"""Transfers, accepted reports and waits of a master, as tables of events (docs/reference/storage.md)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOG = LogState(first=0, sendable=2500, end=2500, segment_size=SEGMENT)
 
 
 def master(*slaves: tuple[str, int], log: LogState = LOG, **rules: object) -> HaMaster:
-    """A master whose slaves, by address, have reported a position each and got everything since."""
+    """Return a master whose slaves, by address, reported a position each and have received all data since."""
     made = HaMaster(HaRules(sync_master=True, **rules))  # type: ignore[arg-type]
     for number, (host, position) in enumerate(slaves, 1):
         made.opened(0.0, number, host)
@@ -47,7 +47,7 @@ def test_nothing_is_sent_before_the_first_report():
 @pytest.mark.parametrize(
     ("reported", "first", "expected"),
     [
-        (0, 0, Send(1, 0, 1000)),  # the whole log, not the last segment
+        (0, 0, Send(1, 0, 1000)),  # the whole log, not only the last segment
         (0, 1000, Send(1, 1000, 1000)),
         (1, 0, Send(1, 1, 999)),
         (1999, 0, Send(1, 1999, 1)),
@@ -160,7 +160,7 @@ def test_an_async_master_waits_for_nobody():
         ([("a", 1500), ("b", 1500)], {1: 2000}, 2000, 1),
         ([("a", 1500), ("b", 1500)], {1: 2000, 2: 2500}, 2000, 2),
         ([("a", 1500), ("a", 1500)], {1: 2000, 2: 2000}, 2000, 2),  # two slaves on one machine
-        ([("a", 1500), ("a", 2000)], {1: 2000}, 2000, 1),  # one that has come back
+        ([("a", 1500), ("a", 2000)], {1: 2000}, 2000, 1),  # a slave that has reconnected
         ([("a", 1500), ("b", 2000)], {1: 2000}, 2000, 2),
     ],
 )

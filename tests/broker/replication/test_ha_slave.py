@@ -1,4 +1,4 @@
-"""When a slave connects, what it reports, and what stops it, as tables of events."""
+"""A slave's connections, reports and reasons to stop, as tables of events."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER = MasterAddress("n:1", "n:2")
 
 
 def following(end: int = 500) -> HaSlave:
-    """A slave that is connected and has reported `end`, at time 0."""
+    """Return a slave that is connected and has reported the position `end` at time 0."""
     slave = HaSlave()
     slave.follow(0.0, MASTER)
     assert slave.turn(0.0, end, end) == [Compare("m:1")]
@@ -112,7 +112,7 @@ def test_a_master_with_another_log_is_left_while_it_is_followed():
     assert (slave.phase, slave.diverged) == (Phase.STOPPED, True)
     assert "500" in slave.problem
     assert slave.turn(10 + COMPARE_INTERVAL_S, 500, 500) == [Compare("m:1")]
-    slave.report_divergence(41, "another look")  # the one that is under way will tell
+    slave.report_divergence(41, "another look")  # a check is already running
     assert slave.phase is Phase.COMPARING
 
 
@@ -145,7 +145,7 @@ def test_answers_that_come_too_late_are_ignored():
         (None, MasterLog(100, 900, None), ""),
         (Tail(500, 400, b"x"), MasterLog(0, 500, b"x"), ""),
         (Tail(500, 400, b"x"), MasterLog(0, 900, b"x"), ""),
-        (Tail(500, 400, b"x"), MasterLog(450, 900, None), ""),  # deleted, and the rest is there
+        (Tail(500, 400, b"x"), MasterLog(450, 900, None), ""),  # the master has deleted this part
         (Tail(500, -1, None), MasterLog(0, 900, None), ""),
         (Tail(500, 400, b"x"), MasterLog(0, 499, b"x"), "ahead of the master's, which ends at 499"),
         (Tail(500, 400, b"x"), MasterLog(501, 900, None), "ends at 500, and the master's begins at 501"),

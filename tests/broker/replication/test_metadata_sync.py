@@ -14,7 +14,7 @@ from cometmq.protocol.codes import RequestCode
     ("own", "before", "master", "expected", "returned"),
     [
         ({}, None, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),
-        ({"T@G": {0: 9}}, None, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),  # it does not know whose the 9 is
+        ({"T@G": {0: 9}}, None, {"T@G": {0: 5}}, {"T@G": {0: 5}}, []),  # the origin of the 9 is unknown
         ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 7}}, {"T@G": {0: 7}}, []),
         ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {"T@G": {0: 2}}, {"T@G": {0: 2}}, []),  # reset at the master
         ({"T@G": {0: 5}}, {"T@G": {0: 5}}, {}, {}, []),  # deleted at the master
@@ -141,7 +141,7 @@ async def test_the_answer_for_delay_offsets_says_what_they_know_of(pair):
 
 
 async def test_the_queues_of_a_topic_that_was_deleted_go_too(pair):
-    """Those of a topic whose configuration alone is lost stay."""
+    """Queues of a topic that has only lost its configuration are kept."""
     peer, store = pair.peers["master"], pair.brokers["slave"].parts.store
     for topic in ("Orders", "Gone", "Lost"):
         await create(peer, topic)
@@ -171,7 +171,7 @@ async def test_a_topic_is_made_anew_before_the_slave_hears_of_its_end(pair):
 
 
 async def test_what_was_said_of_a_topic_does_not_count_for_its_successor(pair, monkeypatch):
-    """Offsets and a purge of the old topic wait for the log, and come behind the new topic's messages."""
+    """Offsets and a purge of the old topic wait for the log and arrive after the new topic's messages."""
     peer, slave = pair.peers["master"], pair.brokers["slave"]
     await create(peer, "Again")
     for _ in range(3):
@@ -193,6 +193,6 @@ async def test_what_was_said_of_a_topic_does_not_count_for_its_successor(pair, m
     await sync(pair)
     (queue,) = slave.parts.store.queues.of_topic("Again")
     assert (queue.min_offset, queue.max_offset) == (0, store.max_offset("Again", 0))
-    assert queue.max_offset > 0  # a busy master may have refused one
+    assert queue.max_offset > 0  # a busy master may have refused one send
     assert tables(pair, "slave").offsets.query("G", "Again", 0) == -1
     assert slave.parts.store.min_offsets.by_topic == {}

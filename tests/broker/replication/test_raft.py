@@ -1,4 +1,4 @@
-"""Brokers of a raft group, in one process and over sockets."""
+"""Brokers of a raft group in one process, connected over sockets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cometmq.store import Flag
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Elections within a second or two."""
+    """Make elections take one or two seconds."""
     monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
 
 
@@ -202,13 +202,13 @@ async def test_a_member_that_lost_its_disk_has_no_vote_until_it_is_whole(group):
     await group.stop(has_all)
     group.wipe(lost)
     await asyncio.gather(group.start(lost), group.start(late))
-    await asyncio.sleep(2 * ELECTION_S)  # the two would be a majority
+    await asyncio.sleep(2 * ELECTION_S)  # the two members would be a majority
     assert not any(map(group.leads, group.brokers))
     await group.start(has_all)
     assert await group.leader() == has_all
     await group.equal()
     await group.stop(late)
-    await send(group, await group.leader(), b"two")  # with the vote of the one that was lost
+    await send(group, await group.leader(), b"two")  # needs the vote of the member that was lost
     await until(lambda: "Orders" in group.brokers[lost].parts.tables.topics.table)
     await group.equal()
     assert await bodies(group.peers[lost]) == [b"one", b"two"]
@@ -269,7 +269,7 @@ async def test_a_member_whose_log_rots_gets_it_again_and_then_its_vote(tmp_path,
         await until(lambda: group.brokers[rots].parts.replication.facts()["raftSuspect"] == "false")
         await until(lambda: "Orders" in group.brokers[rots].parts.tables.topics.table)
         assert await bodies(group.peers[rots]) == [b"one", b"two", b"three"]
-        await group.stop(leader)  # now it counts in a majority
+        await group.stop(leader)  # the remaining member is now needed for a majority
         assert await group.leader() in (rots, other)
     assert "is missing" in caplog.text
 
@@ -282,7 +282,7 @@ async def test_name_servers_know_what_a_new_leader_had_as_a_follower(tmp_path, m
             parts = group.brokers[follower].parts
             parts.tables.topics.put(topic_of("Own", 3, READ_WRITE))
             await parts.registrar.registered()
-        monkeypatch.setattr(RaftMember, "retire", RaftMember.stop)  # The leader stops as if it were killed.
+        monkeypatch.setattr(RaftMember, "retire", RaftMember.stop)  # no handoff
         await group.stop(leader)
         second = await group.leader()
         async with Peer(group.namesrv) as asking:
@@ -440,7 +440,8 @@ async def test_a_preferred_member_leads_once_it_is_there(tmp_path):
         other = await group.leader()
         assert other != "n2"
         for number in range(20):
-            # Until the leader notices that n2 is gone, it may try a handoff and refuses messages meanwhile.
+            # Until the leader detects the loss of n2, it may attempt a handoff and refuses messages
+            # meanwhile.
             while (await group.peers[other].send(body=b"%d" % number)).code != ResponseCode.SUCCESS:
                 await asyncio.sleep(0.05)
         await group.start("n2")
@@ -450,7 +451,7 @@ async def test_a_preferred_member_leads_once_it_is_there(tmp_path):
 
 
 async def test_a_producer_outlasts_a_handoff_that_fails(group, monkeypatch):
-    """A leader that holds no sends (broker/send/relay.py) refuses them for a second and stays the leader."""
+    """A leader that holds no sends (broker/send/relay.py) refuses them for a second and stays leader."""
     monkeypatch.setattr(relay, "MAX_HELD_BYTES", 0)
     leader = await group.leader()
     async with Producer("senders", namesrv=group.namesrv) as producer:
@@ -467,7 +468,7 @@ async def test_a_producer_outlasts_a_handoff_that_fails(group, monkeypatch):
 
 async def test_a_producer_finds_the_new_leader_within_a_send(group):
     leader = await group.leader()
-    # A topic that a send creates is copied a moment later; this test does not ask for a transfer within it.
+    # A topic that a send creates is replicated with a delay, in which this test must not request a transfer.
     assert (await create(group.peers[leader], "Orders", 4, 4)).code == ResponseCode.SUCCESS
     async with Producer("senders", namesrv=group.namesrv) as producer:
         await producer.send(Message("Orders", b"before"))
@@ -486,7 +487,7 @@ async def test_while_the_preferred_member_is_away_nobody_hands_over(tmp_path, mo
         raft_member.RaftMember, "prefer", lambda self, now: looks.append(now) or prefer(self, now)
     )
     async with RaftGroup(tmp_path, preferredLeaderId="n2") as group:
-        await group.leader()  # a group begins with all of its members
+        await group.leader()  # a new group starts only with all of its members
         await group.stop("n2")
         leader = await group.leader()
         term = (await group.status(leader)).term

@@ -1,5 +1,8 @@
-"""A raft group under load whose members stop, crash, are cut off and hand over, by seeds: nothing that was
-acknowledged is lost or doubled, delayed messages come once, and all logs end up equal, byte for byte."""
+"""A raft group under load whose members stop, crash, lose connections and hand over, by random seeds.
+
+No acknowledged message is lost or duplicated, delayed messages are delivered once, and all logs end up
+identical.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ SENDERS = 4
 
 
 class Chaos:
-    """One run."""
+    """One run with one seed."""
 
     def __init__(self, group: RaftGroup, rng: random.Random, cut: set[tuple[str, str]]) -> None:
         self.group = group
@@ -35,7 +38,7 @@ class Chaos:
         self._done = False
 
     async def send(self) -> None:
-        """Send to whoever leads; what is refused is not sent again."""
+        """Send to the current leader; a refused message is not sent again."""
         while not self._done:
             leader = next(filter(self.group.leads, self.group.brokers), None)
             if leader is None or leader not in self.group.peers:
@@ -82,7 +85,7 @@ class Chaos:
         await asyncio.sleep(rng.uniform(0, 0.6))
 
     def _delivered(self) -> bool:
-        """Whether somebody leads, and nothing waits there."""
+        """Return whether there is a leader on which no delayed message waits."""
         leader = next(filter(self.group.leads, self.group.brokers), None)
         return leader is not None and not self.group.brokers[leader].parts.schedule.waiting()
 
@@ -92,7 +95,7 @@ class Chaos:
         for _ in range(STEPS):
             await self.step()
         before = len(self.acknowledged)
-        async with asyncio.timeout(60):  # the group goes on
+        async with asyncio.timeout(60):  # the group has a leader again within this time
             while len(self.acknowledged) < before + 10:
                 await asyncio.sleep(0.01)
         self._done = True
@@ -113,7 +116,7 @@ async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypat
         send(peers, [each for each in messages if (each.sender, each.to) not in cut])
 
     monkeypatch.setattr(Peers, "send", send_some)
-    # A delivery that is not committed in time is tried again, and may come twice: here there is time.
+    # A delivery that is not committed in time is repeated and may be duplicated, so the timeout is long here.
     settings = {"mappedFileSizeCommitLog": "65536", "flushDiskType": flush}
     settings |= {"messageDelayLevel": "1s", "slaveTimeout": "60000"}
     async with RaftGroup(tmp_path, **settings) as group:
@@ -123,7 +126,7 @@ async def test_what_a_group_acknowledges_is_in_each_log_once(tmp_path, monkeypat
         assert len(logs) == 1
         found = Counter(re.findall(rb"<(?:message|later) \d+>", logs.pop()))
         assert chaos.acknowledged <= found.keys()
-        # What waits is stored a second time when it comes.
+        # A delayed message is stored a second time when it is delivered.
         assert {body: count for body, count in found.items() if count != 1 + body.startswith(b"<later")} == {}
         for broker in group.brokers.values():
             assert not broker.parts.store.flags.reasons

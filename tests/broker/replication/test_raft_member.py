@@ -1,4 +1,4 @@
-"""One raft member, and what its peers say in one tick."""
+"""A single raft member, and the messages that its peers send in one tick."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ START = MembersEntry(-1, -1, Members(frozenset(NAMES)))
 
 
 class Desk:
-    """An leader_role whose preparation may take a while."""
+    """A leader role whose preparation can be delayed."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
@@ -62,7 +62,7 @@ class Desk:
 
 
 class Alone:
-    """A member whose peers are spoken for by the test."""
+    """A member whose peers' messages the test writes."""
 
     def __init__(self, store: MessageStore, *names: str) -> None:
         self.desk = Desk()
@@ -90,7 +90,7 @@ async def alone(tmp_path: Path) -> AsyncIterator[Alone]:
 
 
 def entries(source: MessageStore, sender: str, term: int, first: int, stop: int) -> AppendRequest:
-    """What a leader with this log says."""
+    """Build the append request of a leader whose log is `source`."""
     log = raft_log(source)
     data = bytes(log.read(log.range(first, stop, 1 << 20)))
     return AppendRequest(
@@ -116,7 +116,7 @@ async def test_entries_of_two_leaders_in_one_tick_are_taken_in_their_order(
     await until(lambda: own.last == 2)
     assert [own.term_of(index) for index in range(3)] == [1, 1, 2]
     add(new, b"four")
-    alone.member.peers.receive(entries(new, "n2", 2, 3, 4))  # it goes on
+    alone.member.peers.receive(entries(new, "n2", 2, 3, 4))  # the member keeps working
     alone.member.turn()
     await until(lambda: own.last == 3)
     old.close()
@@ -140,7 +140,7 @@ async def test_entries_that_are_none_are_refused(alone: Alone, tmp_path: Path) -
 
 
 async def test_whatever_bytes_come_the_member_goes_on(alone: Alone, tmp_path: Path) -> None:
-    """Frames of a member with some bytes changed: each is refused, or says what a member could say."""
+    """Bytes of valid frames are changed: the member refuses each frame or handles it as a valid one."""
     source = leader(tmp_path / "old", name="n1")
     add(source, b"one", b"two")
     said: dict[str, Any] = {"group": "g", "sender": "n1", "to": "n0", "term": 1}
@@ -181,7 +181,7 @@ async def test_a_leadership_won_again_while_the_first_was_prepared_is_taken_up(t
     alone.desk.open.set()
     await until(lambda: alone.member.leading)
     answers: list[int] = []
-    alone.member.waits.wait_for(alone.store.log.end, answers.append)  # everything is committed
+    alone.member.waits.wait_for(alone.store.log.end, answers.append)  # every entry is committed
     assert answers == [ResponseCode.SUCCESS]
     await alone.member.stop()
     alone.store.close()
@@ -232,7 +232,7 @@ async def test_a_member_goes_on_when_the_index_of_entries_can_be_written_again(
     add(alone.store, b"one")
     flusher.request()
     await until(lambda: not alone.member.leading)
-    await until(lambda: full.times < (1 << 30) - 3)  # it is tried again, and the member does not lead
+    await until(lambda: full.times < (1 << 30) - 3)  # the write is retried, and the member does not lead
     assert not alone.member.leading
     disk.heal()
     await until(lambda: alone.member.leading)

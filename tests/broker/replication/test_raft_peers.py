@@ -1,4 +1,4 @@
-"""The wire between raft members, and their connections over real sockets."""
+"""The protocol between raft members, and their connections over real sockets."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_what_no_member_sends_is_refused(data: bytes, problem: str) -> None:
 
 
 class Member:
-    """A member's connections, and what it heard."""
+    """A member's connections and the messages it received."""
 
     def __init__(self, me: str, *begins: str) -> None:
         self.heard: asyncio.Queue[AnyMessage] = asyncio.Queue()
@@ -128,7 +128,7 @@ class Member:
 
 
 async def said(speaker: Member, message: AnyMessage, listener: Member) -> AnyMessage:
-    """Say it until it is heard: what cannot be sent at once is dropped."""
+    """Send a message repeatedly until it arrives: a message without a ready connection is dropped."""
     async with asyncio.timeout(60):
         while listener.heard.empty():
             speaker.peers.send([message])
@@ -177,7 +177,7 @@ async def test_that_a_member_cannot_be_reached_is_said_rarely(
     await one.start()
     await other.start()
     addr = other.addr
-    for _ in range(3):  # it comes and goes
+    for _ in range(3):  # the connection opens and closes
         await other.peers.stop()
         one.peers.use({"n1": addr})
         await asyncio.sleep(0.1)
@@ -332,7 +332,7 @@ async def test_strangers_who_hold_all_places_keep_no_member_out(monkeypatch: pyt
 async def test_a_group_does_not_begin_with_members_that_differ(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their majorities need not meet."""
+    """Majorities of different member lists need not overlap."""
     monkeypatch.setattr(raft_peers, "RETRY_S", 0.1)
     one, other = Member("n0", "n0", "n1"), Member("n1", "n0", "n1", "n2")
     await one.start()
@@ -343,7 +343,7 @@ async def test_a_group_does_not_begin_with_members_that_differ(
     assert f"closing the connection of raft member n1: {words}" in caplog.text
     assert one.peers.problem == words
     assert (one.peers.learned, one.heard.empty()) == ({}, True)
-    other.begins = ("n0", "n1")  # the file was mended
+    other.begins = ("n0", "n1")  # as after a correction of the file
     assert await said(other, beat("n1", "n0"), one) == beat("n1", "n0")
     assert one.peers.problem == ""
     await one.peers.stop()

@@ -1,4 +1,4 @@
-"""What a raft member keeps beside its log, and finds again after a crash."""
+"""The state that a raft member stores beside its log and restores after a crash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def save(store: MessageStore, state: HardState, before: HardState) -> None:
 
 
 def kept(store: MessageStore) -> list[int]:
-    """The indexes of the members entries in the file."""
+    """Return the indexes of the membership entries in the file."""
     path = Path(raft_log(store).directory) / "members.json"
     return [entry["index"] for entry in json.loads(path.read_text())["members"]]
 
@@ -40,7 +40,7 @@ def test_a_member_without_anything_is_suspect_until_the_group_begins(tmp_path: P
     state = load(store)
     assert state.suspect
     more = NAMES | {"n3"}
-    assert load(store, more).members == (MembersEntry(-1, -1, Members(more)),)  # the settings still count
+    assert load(store, more).members == (MembersEntry(-1, -1, Members(more)),)  # the settings still apply
     save(store, msgspec.structs.replace(state, term=1, vote="n1"), state)
     assert load(store).forgot
     write_suspect(store.disk, raft_log(store).directory, "it has rotted since")
@@ -51,7 +51,7 @@ def test_a_member_without_anything_is_suspect_until_the_group_begins(tmp_path: P
 
 
 def test_a_directory_of_another_broker_is_trusted(tmp_path: Path) -> None:
-    store = leader(tmp_path)  # it has entries, and no file of ours
+    store = leader(tmp_path)  # the log has entries; our state file does not exist
     assert load(store) == HardState(members=(START,))
     store.close()
 
@@ -65,7 +65,7 @@ def test_a_vote_without_a_log_is_trusted(tmp_path: Path) -> None:
 
 @pytest.fixture
 def changed(tmp_path: Path) -> MessageStore:
-    """The last entry of this member takes n2 out, and is not committed."""
+    """Create a member whose last entry removes n2 and is not committed."""
     store = leader(tmp_path)
     load(store)
     add(store, b"one")
@@ -93,7 +93,7 @@ def test_members_that_a_cut_has_taken_are_gone_for_good(changed: MessageStore) -
     store = again(changed, clean=False)
     assert load(store).members == (START,)
     assert kept(store) == [-1]
-    elect(store, 2)  # another entry at that place
+    elect(store, 2)  # replaces the entry at that index
     assert load(store).members == (START,)
     store.close()
 

@@ -1,4 +1,4 @@
-"""Topics, groups and offsets of a raft group: what was answered outlives the leader."""
+"""Topics, groups and offsets of a raft group: a confirmed change survives the loss of the leader."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cometmq.protocol.headers.admin import CopySettingsHeader, DeleteSubscriptio
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    """Elections within a second or two, and no copies but those that somebody asks for."""
+    """Make elections take one or two seconds, and copy tables only on request."""
     monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
     monkeypatch.setattr(raft, "SYNC_S", 1000.0)
 
 
 @pytest.fixture
 async def group(tmp_path, monkeypatch):
-    monkeypatch.setattr(raft, "SYNC_S", 0.05)  # who is late when the group begins has no vote before a copy
+    monkeypatch.setattr(raft, "SYNC_S", 0.05)  # a member that joins late has no vote before it has a copy
     async with RaftGroup(tmp_path) as made:
         await until(lambda: not any(suspect(made, member) for member in made.brokers))
         monkeypatch.setattr(raft, "SYNC_S", 1000.0)
@@ -48,8 +48,10 @@ def tables(group, member):
 
 
 async def copied(group, member):
-    """Have a follower copy the tables. A change is answered once a majority has it, and the third member may
-    not have been asked then."""
+    """Let a follower copy the tables.
+
+    A change is confirmed once a majority has it, and the third member may not have been asked by then.
+    """
     async with asyncio.timeout(60):
         while True:
             leader = await group.leader()
@@ -98,7 +100,7 @@ def lengths(parts, topic):
 
 
 async def test_a_topic_that_is_made_anew_is_whole_on_who_was_away(group):
-    """Its records follow on those of the old topic, which a member that comes later meets first."""
+    """A member that was away first reads the old topic's records, which the new topic's records follow."""
     leader = await group.leader()
     away = group.followers()[0]
     await group.equal()
@@ -143,7 +145,7 @@ async def test_a_topic_that_was_deleted_does_not_come_back_with_who_was_away(gro
 
 
 async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_ones(group):
-    """It was noted there alone, and the topic went on under the next leader."""
+    """The deletion was stored only on the deposed leader, and the topic stayed in use under the next one."""
     leader = await group.leader()
     left, other = group.followers()
     peer = group.peers[leader]
@@ -156,7 +158,7 @@ async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_one
     await group.equal()
     await group.stop(leader)
     if await group.leader() == left:
-        await group.brokers[other].parts.replication.sync.sync()  # which it tells of it
+        await group.brokers[other].parts.replication.sync.sync()  # the former leader sends its deletion here
         assert lengths(group.brokers[other].parts, "Kept") == [2]
         assert (await group.change(left, "transfer", other)).code == 0
         await until(lambda: group.leads(other))
@@ -165,7 +167,7 @@ async def test_a_deletion_of_a_leader_that_was_left_takes_nothing_from_later_one
 
 
 async def test_who_was_just_elected_is_not_asked_what_is_deleted(group, monkeypatch):
-    """It may not show yet what its follower knows to be committed."""
+    """A new leader may not know yet that an entry is committed, although its follower does."""
     leader, follower = await group.leader(), group.followers()[0]
     peer = group.peers[leader]
     await create(peer, "Kept")
@@ -205,7 +207,7 @@ async def test_a_topic_is_deleted_while_others_get_messages(group):
 
 @pytest.fixture
 def without_copies(monkeypatch):
-    """Members in this list copy nothing."""
+    """Yield a list of members that copy no tables."""
     members = []
     copy = RaftTables.copy
 
@@ -282,7 +284,7 @@ async def test_a_change_of_a_former_leadership_is_not_kept_by_this_one(group):
 
 
 async def test_a_table_that_is_too_long_keeps_nobody_from_leading(group, monkeypatch, caplog):
-    monkeypatch.setattr(ConsumerOffsets, "groups", lambda _self: 1 / 0)  # a handler that fails
+    monkeypatch.setattr(ConsumerOffsets, "groups", lambda _self: 1 / 0)  # makes a handler fail
     first = await group.leader()
     await create(group.peers[first], "Wide", read=7, write=7)
     await group.stop(first)
@@ -311,7 +313,7 @@ async def test_who_was_away_for_long_does_not_lead_with_old_offsets(group, monke
     await asyncio.gather(*map(group.start, group.addresses))
 
     async def committed(offset):
-        """At whoever leads, and copied by all."""
+        """Commit an offset at the current leader and let all members copy it."""
         async with asyncio.timeout(60):
             while {tables(group, each).offsets.query("G", "Orders", 0) for each in group.brokers} != {offset}:
                 await commit(group.peers[await group.leader()], 0, offset)
@@ -424,7 +426,7 @@ async def test_who_lost_its_disk_counts_once_it_has_the_tables_too(group, monkey
     await create(group.peers[leader], "Kept")
     await group.stop(lost)
     group.wipe(lost)
-    await group.start(lost)  # copies nothing for now
+    await group.start(lost)  # it copies no tables for now
     await group.equal()
     node = group.brokers[lost].parts.replication
     await until(lambda: node.status().leader == leader)

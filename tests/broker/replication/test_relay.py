@@ -1,4 +1,4 @@
-"""Sends that reach a leader of a raft group while it hands over, and as a former leader."""
+"""Sends that reach the leader of a raft group during a handoff, and afterwards as a former leader."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def bodies(peer: Peer, **more: object) -> list[bytes]:
 async def test_a_former_leader_passes_sends_on_and_other_followers_refuse_them(group, monkeypatch):
     leader = await group.leader()
     former = group.peers[leader]
-    for number in range(3):  # the broker knows the header by then, and takes its shortcut
+    for number in range(3):  # by then the broker has cached the header and uses its fast path
         assert (await former.send(body=b"%d" % number)).code == ResponseCode.SUCCESS
     to, other = group.followers()
     assert (await group.change(leader, "transfer", to)).code == ResponseCode.SUCCESS
@@ -117,7 +117,7 @@ async def test_what_a_leader_may_have_stored_is_not_reported_as_refused(group, m
 
 @pytest.mark.usefixtures("no_copies")
 async def test_a_planned_handoff_keeps_the_queues_of_a_topic_that_a_send_has_just_created(group):
-    """The last of them is the stop of the leader, which passes on the sends that it holds."""
+    """The last handoff is the stop of the leader, which forwards the sends that it holds."""
     leader = await group.leader()
     await group.equal()
     for topic in ("Transferred", "Full", "Stopped"):
@@ -146,7 +146,7 @@ async def test_a_planned_handoff_keeps_the_queues_of_a_topic_that_a_send_has_jus
 
 @pytest.fixture
 def no_copies(monkeypatch):
-    """Followers copy the tables only when they are asked. A full disk is noticed at once."""
+    """Let followers copy the tables only on request, and detect a full disk immediately."""
     monkeypatch.setattr(raft, "SYNC_S", 3600.0)
     monkeypatch.setattr(raft_member, "PREFER_INTERVAL_S", 0.1)
 
@@ -165,7 +165,7 @@ async def test_a_leader_that_stops_still_votes_for_its_successor(group):
 
 
 class Leader:
-    """The new leader, its connection and the group's view of it. `refuse`: who is answered with 14."""
+    """The new leader, its connection and the group's view of it. `refuse`: senders that get code 14."""
 
     def __init__(self) -> None:
         self.accepts = False
@@ -196,7 +196,7 @@ class Leader:
 
 
 class Former:
-    """A former leader: `relay`, its handlers, and what they have answered themselves."""
+    """A former leader: its relay, its handlers, and the responses that it sent itself."""
 
     def __init__(self) -> None:
         self.leader = Leader()
@@ -295,7 +295,7 @@ async def test_no_send_is_held_where_no_leader_can_become_known():
     held = former.send(b"held")
     await asyncio.sleep(0)
     former.leader.leader_addr = None
-    assert former.send(b"next").done() is False  # It follows the one that is held.
+    assert former.send(b"next").done() is False  # It stays behind the held send.
     async with asyncio.timeout(0.5):
         assert (await held).code == REFUSED
     await until(lambda: former.answered == [b"held", b"next"])
@@ -303,7 +303,7 @@ async def test_no_send_is_held_where_no_leader_can_become_known():
 
 
 async def test_a_relayed_send_is_refused_until_the_new_leader_accepts():
-    """Its tables may be old until then: it would refuse a queue that the former leader has."""
+    """Until then the new leader's tables may be old, and it might refuse a queue that exists."""
     former = Former()
     frame = Frame.request(RequestCode.SEND_MESSAGE_V2)
     frame.flag = relay.RELAYED_FLAG

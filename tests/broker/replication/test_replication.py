@@ -24,7 +24,7 @@ SMALL = {"mappedFileSizeCommitLog": "16384"}
 
 
 async def send(group, count=1, body=b"hello", **more):
-    """The codes of so many sends at once."""
+    """Send `count` messages concurrently and return the response codes."""
     peer = group.peers["master"]
     return [
         answer.code for answer in await asyncio.gather(*(peer.send(body=body, **more) for _ in range(count)))
@@ -40,7 +40,7 @@ def core(group, name="slave"):
 
 
 async def bodies(group, name, topic="Orders"):
-    """Those of queue 0, by pulls at this broker."""
+    """Pull the bodies of queue 0 from the named broker."""
     found, offset = [], 0
     while True:
         answer = await group.peers[name].pull(topic, offset=offset)
@@ -232,7 +232,7 @@ class TestWaits:
         assert await send(group) == [OK]
 
     async def test_replies_of_both_waits_come_together(self, group):
-        """With SYNC_FLUSH nothing leaves for a slave before it is on the device."""
+        """With SYNC_FLUSH nothing is sent to a slave before it is on the device."""
         master = await group.master(flushDiskType="SYNC_FLUSH")
         await group.slave()
         await group.known()
@@ -347,7 +347,7 @@ class TestRoles:
         assert int(answer.ext["masterFlushOffset"]) == master.parts.store.flusher.flushed
 
     async def test_the_address_of_the_settings_is_followed_without_a_name_server(self, group):
-        """The main port is taken to be the one before."""
+        """The master's main port is taken to be the port before its HA port."""
         master = await group.master()
         ha_port = master.parts.registrar.address.ha_port
         slave = await group.start(
@@ -398,7 +398,7 @@ async def test_strangers_who_hold_all_places_keep_no_slave_out(group, monkeypatc
     strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
     strangers += [await asyncio.open_connection("127.0.0.1", port)]
     await until(lambda: len(links) == 3)
-    strangers[2][1].write(bytes(8))  # it calls itself a slave that has nothing yet
+    strangers[2][1].write(bytes(8))  # reports position 0, like a slave with an empty log
     slave = await group.slave()
     await group.known()
     assert await send(group) == [0]

@@ -1,5 +1,4 @@
-"""What a slave's directory knows when it is started as the master, and what a slave takes of its master's
-tables (docs/replication.md)."""
+"""Promotion of a slave's directory to the master, and tables copied from the master (docs/replication.md)."""
 
 from __future__ import annotations
 
@@ -40,7 +39,7 @@ async def sync(group):
 
 
 async def promoted(group, **settings):
-    """The slave's directory as the master, once it has the log."""
+    """Start the slave's directory as the master once it has the whole log."""
     await group.equal()
     await group.stop("master")
     await group.stop("slave")
@@ -48,7 +47,7 @@ async def promoted(group, **settings):
 
 
 async def test_a_slave_that_becomes_the_master_knows_the_topics_of_its_log(pair, caplog):
-    """Of the last seconds: no table of the master's has come since."""
+    """The topics were created in the last seconds, after the last copy of the master's tables."""
     await sync(pair)
     peer = pair.peers["master"]
     await create(peer, "New", read=4, write=4)
@@ -59,7 +58,7 @@ async def test_a_slave_that_becomes_the_master_knows_the_topics_of_its_log(pair,
     await until(lambda: store(pair, "master").max_offset("%RETRY%G", 0) == 1)
     await promoted(pair, messageDelayLevel="1s 1h")
     known = tables(pair).topics.table
-    assert known["New"].read_queue_nums == known["New"].write_queue_nums == 3  # as far as its messages tell
+    assert known["New"].read_queue_nums == known["New"].write_queue_nums == 3  # the queues its messages name
     assert known["%RETRY%G"].read_queue_nums == 1
     peer = pair.peers["slave"]
     assert (await peer.pull("New", 2)).code == 0
@@ -104,7 +103,7 @@ async def test_a_master_that_comes_back_empty_takes_nothing_from_its_slave(group
     await pair.equal()
     await sync(pair)
     core = pair.brokers["slave"].parts.replication.slave.core
-    monkeypatch.setattr(ha_slave, "RETRY_INTERVAL_S", 600)  # it does not look before the next connection
+    monkeypatch.setattr(ha_slave, "RETRY_INTERVAL_S", 600)  # no check before the next connection
     await pair.stop("master")
     await until(lambda: core.phase is Phase.PAUSING)
     shutil.rmtree(pair.root / "master")
@@ -143,7 +142,7 @@ async def test_what_is_purged_at_the_master_is_hidden_at_its_slave(pair):
 
 @pytest.mark.parametrize("anew", [False, True])
 async def test_a_deletion_that_a_slave_was_away_for_is_done_when_it_comes(pair, anew):
-    """Also where its log ends before the deletion, and it has the same table of topics again."""
+    """The same holds if the slave's log ends before the deletion and a topic of that name exists again."""
     peer = pair.peers["master"]
     await create(peer, "Gone", write=3)
     for queue_id in range(3):

@@ -1,4 +1,4 @@
-"""What replication does for many messages at once: one flush, frame and wake-up a tick, no task a message."""
+"""Replication of bursts: one flush, one frame and one wake-up per tick, and no task per message."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from cometmq.broker.replication.ha_master import ReplicaWaits
 
 BURST = 400
 FEW = BURST // 20
-"""A burst comes to the broker in a few reads of its socket; each is a tick."""
+"""Upper bound of the socket reads, each of which is a tick, in which a burst reaches the broker."""
 
 
 @contextmanager
 def brokers_tasks() -> Iterator[Counter[str]]:
-    """Counts the tasks that brokers begin, by name of the coroutine."""
+    """Count the tasks that brokers start, by coroutine name."""
     begun: Counter[str] = Counter()
     loop = asyncio.get_running_loop()
 
@@ -90,9 +90,9 @@ async def test_a_raft_leader_flushes_and_frames_once_a_tick(tmp_path, monkeypatc
         await raft_group.equal()
         flushed = syncs(raft_group) - flushed
     with_entries = [entries for entries in frames if entries]
-    # Two followers get each entry once.
+    # Each of the two followers gets each entry once.
     assert sum(with_entries) == 2 * BURST
     assert len(with_entries) <= 2 * FEW
-    # Three members flush what came in a tick.
+    # Each of the three members flushes once per tick.
     assert 0 < flushed <= 3 * FEW
     assert sum(begun.values()) <= FEW, begun

@@ -1,4 +1,4 @@
-"""Replies: pushed to the client that asked, kept in the reply topic, answered as Apache's broker answers."""
+"""Replies: pushed to the requesting client, stored in the reply topic, confirmed as by Apache's broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CODES = [RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2]
 
 @pytest.fixture
 async def asker(fast):
-    """A client that waits for replies, and takes them."""
+    """Connect a client that waits for replies and accepts them."""
     peer = fast.peer()
     peer.answers[PUSH] = lambda frame: frame.response()
     await peer.heartbeat("asker", None, producers=("PG",))

@@ -1,4 +1,4 @@
-"""Where a message goes that a consumer failed on."""
+"""Destinations of messages that a consumer failed to handle."""
 
 from __future__ import annotations
 

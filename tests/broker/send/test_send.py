@@ -1,4 +1,4 @@
-"""Sends over real sockets: what is answered, what is stored, what is refused."""
+"""Sends over real sockets: responses, stored records and refusals."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def test_oneway_sends_are_stored_and_never_answered(peer):
     assert connection.outstanding == 0
 
 
-@pytest.mark.parametrize("size", [1, 40_000])  # a long body does not wait for the tick's end
+@pytest.mark.parametrize("size", [1, 40_000])  # a long body is stored before the tick ends
 async def test_a_oneway_send_alone_is_stored(peer, size):
     await peer.send()
     await peer.send(body=bytes(size), oneway=True)
@@ -70,7 +70,7 @@ async def test_a_oneway_send_alone_is_stored(peer, size):
 
 
 async def test_what_the_store_refuses_is_answered_beside_what_it_takes(cluster, peer):
-    """In one tick, and on the short way of known headers too."""
+    """Refused and accepted sends share a tick; the fast path of known headers is tested, too."""
     properties = {"UNIQ_KEY": "AC10", "WAIT": "true"}
     await peer.send()
     sizes = [10, 4 * MIB + 1, 20, 40_000, 30, 4 * MIB + 2]
@@ -197,7 +197,7 @@ class TestRefusals:
         ],
     )
     async def test_a_separator_inside_of_a_property_is_refused(self, peer, bad):
-        """Whether such messages are new to the broker or many like it have come."""
+        """The message is refused both as a first message and after many similar ones."""
         good = "TAGS\x01A\x02UNIQ_KEY\x01U%d\x02"
         for number in range(3):
             assert (await peer.send(properties_text=good % number)).code == 0
@@ -220,7 +220,7 @@ class TestRefusals:
     async def test_auto_creation_can_be_switched_off(self, started):
         _, peer = await started(autoCreateTopicEnable="false")
         assert (await peer.send("New")).code == 17
-        assert (await peer.send("%RETRY%G")).code == 0  # retry topics are made all the same
+        assert (await peer.send("%RETRY%G")).code == 0  # retry topics are created all the same
 
     async def test_before_the_accepted_time_nothing_is_taken(self, start_cluster):
         cluster = await start_cluster(startAcceptSendRequestTimeStamp=str(2**62))
@@ -259,7 +259,7 @@ async def test_what_was_sent_is_there_after_a_restart(cluster, peer):
 
 @pytest.fixture
 def _synced_here(monkeypatch):
-    """A disk that is slowed down by a patch is slow in this process only."""
+    """Sync in this process, because a patch that slows the disk works in this process only."""
     right = OsDisk.__init__
 
     def keep_descriptors(self):
@@ -300,7 +300,7 @@ class TestSyncFlush:
                     parts.store.configure(replace(parts.store.config, flush_disk_type=mode))
                     parts.writer.configure()
 
-            for callback in (change, parts.writer.end_tick):  # the change comes first
+            for callback in (change, parts.writer.end_tick):  # the change is applied first
                 parts.tick.remove(callback)
                 parts.tick.at_end(callback)
             answers = await asyncio.gather(peer.send(), peer.send(body=batch, code=BATCH, batch=True))
@@ -338,7 +338,7 @@ class TestSyncFlush:
         disk = type(cluster.broker.parts.store.disk)
         failures = [OSError(errno.EIO, "Input/output error")]
 
-        def fail(_disk, fd):  # the log's sync; the topic table is synced just now, too
+        def fail(_disk, fd):  # fail only the log's sync: the topic table is synced at the same time
             if failures and "commitlog" in os.readlink(f"/proc/self/fd/{fd}"):
                 raise failures.pop()
 
@@ -346,7 +346,7 @@ class TestSyncFlush:
         waiting = await asyncio.gather(*(peer.send(body=b"%d" % n) for n in range(3)))
         assert {answer.code for answer in waiting} <= {1, 14}
         assert waiting[0].remark == "the flush to disk failed: Input/output error"
-        again = await peer.send(body=b"after")  # a sync would succeed now, and prove nothing
+        again = await peer.send(body=b"after")  # a sync would succeed now, but would prove nothing
         assert (again.code, "could not be flushed" in again.remark) == (14, True), again.remark
         assert [m.body for m in records(await peer.pull())] == [b"before"]
 

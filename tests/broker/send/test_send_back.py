@@ -1,4 +1,4 @@
-"""Messages that consumers send back, and the retries that clients send themselves."""
+"""Messages that consumers send back, and retries that clients send themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def peer(fast):
 
 class TestSendBack:
     async def send_back(self, peer, stored, level=0, version=407, **more):
-        """Of a message or its place in the log."""
+        """Send back a message, which is given itself or by its log position."""
         offset = stored if isinstance(stored, int) else decode_offset_id(stored.ext["msgId"]).physical_offset
         header = ConsumerSendMsgBackRequestHeader(offset=offset, group="G", delay_level=level, **more)
         return await peer.call(RequestCode.CONSUMER_SEND_MSG_BACK, header, version=version)

@@ -1,4 +1,4 @@
-"""The short way of a send does what the long way does, or leaves the frame to it."""
+"""The fast path of a send has the same effect as the general path, or leaves the frame to it."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ Stored = tuple[Any, ...]
 
 
 class Ways:
-    """Both ways of a running broker; what they hand to the store is recorded instead of stored."""
+    """Both send paths of a running broker; the data for the store is recorded instead of stored."""
 
     def __init__(self, sends: Any, store: MessageStore) -> None:
         self.sends, self.templates, self.queues = sends, sends.templates, store.queues
         self.connection = SimpleNamespace(peer_host=b"\x7f\0\0\1\0\0\xc3P", peer="127.0.0.1:50000")
         self.pending = store.appender.pending
         self.keys: Any = None
-        for queue_id in range(4):  # stored sends have made them
+        for queue_id in range(4):  # the queues that earlier sends would have created
             store.queues.get_or_make("Orders", queue_id)
 
     def _recorded(self) -> Stored:
@@ -76,7 +76,7 @@ def filled(template: str = HEADER, born: int = BORN, unique: str = UNIQUE, opaqu
 
 @pytest.fixture
 async def ways(cluster, peer) -> Ways:
-    await peer.send()  # makes the topic
+    await peer.send()  # creates the topic
     return Ways(cluster.broker.parts.sends, cluster.broker.parts.store)
 
 
@@ -184,7 +184,7 @@ async def test_senders_with_other_properties_each_time_are_let_be(ways, monkeypa
     monkeypatch.setattr(send_templates, "PARTS", fullmatch)
     for number in range(send_templates.MAX_MISSES + 1_000):
         ways.long(filled(HEADER.replace("TAGS\\u0001A", f"KEYS\\u0001k{number:05d}")))
-    assert len(looked) == send_templates.MAX_MISSES - 1  # the one that made the topic came first
+    assert len(looked) == send_templates.MAX_MISSES - 1  # the message that created the topic was first
     ways.learn(HEADER)
     assert ways.short(filled()) is None
     for _ in range(1_000):
@@ -198,7 +198,7 @@ async def test_no_more_headers_are_kept_than_there_is_room_for(ways, monkeypatch
     templates = [HEADER.replace('"e":"2"', f'"e":"0","l":"{number}"') for number in range(5)]
     for template in templates:
         ways.learn(template)
-        ways.learn(template)  # anew, which needs no room
+        ways.learn(template)  # relearning a template needs no additional room
     assert len(ways.templates) == 2
     assert [ways.short(filled(template)) is not None for template in templates] == [False] * 3 + [True] * 2
 
@@ -233,7 +233,7 @@ async def test_headers_whose_first_parts_alone_differ_in_meaning_are_known_besid
     [b'UNIQ_KEY\\u00011"', b'UNIQ_KEY\\u00011"' + b'"opaque":', b"UNIQ_KEY\\u0001" + b"1" * 64, b"1" * 64],
 )
 def test_a_header_is_cut_in_time_that_grows_with_its_length(piece):
-    """Not with the square of it, which would be many seconds here."""
+    """The time must grow linearly: quadratic growth would need many seconds here."""
     header = b'1795170712333","i":"' + piece * (600_000 // len(piece))
     begun = time.process_time()
     assert send_templates.PARTS.fullmatch(header) is None
@@ -248,7 +248,7 @@ async def test_a_queue_whose_topic_is_deleted_is_not_written_to_any_more(ways):
     assert gone.deleted
     assert ways.short(filled()) is None
     ways.long(filled())
-    assert ways.short(filled()) is None  # there is no such queue: nothing to learn
+    assert ways.short(filled()) is None  # the queue does not exist, so nothing is learned
     queues.get_or_make("Orders", 2)
     ways.learn(HEADER)
     assert ways.short(filled()) == ways.long(filled())

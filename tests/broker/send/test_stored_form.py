@@ -1,4 +1,4 @@
-"""What is stored of a client's properties, and what is remembered of them."""
+"""The stored form of a client's properties, and the cache of known properties."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_storing_is_dropping_wait_and_adding_the_cluster(properties, last_separa
     assert not text.endswith(b"\x02")
 
 
-# Few pieces, so that examples share all but the unique key and names turn up inside of values.
+# There are few pieces, so that examples share all but the unique key and values contain property names.
 PIECES = st.one_of(
     st.sampled_from(
         [b"\x01", b"\x02", b"B2", b"X", b"UNIQ_KEY\x01", b"UNIQ_KEY\x01A1", b"\x02UNIQ_KEY\x01C3"]

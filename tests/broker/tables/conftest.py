@@ -1,4 +1,4 @@
-"""A disk that fails when told to, and table files that try again soon."""
+"""Fixtures: a disk that fails on command, and table files that retry quickly."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consumer offsets: what is stored, by group and topic, and how many there may be."""
+"""Consumer offsets: stored values by group and topic, and limits on their number."""
 
 from __future__ import annotations
 

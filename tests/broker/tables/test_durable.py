@@ -1,5 +1,6 @@
-"""The tables of a broker on a disk that fails, lags or loses its power: what is answered is written, what is
-written speaks only of what lasts.
+"""The tables of a broker on a disk that fails, is slow, or loses power.
+
+A change is written before its response is sent, and tables refer only to synced messages.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def new_topic(name: str) -> CreateTopicRequestHeader:
     )  # fmt: skip
 
 
-# (file, name of the entry in it, code, header, body) of the requests that change a table.
+# Requests that change a table: (file, name of the entry in the file, code, header, body).
 CHANGES = [
     ("topics.json", "New", RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("New"), b""),
     ("subscriptionGroup.json", "G", RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None,
@@ -96,7 +97,7 @@ class TestAnswers:
 
 
 class GatedDisk(RecordingDisk):
-    """Syncs of the commit log wait while the gate is closed."""
+    """A disk on which syncs of the commit log wait while the gate is closed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -114,7 +115,7 @@ class TestPowerFailure:
     @pytest.mark.representative
     @pytest.mark.parametrize("mode", ["SYNC_FLUSH", "ASYNC_FLUSH"])
     async def test_the_cursor_of_a_delayed_message_lasts_no_longer_than_its_copy(self, mode, monkeypatch):
-        """The copy is written but its sync lags: the cursor behind it must not get onto the device first."""
+        """While the sync of the delivered copy is slow, the new cursor must not reach the device."""
         monkeypatch.setattr(DelayLevels, "of", lambda _config: DelayLevels((2_000, 2_000)))
         disk = GatedDisk()
         async with running("/store", disk, flushDiskType=mode, flushIntervalCommitLog="3600000") as (
@@ -144,13 +145,13 @@ class TestPowerFailure:
             waits = asyncio.create_task(peer.send("T", b"safe", properties={"WAIT": "true"}))
             done, _ = await asyncio.wait({waits}, timeout=0.3)
             assert not done
-            assert broker.parts.store.max_offset("T", 0) == 0  # nor does anybody see the other one
+            assert broker.parts.store.max_offset("T", 0) == 0  # the other message is not visible either
             disk.gate.set()
             assert (await waits).code == 0
             assert broker.parts.store.max_offset("T", 0) == 2
 
     async def test_consumer_offsets_last_no_longer_than_the_log(self):
-        """A message that was sent back lives on in its copy alone once its offset is passed."""
+        """Once the offset of a message that was sent back has been committed, only its copy remains."""
         disk = GatedDisk()
         async with running("/store", disk, flushIntervalCommitLog="3600000") as (broker, peer):
             parts = broker.parts
@@ -183,8 +184,10 @@ def log_of(image) -> bytes:
 
 
 def cursor_and_copies(disk: RecordingDisk, at: int) -> tuple[int, int]:
-    """Of a power failure after `at` operations that loses all that was not synced: the cursor of level 1, and
-    how often the message stands in the log."""
+    """Return the cursor of level 1 and the number of the message's copies in the log after a power failure.
+
+    The failure follows `at` disk operations and loses all that was not synced.
+    """
     _, image = CrashPoint(disk, at).sampled_image(0, "")
     text = image.get("/store/config/delayOffset.json")
     cursor = read_lenient(text)["offsetTable"].get("1", 0) if text else 0
@@ -240,7 +243,7 @@ class TestAfterACrash:
 
 class TestDeletionOfATopic:
     async def test_refused_anywhere_it_leaves_the_topic_and_done_again_nothing_of_it(self, tmp_path):
-        """Every operation of the deletion fails in turn."""
+        """Each operation of the deletion fails in one of the runs."""
         refused = 0
         for number in range(1, 60):
             root, disk = tmp_path / f"{number}", FaultyDisk(really_sync=False)
@@ -248,7 +251,7 @@ class TestDeletionOfATopic:
                 assert (await peer.call(RequestCode.UPDATE_AND_CREATE_TOPIC, new_topic("T"))).code == 0
                 await peer.send("T", b"old")
                 broker.parts.tables.offsets.commit("G", "T", 0, 1)
-                # The log is flushed: its failure is another story.
+                # The log is flushed before, so that the failing operation belongs to the deletion.
                 await broker.parts.tables.offsets_file.save_now()
                 store = broker.parts.store
                 store.queues.write_dirty()

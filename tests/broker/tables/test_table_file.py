@@ -1,4 +1,4 @@
-"""One table and its file, on a disk that fails or lags."""
+"""A table and its file on a disk that fails or is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several tests of timers do."""
+"""Helpers for the tests of timers."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ async def waiting(peer, **header):
 
 
 def short_retention():
-    """Settings under which retention takes all but the newest segment."""
+    """Return settings with which retention deletes all but the newest segment."""
     return {"mappedFileSizeCommitLog": "65536", "fileReservedTime": "0", "deleteWhen": "25"}
 
 
 async def fill(broker, peer):
-    """Fill segments behind what waits."""
+    """Fill segments after the waiting messages."""
     while len(broker.parts.store.log.segments) < 4:
         await peer.send(topic="Filler", body=b"x" * 8_000)
 
 
 async def move_all(broker, peer):
-    """Fill segments behind what waits and run one retention pass."""
+    """Fill segments after the waiting messages and run one retention pass."""
     await fill(broker, peer)
     store = broker.parts.store
     store.retention.delete_now()

@@ -1,5 +1,7 @@
-"""What waits, through random times, steps of the wall clock, recalls, moves and crashes: nothing is early,
-nothing is lost, each message comes once."""
+"""Waiting messages under random times, clock steps, recalls, moves and crashes.
+
+No message is early, lost or delivered twice.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,13 @@ from cometmq.protocol.timers import TimerCode, out_ms_of
 from cometmq.store import UNIT_DTYPE, TimerTable
 
 WALL, MONOTONIC = 1_700_000_000_000, 5_000_000
-SIZE = 10  # of every record
+SIZE = 10  # of every record, in bytes
 NONE = np.empty(0, np.int64)
 
 
 @dataclass
 class Record:
-    """One of the log: a timer message, a recall, or what came of one."""
+    """A log record: a timer message, a recall, a moved copy, or a delivered message."""
 
     key: int
     code: TimerCode | None = None
@@ -35,7 +37,7 @@ class Record:
 
 @dataclass
 class Sent:
-    """What the test knows of a message: not before these two, by whichever clock counts for it."""
+    """A sent message with its earliest delivery time on the wall clock or on the monotonic clock."""
 
     wall_ms: int | None
     monotonic_ms: int | None
@@ -45,11 +47,11 @@ class Sent:
 
 @dataclass
 class Broker:
-    """A log, the queue of the timer topic, and what a broker does with them."""
+    """A model of a broker: a log, the queue of the timer topic, and the operations on them."""
 
     wall: int = WALL
     monotonic: int = MONOTONIC
-    log: list[Record] = field(default_factory=lambda: [Record(-1)])  # nothing lies at position 0
+    log: list[Record] = field(default_factory=lambda: [Record(-1)])  # position 0 is unused
     queue: list[int] = field(default_factory=list)
     gone_before: int = 0
     mark: TimerTable = field(default_factory=TimerTable)
@@ -161,13 +163,13 @@ class Broker:
         self.mark = mark if mark is not None else self.mark
 
     def crash(self) -> None:
-        """kill -9, and a start: what is in the log is known, and the mark."""
+        """Restart after kill -9: only the log and the last checkpoint remain."""
         self.pending, self.carried = Pending(), {}
         self.pending.begin(self.mark)
         first = max(self.mark.log_position, self.gone_before) // SIZE
         links = [record.link for record in self.log[first:] if record.link]
         self.follow(Known(self.mark, np.array(sorted(links), np.int64), NONE, (0, 0)))
-        for sent in self.sent.values():  # what a clock did in between is not known
+        for sent in self.sent.values():  # the clocks' changes in between are unknown
             if sent.monotonic_ms is not None and not sent.times:
                 sent.monotonic_ms = None
 
@@ -191,7 +193,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=400)
 @given(OPERATIONS)
-@example([("send", 1, False), ("recall", 0), ("move", 40, 0, True), ("crash",)])  # a mark before the copy
+@example([("send", 1, False), ("recall", 0), ("move", 40, 0, True), ("crash",)])  # checkpoint before the copy
 def test_nothing_is_early_nothing_is_lost_and_each_comes_once(operations):
     broker = Broker()
     for name, *values in operations:
@@ -230,7 +232,7 @@ class TestMark:
         broker = Broker()
         broker.send(60_000, delayed=True)
         broker.send(90_000, delayed=False)
-        broker.wall += 3_600_000  # so the second comes before the first
+        broker.wall += 3_600_000  # makes the second message due first
         assert broker.deliver(1, dies=False) == 1
         mark = broker.pending.mark(100)
         assert mark == TimerTable(
@@ -241,7 +243,7 @@ class TestMark:
         assert broker.pending.mark(200).log_position == 200
 
     def test_what_came_out_of_turn_takes_little_memory(self, monkeypatch):
-        """A message with an old time waits for days, as after a step of the clock. Many come behind it."""
+        """One early message keeps waiting, as after a clock step, while many later ones are delivered."""
         monkeypatch.setattr("cometmq.broker.timers.pending._MAX_DONE", 1_000)
         pending = Pending()
         pending.add(0, TimerCode(WALL, delayed=True, recall=False), 0)
@@ -301,14 +303,14 @@ def test_recalls_are_forgotten_when_what_waits_is_due_after_them():
     broker.recall(0)
     broker.wall += 3_600_000
     broker.pending.forget_recalls(broker.times())
-    assert broker.pending.recalls == 1  # what it takes back is still there
+    assert broker.pending.recalls == 1  # the recalled message is still in the log
     broker.deliver(1, dies=False)
     broker.pending.forget_recalls(broker.times())
     assert broker.pending.recalls == len(broker.pending) == 0
 
 
 def test_a_look_among_a_million_recalls_does_not_stop_the_loop_for_long():
-    """Of two minutes in turn; also what is recalled after the first look counts."""
+    """The recalls belong to two minutes in turn, and recalls added after the first look-up are found, too."""
     pending, many = Pending(), 500_000
     for number in range(2 * many):
         pending.recall(number, WALL + number % 2 * 60_000, b"%d" % number)

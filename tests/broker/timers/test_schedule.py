@@ -1,4 +1,4 @@
-"""Delayed messages: when they come, what becomes of those that cannot be delivered."""
+"""Delayed messages: delivery times, and the handling of messages that cannot be delivered."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TestDelays:
         await peer.send()
         begun = time.monotonic()
         answer = await peer.send(body=b"later", properties={"DELAY": "4", "TAGS": "TagA", "KEYS": "k"})
-        assert answer.ext["queueId"] == "0"  # where it will be, not where it waits
+        assert answer.ext["queueId"] == "0"  # the id of the final queue, not of the delay queue
         _, message = await take(peer, "Orders", 2)
         assert 0.4 <= time.monotonic() - begun < 30.0
         assert (message.body, message.queue_id, message.queue_offset) == (b"later", 0, 1)
@@ -86,7 +86,7 @@ class TestDelays:
 
 
 class TestAfterAKill:
-    """The file of the offsets is older than the log: what the log has copies of does not come again."""
+    """The offset file is older than the log: a message whose copy is in the log is not delivered again."""
 
     @pytest.mark.parametrize(
         "file", [None, {}, {1: 1}, {1: 2, 4: 1}], ids=["lost", "empty", "older", "other"]
@@ -147,7 +147,7 @@ class TestAfterAKill:
         monkeypatch.setattr("cometmq.broker.tables.delay_offsets.WRITE_EVERY", 10_000)
         delays = fast.broker.parts.tables.delays
         await peer.send(body=b"x" * 20_000)
-        assert not delays.take_changes()  # nothing was ever delayed
+        assert not delays.take_changes()  # no message was ever delayed
         await peer.send(properties={"DELAY": "1"})
         await take(peer, "Orders", 2)
         await until(delays.take_changes)
@@ -186,7 +186,7 @@ class TestAfterAKill:
         assert "may be repeated" in caplog.text
 
     async def test_what_passes_is_waited_for(self, fast, peer, monkeypatch):
-        """Too many files are open, say: what was delivered is found out later, and nothing comes twice."""
+        """After a temporary failure (such as too many open files) deliveries continue without duplicates."""
         await peer.send(body=b"once", properties={"DELAY": "1"})
         await take(peer, "Orders", 1)
         await fast.close_peers()
@@ -221,10 +221,10 @@ def units(*positions):
         ((10, 20, 30), (5, 15, 40), 7, []),
         ((10, 20, 30), (10,), 8, []),
         ((10, 20, 30), (10, 20), 9, []),
-        ((10, 20, 30), (5, 20, 25), 7, [20]),  # the copy of the first is lost, or it could not be delivered
+        ((10, 20, 30), (5, 20, 25), 7, [20]),  # the first copy is lost or was never delivered
         ((10, 20, 30, 40), (10, 30, 40), 8, [30, 40]),
         ((10, 20, 30), (10, 20, 30, 40), 10, []),
-        ((10, None, 30), (10,), 9, []),  # a filler
+        ((10, None, 30), (10,), 9, []),  # a filler record
         ((), (10,), 7, []),
     ],
 )
@@ -238,7 +238,7 @@ def test_a_level_that_has_an_open_message_before_stays_there():
 
 @pytest.fixture
 def wall_clock(monkeypatch):
-    """Steps the wall clock: append the hours."""
+    """Step the wall clock: append a number of hours to the list."""
     steps = []
     real = SystemClock.time_ms
     monkeypatch.setattr(SystemClock, "time_ms", lambda self: real(self) + round(sum(steps) * 3_600_000))
@@ -246,18 +246,18 @@ def wall_clock(monkeypatch):
 
 
 class TestClocks:
-    """The wall clock steps while a message waits its 0.4 s: it comes neither early nor late for that."""
+    """A step of the wall clock while a message waits 0.4 s makes its delivery neither early nor late."""
 
     @pytest.mark.parametrize("steps", [(-1.0,), (1.0,), (-1.0, 1.0), (1.0, -1.0), (-100_000.0,)])
     async def test_while_it_waits(self, wall_clock, peer, steps):
         await peer.send()
         await peer.send(body=b"first", properties={"DELAY": "4"})
-        await asyncio.sleep(0.2)  # so that the level is looked at in the middle of the second one's delay
+        await asyncio.sleep(0.2)  # the level is checked in the middle of the second message's delay
         begun = time.monotonic()
         await peer.send(body=b"second", properties={"DELAY": "4"})
         for hours in steps:
             wall_clock.append(hours)
-            await peer.send(properties={"DELAY": "2"})  # an arrival behind the step
+            await peer.send(properties={"DELAY": "2"})  # arrives after the step
         wanted = 3 + len(steps)
         last = (await take(peer, "Orders", wanted))[-1]
         assert last.body == b"second"
@@ -265,13 +265,13 @@ class TestClocks:
 
     @pytest.mark.parametrize("hours", [-1, 1])
     async def test_while_two_messages_wait_for_their_syncs(self, hours):
-        """Both were stored before the step, and are heard of one after the other behind it."""
+        """Both messages were stored before the step, and their syncs complete separately after it."""
         clock = ManualClock()
         schedule = ScheduleService(
             clock=clock, store=SimpleNamespace(max_offset=lambda *_: 0), redelivery=None,
             levels=DelayLevels((60_000,)), offsets=DelayOffsets(), writer=None,
         )  # fmt: skip
-        await schedule.stop()  # nothing is delivered here
+        await schedule.stop()  # no delivery happens from here on
         stored_ms, stored_at = clock.now_ms, clock.now_s * 1000
         clock.advance(0.005)
         clock.now_ms += hours * 3_600_000
@@ -333,7 +333,7 @@ TO_ORDERS = b"REAL_TOPIC\x01Orders\x02REAL_QID\x010"
 
 
 class TestUndeliverable:
-    """What no send may do no delivery does either: it is stepped over, with a line in the log, and once."""
+    """A message that a send would refuse is skipped at its delivery and logged once."""
 
     @pytest.mark.parametrize(
         "properties",
@@ -398,7 +398,7 @@ class TestUndeliverable:
         assert [m.body for m in records(await peer.pull(expression="A"))] == [b"odd"]
 
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
-        """Its neighbours come once, and it is given up after some tries."""
+        """Its neighbours are delivered once, and it is dropped after several attempts."""
         monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.02)
         real = type(fast.broker.parts.store.appender).append
 
@@ -423,7 +423,7 @@ class TestUndeliverable:
             await peer.send(body=body, properties={"DELAY": "4"})
         buffer = fast.broker.parts.store.log.buffer
         at = buffer.index(b"unreadable")
-        buffer[at - 4 : at] = b"\x7f\0\0\0"  # its body's length
+        buffer[at - 4 : at] = b"\x7f\0\0\0"  # the length field of its body
         assert [m.body for m in await take(peer, "Orders", 2)] == [b"before", b"after"]
         assert "message at offset 1 is not delivered" in caplog.text
 
@@ -435,7 +435,7 @@ class TestUndeliverable:
         position, *_ = store.queues.find_queue(SCHEDULE_TOPIC, 3).unit(2)
         at = bytes(store.log.buffer).index(position.to_bytes(8, "big")) - 8
         store.log.buffer[at : at + 8] = queue_offset.to_bytes(8, "big")
-        await asyncio.sleep(0.1)  # the next one is not due yet when these are delivered
+        await asyncio.sleep(0.1)  # so that the next message is not due yet
         await peer.send(body=b"3", properties={"DELAY": "4"})
         found = await take(peer, "Orders", 4)
         assert [message.body for message in found] == [b"0", b"1", b"2", b"3"]

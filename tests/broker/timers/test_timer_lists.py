@@ -1,4 +1,4 @@
-"""What tools are told of messages that wait for their time: lists, counts, check points."""
+"""Lists, counts and checkpoints of waiting timer messages, as tools see them."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class TestLists:
         await take(peer, "B", 1)
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert {topic: metric.count for topic, metric in metrics.timing_count.items()} == {"A": 2}
-        assert metrics.timing_count["A"].time_stamp < metrics.data_version.timestamp - 500  # B came later
+        assert metrics.timing_count["A"].time_stamp < metrics.data_version.timestamp - 500  # B was sent later
         assert TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body) == metrics
         await cluster.restart()
         peer = cluster.peer()
@@ -105,7 +105,7 @@ class TestLists:
         assert 0 <= now_ms() - read_ms < 10_000
 
     async def test_a_recall_is_counted_when_it_finds_its_message_and_once(self, tmp_path):
-        """Also through a kill: of the copied store, in which the last recall is not in the table."""
+        """The count also survives a kill. The copied store's table does not contain the last recall."""
 
         def counts(broker):
             return broker.parts.tables.timers.counts
@@ -130,7 +130,7 @@ class TestLists:
             await recall(peer, handles[2])
             await until(lambda: counts(broker) == {"Orders": 1})
             shutil.copytree(tmp_path / "a", tmp_path / "b")
-            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1)  # the first one's time
+            await until(lambda: len(broker.parts.timers.pending) == 4 + 6 - 1)  # the first one is due
             assert counts(broker) == {"Orders": 1}
         async with running(tmp_path / "b", recallMessageEnable="true") as (broker, peer):
             await until(lambda: len(broker.parts.timers.pending) == 9)
@@ -139,7 +139,7 @@ class TestLists:
     async def test_a_recall_that_a_client_sends_as_a_message_is_not_counted(self, cluster, peer):
         await peer.send()
         await peer.send(properties={"TIMER_DELAY_SEC": "60"})
-        found = {"TIMER_RECALL_FOUND": "true"}  # what the broker writes
+        found = {"TIMER_RECALL_FOUND": "true"}  # a property that only the broker may set
         for more in ({}, found):
             properties = {"TIMER_DELAY_SEC": "60", "TIMER_DEL_UNIQKEY": "U", "UNIQ_KEY": "U", **more}
             await peer.send(properties=properties)
@@ -149,7 +149,7 @@ class TestLists:
     async def test_a_mark_is_taken_also_while_something_waits_to_be_taken_in(
         self, cluster, peer, monkeypatch
     ):
-        """Beside many sends that is always so."""
+        """Under a load of many sends some message always waits to be read from the log."""
         await peer.send(properties={"TIMER_DELAY_SEC": "60"})
         timers = cluster.broker.parts.timers
         await until(lambda: timers.pending.followed == 1)
@@ -160,7 +160,7 @@ class TestLists:
         assert mark.queue_offset == 1
 
     async def test_counts_after_a_kill(self, tmp_path):
-        """Also of what was moved on or came before the last mark, for which the log is read again."""
+        """The counts include messages moved or stored before the last checkpoint: the log is read again."""
         async with running(tmp_path / "a", **short_retention()) as (broker, peer):
             for topic, delay in (("Orders", 1), ("A", 60), ("A", 70)):
                 await peer.send(topic=topic, properties={"TIMER_DELAY_SEC": str(delay)})

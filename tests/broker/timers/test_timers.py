@@ -1,4 +1,4 @@
-"""Messages with a delivery time: when they come, recalls, moves and restarts."""
+"""Messages with a delivery time: delivery, recalls, moves to the end of the log, and restarts."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class TestDelivery:
         assert [m.body for m in records(await peer.pull())] == [b"now"]
 
     async def test_one_that_came_is_not_timed_again(self, peer):
-        """A client that sends a received message's properties again."""
+        """A client sends a received message's properties again."""
         await peer.send(properties={"TIMER_DELAY_MS": "900000", "TIMER_OUT_MS": "1700000000000"})
         assert len(records(await peer.pull())) == 1
 
@@ -233,7 +233,7 @@ class TestRestarts:
         config = cluster.broker.parts.store.config
         report = await asyncio.to_thread(verify, str(path.parents[1]), config=config)
         errors = [finding.path for finding in report.findings if finding.severity == ERROR]
-        assert errors == ([str(path)] if damage == "torn" else [])  # it is written again within 10 s
+        assert errors == ([str(path)] if damage == "torn" else [])  # the file is written again within 10 s
         metrics = TimerMetrics.decode((await peer.call(RequestCode.GET_TIMER_METRICS)).body)
         assert sum(metric.count for metric in metrics.timing_count.values()) == 0
 
@@ -276,7 +276,7 @@ async def test_what_would_go_with_its_segment_is_moved_on(started):
     await recall(peer, answer.ext["recallHandle"])
     store = cluster.broker.parts.store
     await fill(cluster.broker, peer)
-    for _ in range(2):  # moved twice
+    for _ in range(2):  # the message is moved twice
         store.retention.delete_now()
         await store.retention.run_now(log_too=True)
         while len(store.log.segments) < 3:
@@ -292,7 +292,7 @@ async def test_what_would_go_with_its_segment_is_moved_on(started):
 
 
 class Partition(FaultyDisk):
-    """A disk whose fullness the test sets."""
+    """A disk whose usage the test sets."""
 
     percent = 10
 
@@ -304,7 +304,7 @@ SMALL = {"mappedFileSizeCommitLog": "65536", "deleteWhen": "25", "deleteCommitLo
 
 
 class TestFullDisks:
-    """Above the watermark segments go whatever their age, and sends are refused."""
+    """Above the watermark, segments are deleted whatever their age, and sends are refused."""
 
     async def test_what_waits_does_not_keep_the_disk_full(self, tmp_path):
         disk = Partition(really_sync=False)
@@ -316,7 +316,7 @@ class TestFullDisks:
             await fill(broker, peer)
             disk.percent = 95
             store.flags.raise_flag(Flag.DISK_FULL, "the disk is full")
-            await until(lambda: timers.pending.due(timers.times(), 1))  # and cannot be delivered
+            await until(lambda: timers.pending.due(timers.times(), 1))  # due, but not deliverable
             await store.retention.run_now(log_too=True)
             assert len(store.log.segments) == 1
             refused(await peer.send(), 14, "the disk is full")
@@ -347,11 +347,19 @@ class TestFullDisks:
 
 
 class TestClocks:
-    """The wall clock steps, and the machine sleeps: delays go by the monotonic clock; times come neither
-    before the wall clock shows them, nor because it was ahead for a moment."""
+    """Steps of the wall clock and sleep of the machine.
+
+    Delays follow the monotonic clock. A message with a delivery time is never delivered before the wall clock
+    shows that time, nor because the wall clock was ahead for a moment.
+    """
 
     async def run(self, tmp_path, monkeypatch, properties, steps=(), sleeps=()):
-        """How long (s, without sleep) a message waits. After how long steps come (ms), and sleeps (s)."""
+        """Return how long a message waits, in seconds without sleep.
+
+        Args:
+            steps: Steps of the wall clock in ms, by the second at which they happen.
+            sleeps: Durations of sleep in seconds, by the second at which they begin.
+        """
         steps, sleeps = dict(steps), dict(sleeps)
         monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL)
@@ -367,13 +375,13 @@ class TestClocks:
         return None
 
     async def second_passed(self, broker, clock, monkeypatch, messages):
-        """Let a second pass until what is due is delivered. Whether that many messages are there then."""
+        """Advance by one second, deliver due messages, and return whether `messages` have arrived by then."""
         timers, store = broker.parts.timers, broker.parts.store
         clock.advance(1)
         with monkeypatch.context() as patch:
             looks = Mock(wraps=timers.times)
             patch.setattr(timers, "times", looks)
-            while looks.call_count < 6:  # It reads the clocks two or three times a turn.
+            while looks.call_count < 6:  # The timers read the clocks two or three times per iteration.
                 if store.max_offset("Orders", 0) == messages:
                     return True
                 await asyncio.sleep(0.001)
@@ -385,7 +393,10 @@ class TestClocks:
         assert 60 <= waited <= 64
 
     async def test_a_delay_that_was_stored_while_the_clock_was_ahead(self, tmp_path, monkeypatch):
-        """As by a leader whose clock is: the next one, which stores with its own, knows it all the same."""
+        """A leader with a fast clock may have stored the delay.
+
+        The next leader recognizes that by its own records.
+        """
         monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL + 3_600_000)
         async with running(tmp_path, clock=clock) as (broker, peer):
@@ -410,7 +421,7 @@ class TestClocks:
     @pytest.mark.parametrize(
         ("steps", "least"),
         [
-            ({20: 3_600_000}, 80),  # a minute after the step
+            ({20: 3_600_000}, 80),  # one minute after the step
             ({20: 3_600_000, 75: -3_600_000}, 150),
             (dict.fromkeys(range(20, 60), 1500), 90),
         ],
@@ -421,7 +432,7 @@ class TestClocks:
 
     @pytest.mark.parametrize("restarts", [1, 2])
     async def test_what_came_before_a_step_back_does_not_come_again(self, tmp_path, monkeypatch, restarts):
-        """Another comes then that is due before it, by its time."""
+        """After the step, a message arrives whose due time is earlier than that of a delivered message."""
         monkeypatch.setattr("cometmq.broker.timers.timers.CLOCK_CHECK_INTERVAL_MS", 1)
         clock = ManualClock(now_ms=WALL)
         async with running(tmp_path, clock=clock) as (broker, peer):
@@ -464,7 +475,7 @@ async def test_a_count_of_moves_that_a_client_made_up(started, times, then):
 
 
 async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
-    """The next message at the log position of the copy that was not written keeps its own time."""
+    """The next message is stored at the log position of the failed copy and keeps its own due time."""
     disk = FaultyDisk(really_sync=False)
     async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
         await peer.send(properties={"TIMER_DELAY_SEC": "2"})
@@ -480,7 +491,7 @@ async def test_a_failed_move_leaves_no_due_time_behind(tmp_path):
 
 
 async def test_a_recall_is_moved_on_once_its_copy_is_flushed(tmp_path):
-    """Its message, which lies where nothing is moved from, becomes due meanwhile."""
+    """The message to recall is in a segment that stays, and becomes due during the move."""
     disk, clock = FaultyDisk(really_sync=False), ManualClock(now_ms())
     settings = {"flushDiskType": "SYNC_FLUSH", **short_retention()}
     async with running(tmp_path, disk=disk, clock=clock, **settings) as (broker, peer):
@@ -497,7 +508,7 @@ async def test_a_recall_is_moved_on_once_its_copy_is_flushed(tmp_path):
                 time.sleep(0.2)
 
         disk.before = meanwhile
-        clock.advance(30)  # segments go by their files' times, too
+        clock.advance(30)  # retention also depends on the files' times
         await move_all(broker, peer)
         assert [m.body for m in await take(peer, "Orders", 1)] == [b"V"]
 
@@ -519,7 +530,7 @@ async def test_a_record_that_the_device_cannot_read_is_stepped_over(tmp_path):
 
 
 async def test_a_bad_sector_among_its_files_stops_no_timer(tmp_path, caplog):
-    """Units are made anew from the log; without the other file Apache's deliveries are not known."""
+    """Queue units are rebuilt from the log; without the offset file Apache's deliveries are unknown."""
     disk = FaultyDisk(really_sync=False)
     async with running(tmp_path, disk=disk) as (broker, peer):
         at = now_ms() + 3_000
@@ -541,8 +552,10 @@ async def test_a_bad_sector_among_its_files_stops_no_timer(tmp_path, caplog):
 
 
 async def test_a_refused_delivery_does_not_hold_up_a_move(tmp_path):
-    """The full disk refuses the delivery; the pass that would make room gets its answer, and so does the
-    one after a pass that was given up."""
+    """The full disk refuses the delivery. The retention pass that would free space completes all the same.
+
+    The same holds for the pass that follows an aborted pass.
+    """
     disk = FaultyDisk(really_sync=False)
     async with running(tmp_path, disk=disk, **short_retention()) as (broker, peer):
         timers = broker.parts.timers

@@ -1,4 +1,4 @@
-"""The wheel against a sorted list."""
+"""Compare the timing wheel with a sorted list."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cometmq.broker.timers.wheel import NEVER, Waiting, Wheel
 
 T0 = 1_700_000_000_000
 
-# What may happen: a message due so much later (ms), the clock set on or back, some taken, some moved on.
+# Operations: add a message due in some ms, step the clock, take due messages, move messages.
 OPERATIONS = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(-400_000, 1_200_000)),
@@ -39,7 +39,7 @@ def test_it_gives_what_is_due_and_nothing_else(operations):
             taken = wheel.take(now, value)
             assert all(each in model and each.due_ms <= now for each in taken)
             if not taken:
-                # What is due is held back for the rest of its second at most.
+                # A due message may be held back for the rest of its second, and no longer.
                 assert all(each.due_ms // 1_000 >= now // 1_000 for each in model)
             elif taken:
                 earliest = min(each.due_ms for each in model) // 1_000

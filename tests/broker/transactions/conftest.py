@@ -1,4 +1,4 @@
-"""Half messages, ends and checks of a running broker, request by request."""
+"""Helpers for half messages, transaction ends and checks of a running broker."""
 
 from __future__ import annotations
 
@@ -17,18 +17,17 @@ from cometmq.protocol.record.one import decode_record
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 HALF, OP, GIVEN_UP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC"
 MANUAL = {"transactionCheckInterval": "100000000", "transactionTimeOut": "0"}
-"""Rounds only when the test wants one, and nothing is too young."""
+"""Settings with which checks run only on request and no half message is too young."""
 
 
 class Place(NamedTuple):
-    """Where a half message is, as its sender or a check knows it."""
+    """The position of a half message, as returned to its sender or contained in a check."""
 
     offset: int
     position: int
 
 
 async def prepare(peer: Peer, body: bytes = b"half", key: str = "", group: str = "PG", **more: Any) -> Place:
-    """Send a half message."""
     properties = {"TRAN_MSG": "true", "PGROUP": group, "UNIQ_KEY": key or body.decode()}
     properties |= more.pop("properties", {})
     answer = await peer.send(body=body, properties=properties, sys_flag=4, **more)
@@ -47,7 +46,7 @@ async def end(
     version: int = 407,
     key: str | None = None,
 ) -> Frame:
-    """End a transaction, with an answer."""
+    """End a transaction and return the response."""
     header = EndTransactionRequestHeader(
         producer_group=group,
         tran_state_table_offset=place.offset,
@@ -60,13 +59,13 @@ async def end(
 
 
 async def check_round(cluster: Cluster) -> None:
-    """One round of checks."""
-    await asyncio.sleep(0.002)  # so that nothing is stored in the millisecond of the round
+    """Run one round of checks."""
+    await asyncio.sleep(0.002)  # nothing else is stored in the millisecond of the round
     await cluster.broker.parts.transactions.checks.round()
 
 
 async def asked(peer: Peer) -> tuple[MessageExt, Place, CheckTransactionStateRequestHeader]:
-    """What the broker asks next."""
+    """Return the next transaction check that the broker sends."""
     frame = await peer.notice(RequestCode.CHECK_TRANSACTION_STATE)
     assert frame.is_oneway
     header = frame.header(CheckTransactionStateRequestHeader)
@@ -75,7 +74,7 @@ async def asked(peer: Peer) -> tuple[MessageExt, Place, CheckTransactionStateReq
 
 
 async def stored(peer: Peer, topic: str, queue_id: int = 0) -> list[MessageExt]:
-    """All messages of a queue."""
+    """Return all messages of a queue."""
     found: list[MessageExt] = []
     while True:
         answer = await peer.pull(topic, queue_id, len(found))

@@ -1,4 +1,4 @@
-"""Rounds of checks: who is asked what, and what becomes of half messages that nobody ends."""
+"""Rounds of transaction checks: the producers asked, and the fate of half messages that are never ended."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ async def test_nobody_is_asked_about_what_has_ended(cluster, peer, monkeypatch):
             await end(peer, place, ROLLBACK)
     reads.clear()
     await check_round(cluster)
-    assert reads.count((HALF, 0)) == 3  # 32 offsets at a time, from an open one on
+    assert reads.count((HALF, 0)) == 3  # each read covers 32 offsets from an open one
     found = [(await asked(peer))[0].body for _ in range(10)]
     assert found == [b"%d" % number for number in range(0, 100, 10)]
     assert len(await bodies(peer, HALF)) == 110
@@ -114,7 +114,7 @@ IMMUNE = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "100"}
 
 
 async def test_who_asks_for_more_time_is_not_asked_and_stays_where_it_is(cluster, peer):
-    bodies_ = [b"long %d" % number for number in range(40)]  # more than are looked at in one go
+    bodies_ = [b"long %d" % number for number in range(40)]  # more than one batch of a round
     places = [await prepare(peer, body, properties=IMMUNE) for body in bodies_]
     await prepare(peer, b"usual")
     for _ in range(2):
@@ -147,7 +147,7 @@ async def test_many_that_ask_for_more_time_do_not_push_each_other_back(started):
         await prepare(peer, b"x" * 4000, f"K{number}", properties=IMMUNE)
     for rounds in range(1, 5):
         await check_round(cluster)
-        assert len(await bodies(peer, HALF)) == 40 + 2 * rounds  # an eighth of a log file a round
+        assert len(await bodies(peer, HALF)) == 40 + 2 * rounds  # 1/8 of a log file per round
 
 
 async def test_a_round_that_had_no_time_left_is_gone_on_with(cluster, peer, monkeypatch):

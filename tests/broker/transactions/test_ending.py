@@ -1,4 +1,4 @@
-"""Half messages and their ends, request by request."""
+"""Tests of half messages and of the requests that end them."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class TestHalf:
 
     async def test_what_a_consumer_sends_again_itself_is_none(self, peer):
         properties, times = {"TRAN_MSG": "true", "DELAY": "3"}, {"max_reconsume_times": 16}
-        for sys_flag in (0, 4):  # what old clients send with TRAN_MSG
+        for sys_flag in (0, 4):  # old clients send these flags with TRAN_MSG
             answer = await peer.send(properties=properties, sys_flag=sys_flag, reconsume_times=1, **times)
             assert answer.code == 0
         assert await bodies(peer, HALF) == []
@@ -241,7 +241,7 @@ class TestRequestsOf5x:
 
     async def test_an_end_after_the_time_that_the_sender_has_asked_for_waits_for_a_check(self, peer):
         place = await prepare(peer, properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "0"})
-        await asyncio.sleep(0.002)  # the time is over in the next millisecond
+        await asyncio.sleep(0.002)  # the timeout passes within the next millisecond
         refused(await end(peer, place, version=513), 604, "CHECK_IMMUNITY_TIME_IN_SECONDS")
         assert (await end(peer, place, version=513, check=True)).code == 0
 
@@ -256,7 +256,7 @@ class TestRequestsOf5x:
 
 
 class TestRefusingStore:
-    """The store takes one of the two records only, or none."""
+    """The store accepts only one of the two records, or neither."""
 
     def refuse(self, monkeypatch, cluster, topics):
         appender = type(cluster.broker.parts.store.appender)

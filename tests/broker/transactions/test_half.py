@@ -1,4 +1,4 @@
-"""What a half message says, and what a check does with it."""
+"""The fields of a half message, and the decision that a check makes about it."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ def half(*, stored=NOW, born=NOW, offset=5, sys_flag=0, **properties):
         (0, {}, "WAIT"),
         (5_999, {}, "WAIT"),
         (6_000, {}, "CHECK"),
-        (-1, {}, "CHECK"),  # the clock has stepped back
+        (-1, {}, "CHECK"),  # the clock was set back
         (72 * 3_600_000, {}, "CHECK"),
-        (72 * 3_600_000 + 1, {}, "CHECK"),  # nobody was asked: the clock may have jumped
+        (72 * 3_600_000 + 1, {}, "CHECK"),  # no producer was asked yet: the clock may have jumped
         (72 * 3_600_000 + 1, {IMMUNE: "9" * 18}, "CHECK"),
-        (72 * 3_600_000 + 1, {ASKED: "14"}, "CHECK"),  # its producers may not be back yet
+        (72 * 3_600_000 + 1, {ASKED: "14"}, "CHECK"),  # its producers may not have reconnected yet
         (6_000, {ASKED: "14"}, "CHECK"),
         (6_000, {ASKED: "15"}, "DISCARD"),
         (0, {ASKED: "15"}, "DISCARD"),
@@ -116,9 +116,9 @@ def copied(message, offset=8, checked=True):
     [
         ({"offset": 6, FIRST: "5"}, True),
         ({"offset": 6, FIRST: "4"}, False),
-        ({"offset": 6, ASKED: "1"}, True),  # Apache's copy
+        ({"offset": 6, ASKED: "1"}, True),  # a copy made by Apache's broker
         ({"offset": 6, ASKED: "1", FIRST: "4"}, False),
-        ({"offset": 6}, False),  # sent twice
+        ({"offset": 6}, False),  # the producer sent it twice
     ],
 )
 def test_copies_of_one_transaction(other, same):

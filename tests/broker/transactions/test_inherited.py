@@ -1,4 +1,4 @@
-"""What a broker makes of transactions that were begun before its start: by it, or by Apache's broker."""
+"""A broker takes over transactions that were begun before its start, by itself or by Apache's broker."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ async def cluster(start_cluster):
 
 
 def put_half(cluster, body=b"half", offset=0, **properties):
-    """Store a half message as Apache's broker does; it is the one at this offset."""
+    """Store a half message in the form that Apache's broker writes, at the given queue offset."""
     known = {"TRAN_MSG": "true", "PGROUP": "PG", "UNIQ_KEY": "K", "REAL_TOPIC": "Orders", "REAL_QID": "0"}
     parts = cluster.broker.parts
     message = parts.store.appender.append(
@@ -45,7 +45,7 @@ def put_half(cluster, body=b"half", offset=0, **properties):
 
 
 async def restarted(cluster):
-    """The same broker after a stop, with a producer of the group that it may ask."""
+    """Restart the broker and connect a producer of the group for it to check."""
     cluster.broker.parts.tables.topics.ensure(HALF, 1)
     cluster.broker.parts.tables.topics.ensure(OP, 1)
     await cluster.restart()
@@ -82,7 +82,7 @@ async def test_ops_of_apaches_5x_broker_name_several(cluster, body):
     for offset in range(4):
         put_half(cluster, b"%d" % offset, offset, UNIQ_KEY=f"K{offset}")
     store_raw(cluster, OP, TAG_D, body)
-    store_raw(cluster, OP, b"TAGS\x01x", b"3")  # not one that closes anything
+    store_raw(cluster, OP, b"TAGS\x01x", b"3")  # not a tag that closes half messages
     await until(lambda: cluster.broker.parts.store.max_offset(OP, 0) == 2)
     peer = await restarted(cluster)
     await check_round(cluster)
@@ -142,7 +142,7 @@ async def test_the_offset_of_a_lost_half_message_is_used_up(cluster):
     await check_round(cluster)
     assert (await asked(peer))[0].body == b"half"
     peer = await restarted(cluster)
-    assert (await end(peer, place)).code == 1  # a copy stands for it
+    assert (await end(peer, place)).code == 1  # a copy has replaced it
     await check_round(cluster)
     assert (await asked(peer))[0].body == b"half"
 

@@ -1,4 +1,4 @@
-"""Which half messages are open: the bits behind the head against a plain set."""
+"""The table of open half messages: its bitmap after the head is compared with a plain set."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_copy_stands_for_the_older_ones():
     book.close(7)
     assert book.standing_for(3, 7) == 9
 
-    book.ended(3, 7)  # an older one: nothing new
+    book.ended(3, 7)  # a lower offset changes nothing
     assert book.standing_for(3, 3) == 9
     book.close(9)
     book.ended(3, 9)

@@ -1,5 +1,7 @@
-"""The transactions of a broker without its network, on a disk that remembers everything, with producers that
-know how each of their transactions ends; and what must hold of it all in the end."""
+"""The transactions of a broker without network connections, and the checks of their final state.
+
+The disk records every operation, and the producers have decided how each transaction will end.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ class Place(NamedTuple):
 
 
 class Producer:
-    """Takes the place of a producer's connection, and of the connection that an end comes on."""
+    """A stand-in for the connection of a producer that is checked or ends a transaction."""
 
     closed = False
     peer = "a producer"
@@ -59,8 +61,13 @@ class Producer:
 
 
 class World:
-    """One broker's transactions. `ends`: how each transaction will end; `promised`: (length of the disk's
-    history, key) of each half message that was on the device then."""
+    """One broker's transactions.
+
+    Attributes:
+        ends: How each transaction will end, by key.
+        promised: For each half message on the device: the number of disk operations at that time, and its
+            key.
+    """
 
     def __init__(self, disk: RecordingDisk, *, sync: bool = False) -> None:
         self.disk = disk
@@ -101,7 +108,7 @@ class World:
         await self.turn()
 
     async def turn(self) -> None:
-        """A turn of the loop: the tick ends."""
+        """Run one iteration of the event loop, which ends the tick."""
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         self.clock.advance(0.01)
@@ -111,8 +118,8 @@ class World:
             self.promised.append((len(self.disk.history), promise[1]))
 
     async def kill(self) -> None:
-        """As kill -9 does: what was not written is gone."""
-        await self.tables.topics_file.saved()  # a thread must not write any more
+        """Stop the broker as kill -9 does: data that was not written is lost."""
+        await self.tables.topics_file.saved()  # a thread must not write after the kill
         self._unpromised = [each for each in self._unpromised if each[0] <= self.store.log.end]
         self.store.crash()
 
@@ -132,7 +139,7 @@ class World:
         return Place(key, stored.queue_offset, stored.physical_offset)
 
     async def end(self, place: Place, *, check: bool = False) -> bool:
-        """The producer says how it ends; False if the broker refuses."""
+        """Let the producer end a transaction; return False if the broker refuses."""
         header = EndTransactionRequestHeader(
             producer_group=GROUP, tran_state_table_offset=place.offset, commit_log_offset=place.position,
             commit_or_rollback=self.ends[place.key], from_transaction_check=check, msg_id=place.key,
@@ -148,7 +155,7 @@ class World:
         return True
 
     async def other(self, chance: random.Random) -> None:
-        """A message that is no part of a transaction."""
+        """Store a message that does not belong to a transaction."""
         self.store.appender.append(
             "Other", 0, chance.randbytes(chance.choice((10, 400))), b"",
             born_timestamp_ms=1, born_host=HOST,
@@ -159,7 +166,7 @@ class World:
         await asyncio.gather(self.service.checks.round(), self.turn())
 
     async def answer(self, chance: random.Random | None = None) -> None:
-        """Producers answer what they were asked, with `chance` some of it."""
+        """Let producers respond to the checks they received: to all, or with `chance` to random ones."""
         asked, self.producer.asked = self.producer.asked, []
         for place in asked:
             if chance is None or chance.random() < 0.7:
@@ -167,13 +174,13 @@ class World:
         await self.turn()
 
     async def save(self) -> None:
-        """Consumer offsets are written to their file."""
+        """Write consumer offsets to their file."""
         await self.tables.offsets_file.save_now()
 
     # -- in the end
 
     async def settle(self) -> None:
-        """Ask until nothing is open."""
+        """Run checks until no transaction is open."""
         for _ in range(10):
             await self.round()
             await self.answer()
@@ -183,7 +190,7 @@ class World:
         raise AssertionError(f"open after ten rounds: {ledger.next_open(ledger.head)}")
 
     def messages(self, topic: str = "Orders") -> list[MessageExt]:
-        """What consumers see."""
+        """Return the messages that consumers of a topic can read."""
         found: list[MessageExt] = []
         offset = 0
         while True:
@@ -195,8 +202,10 @@ class World:
             offset = got.next_begin_offset
 
     def check(self, certain: set[str]) -> None:
-        """Every transaction has ended once, as its producer wanted; of those that are not `certain` the half
-        message may be lost, and then there is nothing."""
+        """Check that every transaction ended exactly once, as its producer had decided.
+
+        The half message of a transaction not in `certain` may be lost; its transaction then has no effect.
+        """
         seen = Counter(message.msg_id for message in self.messages())
         wrong = {
             key: seen[key]
@@ -209,7 +218,7 @@ class World:
 
 
 async def step(world: World, chance: random.Random, known: list[Place], *, kill: bool) -> None:
-    """Something happens. known: half messages whose producers have heard of their places."""
+    """Run one random event. `known` holds the half messages whose senders have received their positions."""
     kind = chance.randrange(14)
     if kind <= 3:
         for _ in range(chance.choice((1, 1, 3))):
@@ -219,7 +228,7 @@ async def step(world: World, chance: random.Random, known: list[Place], *, kill:
             await world.turn()
     elif kind <= 7 and known:
         for _ in range(chance.choice((1, 2, 4))):
-            await world.end(chance.choice(known[-12:]))  # some of them again
+            await world.end(chance.choice(known[-12:]))  # may end a transaction twice
         if chance.random() < 0.7:
             await world.turn()
     elif kind == 8:
@@ -239,6 +248,6 @@ async def step(world: World, chance: random.Random, known: list[Place], *, kill:
         await world.save()
     elif kill:
         if chance.random() < 0.5:
-            await world.turn()  # else the last tick was never written
+            await world.turn()  # otherwise the last tick would never be written
         await world.kill()
         await world.open()
