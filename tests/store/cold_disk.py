@@ -1,4 +1,4 @@
-"""A disk whose reads the tests hold up, to see who waits for them."""
+"""A disk whose reads tests can delay, to check which tasks wait for them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from cometmq.store.base.disk import Buffer
 
 
 class ColdDisk(FaultyDisk):
-    """Nothing is in memory until a waiting read has brought it there; such reads wait for `go_on`, and
-    those of the loop's own thread are counted."""
+    """A disk with an empty page cache that only blocking reads fill.
+
+    Blocking reads wait for `go_on`; those in the event loop's thread are counted.
+    """
 
     def __init__(self) -> None:
         super().__init__(really_sync=False)

@@ -1,4 +1,4 @@
-"""New stores, and stores that several test modules damage."""
+"""Fixtures: new stores, and stores that several test modules damage."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cometmq.store import ManualClock, MessageStore
 
 @pytest.fixture(autouse=True)
 async def stopped_at_the_end() -> AsyncIterator[None]:
-    """Tests need not stop what they open with `open_store`."""
+    """Stop the stores that the test opened with `open_store`."""
     yield
     while opened:
         await opened.pop().stop()
@@ -23,7 +23,7 @@ async def stopped_at_the_end() -> AsyncIterator[None]:
 
 @pytest.fixture
 def disk() -> FaultyDisk:
-    """The disk of `store`; its syncs cost no time."""
+    """The disk of `store`, with syncs that take no time."""
     return FaultyDisk(really_sync=False)
 
 

@@ -1,4 +1,4 @@
-"""What the tests of the store share: a small configuration and one-line sends."""
+"""Helpers for the tests of the store: a small configuration and one-line sends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ T = TypeVar("T")
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 START_MS = 1_700_000_000_000
 opened: list[MessageStore] = []
-"""Stores of the test that runs. The fixture `stopped_at_the_end` stops those that the test leaves open."""
+"""Stores that the current test opened; the fixture `stopped_at_the_end` stops those still open."""
 
 
 def in_place(work: Coroutine[Any, Any, T]) -> T:
@@ -43,7 +43,7 @@ def in_place(work: Coroutine[Any, Any, T]) -> T:
 
 
 def small(root: Path | str, **changes: Any) -> StoreConfig:
-    """64 KiB segments, 100 units a queue file, 100 index slots and 400 entries."""
+    """Return a configuration: 64 KiB segments, 100 units per queue file, 100 index slots, 400 entries."""
     settings: dict[str, Any] = {
         "store_path_root_dir": str(root),
         "mapped_file_size_commit_log": 64 << 10,
@@ -68,27 +68,27 @@ def open_configured(
 
 
 def quick(root: Path | str, clock: Clock | None = None, **changes: Any) -> MessageStore:
-    """A store whose syncs cost no time."""
+    """Create a store whose syncs take no time."""
     return open_store(root, FaultyDisk(really_sync=False), clock, **changes)
 
 
 def started(
     root: Path | str, disk: Disk | None = None, clock: Clock | None = None, **changes: Any
 ) -> MessageStore:
-    """A store that works in the background of the running loop."""
+    """Start a store with background tasks on the running loop."""
     store = open_store(root, disk, clock, **changes)
     store.start()
     return store
 
 
 def restarted(store: MessageStore, *given: Any, **changes: Any) -> MessageStore:
-    """The store after a stop in order; what is `given` is for the start."""
+    """Stop the store cleanly and start it again; `given` and `changes` are passed to the start."""
     store.close()
     return open_store(store.config.store_path_root_dir, *given, **changes)
 
 
 def after_crash(store: MessageStore, *given: Any, **changes: Any) -> MessageStore:
-    """The store after a kill; what is `given` is for the start."""
+    """Kill the store and start it again; `given` and `changes` are passed to the start."""
     store.crash()
     return open_store(store.config.store_path_root_dir, *given, **changes)
 
@@ -101,7 +101,7 @@ def put(
     properties: bytes = b"",
     **more: Any,
 ) -> TickMessage:
-    """Append without commit."""
+    """Append a message without committing it."""
     settings: dict[str, Any] = {"born_timestamp_ms": START_MS, "born_host": HOST, **more}
     return store.appender.append(topic, queue_id, body, properties, **settings)
 
@@ -109,7 +109,7 @@ def put(
 def put_batch(
     store: MessageStore, batch: bytes, topic: str = "T", queue_id: int = 0, properties: bytes = b""
 ) -> BatchRecords:
-    """Append the messages of a batch without commit."""
+    """Append the messages of a batch without committing them."""
     given = {"born_timestamp_ms": START_MS, "born_host": HOST}
     return store.appender.append_batch(topic, queue_id, batch, properties, **given)
 
@@ -124,20 +124,20 @@ def send(
 
 
 def put_all(store: MessageStore, bodies: Iterable[bytes], *place: Any, **more: Any) -> None:
-    """Append messages with these bodies, and commit them together."""
+    """Append messages with these bodies and commit them together."""
     for body in bodies:
         put(store, body, *place, **more)
     committed(store.commit())
 
 
 def send_all(store: MessageStore, bodies: Iterable[bytes], *place: Any, **more: Any) -> None:
-    """Append messages with these bodies, and commit each by itself."""
+    """Append messages with these bodies and commit each one separately."""
     for body in bodies:
         send(store, body, *place, **more)
 
 
 def numbered(*given: int) -> list[bytes]:
-    """Bodies that are the numbers of a range."""
+    """Return the numbers of a range as bodies."""
     return [b"%d" % number for number in range(*given)]
 
 
@@ -147,7 +147,7 @@ def committed(commit: Commit) -> Commit:
 
 
 def waiter(store: MessageStore) -> asyncio.Future[bool]:
-    """Whether what has been sent so far has got onto the device, once it is known."""
+    """Return a future with the result of the sync that covers all messages sent so far."""
     future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
     store.flusher.wait_for(store.log.end, future.set_result)
     return future
@@ -162,7 +162,7 @@ def bodies(answer: ReadResult) -> list[bytes]:
 
 
 async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, count: int = 32) -> ReadResult:
-    """What a broker's pull gets: what is not in memory is read by threads."""
+    """Read like a broker's pull: threads read the data that is not in memory."""
     try:
         return store.get_messages(topic, queue_id, offset, count)
     except NotInMemory as miss:
@@ -174,18 +174,18 @@ async def pulled(store: MessageStore, topic: str, queue_id: int, offset: int, co
 def by_key(
     store: MessageStore, topic: str, key: str, limit: int = 9, begin_ms: int = 0, end_ms: int = 1 << 60
 ) -> list[bytes]:
-    """Records that the index finds."""
+    """Return the records that the index finds."""
     return in_place(store.lookups.by_key(topic, key, limit, begin_ms, end_ms, 1 << 24))
 
 
 def finds(store: MessageStore, numbers: Iterable[int], topic: str = "T") -> None:
-    """By the keys k<number> the index finds one record each."""
+    """Check that the index finds exactly one record for each key k<number>."""
     for number in numbers:
         assert len(by_key(store, topic, f"k{number}")) == 1, number
 
 
 def check_sound(store: MessageStore) -> None:
-    """Stopped in order, it has nothing that `verify` would name."""
+    """Stop the store cleanly and check that `verify` reports nothing."""
     store.close()
     assert verify(store.config.store_path_root_dir, config=store.config).findings == []
 
@@ -199,22 +199,22 @@ def offset_by_time(
 
 
 def delete_topic(store: MessageStore, topic: str) -> int:
-    """For a store without a loop."""
+    """Delete a topic of a store without an event loop."""
     return in_place(store.deletion.delete([topic]))
 
 
 def run_retention(store: MessageStore) -> list[str]:
-    """Run both cycles of a store without a loop; the deleted paths."""
+    """Run both retention cycles of a store without an event loop; return the deleted paths."""
     return in_place(store.retention.log_cycle()) + in_place(store.retention.derived_cycle())
 
 
 def run_topic_retention(store: MessageStore) -> int:
-    """The same of topics' own retention; the number of hidden messages."""
+    """Run the retention of single topics without an event loop; return the number of hidden messages."""
     return in_place(store.topic_retention.topic_cycle())
 
 
 def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
-    """What retention does to the oldest segment; with `derived` also to queues and index."""
+    """Delete the oldest segment as retention does; with `derived` also its queue units and index entries."""
     path = store.log.path_of(store.log.segments[0])
     store.disk.unlink(path)
     fd = store.log.forget_first()
@@ -226,7 +226,7 @@ def drop_first_segment(store: MessageStore, *, derived: bool = True) -> None:
 
 
 def everything(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-    """Bodies of a whole queue, pulled from its minimum offset to its end."""
+    """Return the bodies of a whole queue, pulled from its minimum offset to its end."""
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):

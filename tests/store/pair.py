@@ -1,4 +1,4 @@
-"""A master's store and a slave's: the master's log is handed to the slave, and the two are compared."""
+"""The stores of a master and a slave: the master's log is copied to the slave, and both are compared."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KINDS = (0, 0, 0, PREPARED, COMMITTED, ROLLBACK)
 
 
 def fill(master: MessageStore, sizes: Sequence[int]) -> list[int]:
-    """Records with these body sizes, in four queues, of all transaction types. Returns where they end."""
+    """Store records with these body sizes, of all transaction types, in four queues; return their ends."""
     ends = []
     for number, size in enumerate(sizes):
         text = b"KEYS\x01k%d\x02TAGS\x01t%d" % (number, number % 3)
@@ -32,7 +32,7 @@ def fill(master: MessageStore, sizes: Sequence[int]) -> list[int]:
 
 
 def log_bytes(store: MessageStore, start: int = 0) -> Iterator[tuple[int, bytes]]:
-    """(position, bytes) of the log from `start` on, segment by segment."""
+    """Yield (position, bytes) of the log from `start` on, segment by segment."""
     for base in store.log.segments:
         data = Path(store.log.path_of(base)).read_bytes()[: store.log.end - base]
         skip = max(0, start - base)
@@ -41,8 +41,10 @@ def log_bytes(store: MessageStore, start: int = 0) -> Iterator[tuple[int, bytes]
 
 
 def feed(slave: MessageStore, master: MessageStore, cuts: Sequence[int] = (32768,), ticks: int = 3) -> None:
-    """What the slave lacks of the master's log, in pieces of these lengths, over and over; a commit after
-    each `ticks` of them."""
+    """Copy the part of the master's log that the slave lacks, in parts of the lengths `cuts`, repeated.
+
+    The slave commits after every `ticks` parts.
+    """
     number = 0
     for base, data in log_bytes(master, slave.replica.end):
         at = 0
@@ -57,7 +59,7 @@ def feed(slave: MessageStore, master: MessageStore, cuts: Sequence[int] = (32768
 
 
 def same(slave: MessageStore, master: MessageStore) -> None:
-    """Both are stopped, and their logs, queues and index hold the same bytes."""
+    """Stop both stores and check that their logs, queues and index have the same bytes."""
     for store in (slave, master):
         store.close()
     assert _files(slave) == _files(master)
@@ -65,7 +67,7 @@ def same(slave: MessageStore, master: MessageStore) -> None:
 
 
 def _files(store: MessageStore) -> dict[str, bytes]:
-    """Log and queues, without files of zeros."""
+    """Return log and queue files, without files of zeros."""
     found = {}
     root = Path(store.config.root)
     for directory in ("commitlog", "consumequeue"):

@@ -1,4 +1,4 @@
-"""A store with everything in it that `verify` looks at, and ways to damage it at a known place."""
+"""A store with every kind of file that `verify` checks, and damage at known positions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cometmq.store import JsonTable, ManualClock, MessageStore
 
 QUEUES = 3
 GOLDEN = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
-SLOTS = 100  # kit.small's
+SLOTS = 100  # as in kit.small
 ENTRIES_AT = 40 + 4 * SLOTS
 
 
 @dataclass(frozen=True)
 class Place:
-    """One stored message: its segment file, byte in it, log position, size, queue and offset in that."""
+    """A stored message: its segment file, byte in that file, log position, size, queue and queue offset."""
 
     path: Path
     at: int
@@ -48,8 +48,10 @@ def filler(store: MessageStore, clock: ManualClock, start: int, count: int) -> N
 
 
 def build(root: Path, count: int = 400, *, close: bool = True) -> MessageStore:
-    """`count` messages of topic T in three queues, several segments, two index files and more, and a topic
-    table with its backup."""
+    """Store `count` messages of topic T in three queues, with several segments and at least two index files.
+
+    The topic table has a backup.
+    """
     clock = ManualClock()
     table = JsonTable(str(root / "config" / "topics.json"))
     for _ in range(2):
@@ -63,7 +65,7 @@ def build(root: Path, count: int = 400, *, close: bool = True) -> MessageStore:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 400 messages that was stopped in order. Not to be changed."""
+    """Build a store of 400 messages and stop it cleanly. Tests must not change it."""
     root = tmp_path_factory.mktemp("sound")
     build(root)
     return root
@@ -71,12 +73,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(sound: Path, tmp_path: Path) -> Path:
-    """A copy of it to be damaged."""
+    """Copy the sound store, so that a test can damage the copy."""
     return Path(shutil.copytree(sound, tmp_path / "store"))
 
 
 def messages_of(path: Path) -> Iterator[tuple[int, MessageExt]]:
-    """(byte, message) of each record of a segment, found without the code under test's walk."""
+    """Yield (byte, message) of each record of a segment, independently of the scan under test."""
     data, at = path.read_bytes(), 0
     while data[at + 4 : at + 7] == b"\xda\xa3\x20":
         message = decode_record(data, at)
@@ -85,7 +87,7 @@ def messages_of(path: Path) -> Iterator[tuple[int, MessageExt]]:
 
 
 def places(root: Path) -> list[Place]:
-    """Every message of the log."""
+    """Return every message of the log."""
     return [
         Place(path, at, each.physical_offset, each.store_size, each.queue_id, each.queue_offset)
         for path in sorted((root / "commitlog").iterdir())
@@ -104,7 +106,7 @@ def flip(path: Path, at: int) -> None:
 
 
 def unit_place(root: Path, place: Place) -> tuple[Path, int]:
-    """Queue file and byte in it of a message's unit."""
+    """Return the queue file of a message's unit and the unit's first byte in it."""
     position = place.queue_offset * 20
     directory = root / "consumequeue" / "T" / str(place.queue_id)
     return directory / f"{position - position % 2000:020d}", position % 2000
@@ -115,7 +117,7 @@ def index_files(root: Path) -> list[Path]:
 
 
 def extract_golden(root: Path, recorded: Path = GOLDEN) -> Path:
-    """A recorded store of Apache's broker with every file at its full length."""
+    """Extract a recorded store of Apache's broker, with every file at its full length."""
     with tarfile.open(recorded) as archive:
         archive.extractall(root, filter="data")
     for name, length in json.loads((root / "lengths.json").read_text()).items():
@@ -126,7 +128,7 @@ def extract_golden(root: Path, recorded: Path = GOLDEN) -> Path:
 
 
 def snapshot(root: Path) -> dict[str, bytes]:
-    """Every file of a directory."""
+    """Return the content of every file in a directory."""
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
@@ -139,12 +141,15 @@ UNCOVERED_PLACES = {
     "tags": ("TAGS", b"TAGS\x01tag2", 6, b"\x65"),
     "name of the tags": ("TAGS", b"TAGS\x01tag2", 0, b"U"),
 }
-"""What a record says outside its CRC: word that names it, text to look for (None: the record's start), byte
-behind that, and what to put there. For record 222 of `build`."""
+"""Fields of a record outside its CRC, for record 222 of `build`.
+
+Each entry has the word that a report must contain, the bytes to search for (None: the record's start), the
+position relative to them, and the new bytes.
+"""
 
 
 def damage_field(place: Place, field: str) -> None:
-    """Change a field of a record that only its queue unit can contradict."""
+    """Change a field of a record that can only be checked against its queue unit."""
     _, text, behind, data = UNCOVERED_PLACES[field]
     record = place.path.read_bytes()[place.at : place.at + place.size]
     at = (record.index(text, 88) if text else 0) + behind

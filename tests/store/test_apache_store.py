@@ -1,4 +1,4 @@
-"""A store that Apache's 4.9.7 broker wrote: opened, served, and built anew from its log byte for byte."""
+"""A store that Apache's 4.9.7 broker wrote: opened, read, and rebuilt from its log byte for byte."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ RECORDED = Path(__file__).parent.parent / "data" / "store-4.9.7.tar.gz"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The recorded store with every file at its full length."""
+    """Extract the recorded store, with every file at its full length."""
     with tarfile.open(RECORDED) as archive:
         archive.extractall(tmp_path, filter="data")
     for name, length in json.loads((tmp_path / "lengths.json").read_text()).items():
@@ -34,7 +34,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def configured(root: Path) -> StoreConfig:
-    """Sizes as found on the disk."""
+    """Return a configuration with the file sizes found on the disk."""
     (log,) = (root / "commitlog").iterdir()
     queue = next((root / "consumequeue").glob("*/*/*"))
     slots, capacity = index_shape(next((root / "index").iterdir()))
@@ -74,7 +74,7 @@ def test_opening_and_closing_changes_nothing(root: Path) -> None:
     before = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
     open_configured(config).close()
     after = {path: path.read_bytes() for path in root.rglob("*") if path.is_file() and path.name != "lock"}
-    del after[root / "config" / "consumeQueueEnds.json"]  # ours alone
+    del after[root / "config" / "consumeQueueEnds.json"]  # Apache's broker has no such file
     assert after == {path: data for path, data in before.items() if path.name != "lock"}
 
 

@@ -1,5 +1,4 @@
-"""Disks that fill up or fail: refusals that say why, nothing half stored, work goes on when the cause is
-gone."""
+"""Full and failing disks: errors give the reason, no message is stored in part, and work resumes later."""
 
 from __future__ import annotations
 
@@ -69,7 +68,7 @@ def test_a_failed_write_takes_the_whole_tick_back(
     again = send(store, b"again")
     assert (again.physical_offset, again.queue_offset) == (end, 1)
     store.crash()
-    store = open_store(tmp_path)  # nothing of the refused tick comes to life
+    store = open_store(tmp_path)  # the restart restores no message of the refused tick
     assert (everything(store), everything(store, "T", 1)) == ([b"first", b"again"], [])
     assert store.recovered.damage == []
 
@@ -144,8 +143,11 @@ async def test_a_store_whose_checkpoint_stays_behind_does_not_write_everything_i
 
 
 def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:
-    """Open, send, delete a topic, stop; ([acknowledged], [refused or unknown]) bodies. Faults may strike
-    anywhere."""
+    """Open a store, send, delete a topic and stop, with faults at any point.
+
+    Returns:
+        The bodies that were acknowledged, and those refused or without a result.
+    """
     acknowledged: list[bytes] = []
     open_ended: list[bytes] = []
     try:
@@ -166,7 +168,7 @@ def workload(root: Path, disk: FaultyDisk) -> tuple[list[bytes], list[bytes]]:
         try:
             store.close()
         except OSError:
-            pass  # a clean stop that fails is an unclean one
+            pass  # a clean stop that fails counts as a kill
     return acknowledged, open_ended
 
 

@@ -1,4 +1,4 @@
-"""kill -9 of a process that writes to a store: what it acknowledged is there, in order, without a gap."""
+"""kill -9 of a process that writes to a store: acknowledged messages are there, in order, without gaps."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ CYCLES = int(os.environ.get("COMETMQ_KILL_CYCLES", "5"))
 
 
 def check(store: MessageStore, acknowledged: set[int], keys: list[int]) -> int:
-    """Every queue in order and without a gap, nothing acknowledged missing; the next free number."""
+    """Check that every queue is ordered and complete; return the next free number."""
     found: list[int] = []
     for queue_id in range(3):
         numbers = [int(body.split(b":")[0]) for body in everything(store, "T", queue_id)]

@@ -1,5 +1,7 @@
-"""The store against a model of plain lists, through sends, failures, stops of both kinds, deletions and
-retention."""
+"""The store compared with a model of plain lists.
+
+Operations: sends, failures, clean stops, kills, deletions and retention.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,7 @@ sizes = st.one_of(st.integers(0, 300), st.integers(3000, 9000), st.just(20_000))
 
 
 class Queue:
-    """Bodies and store times from `first` on."""
+    """Bodies and store times of a queue, beginning with offset `first`."""
 
     def __init__(self) -> None:
         self.first = 0
@@ -59,7 +61,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.keys: dict[tuple[str, str], list[bytes]] = {}
         self.number = 0
         self.pending: list[tuple[str, int, bytes, int]] = []
-        self.ends: dict[tuple[str, int], int] = {}  # as of the last clean stop, which the store remembers
+        self.ends: dict[tuple[str, int], int] = {}  # as of the last clean stop, which the store records
         self.disk = FaultyDisk(really_sync=False)
         self.store: MessageStore = open_store(self.root, self.disk, self.clock, **self.settings)
 
@@ -164,7 +166,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
     def die_and_lose_a_queue(self, topic: str, queue_id: int) -> None:
         mark = self.store.checkpoint.saved
         if mark is not None and self.store.deleted.any_since(mark.position):
-            return  # the mark does not tell what is there now
+            return  # the checkpoint does not show the queues' content now
         self.pending.clear()
         self.store.crash()
         shutil.rmtree(self.root / "consumequeue" / topic / str(queue_id), ignore_errors=True)
@@ -172,7 +174,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
         self.reopen()
 
     def forget_empty(self, places: Iterable[tuple[str, int]]) -> None:
-        """Nothing in the log remembers an empty queue."""
+        """Remove empty queues from the model: no record in the log refers to them."""
         for place in places:
             queue = self.queue(*place)
             if not queue.messages:
@@ -194,7 +196,7 @@ class StoreAgainstLists(RuleBasedStateMachine):
 
     @rule()
     def retire_log(self) -> None:
-        """Delete all segments but the last, after everything is durable."""
+        """Delete all segments but the last once everything is durable."""
         self.commit()
         assert self.store.writer.make_durable(slots=False)
         for path in sorted((self.root / "commitlog").iterdir()):
@@ -276,12 +278,12 @@ def history() -> StoreAgainstLists:
 
 
 def test_a_queue_directory_that_is_lost_after_a_kill_comes_back_whole() -> None:
-    """Queue A has no record behind the checkpoint's mark that would tell of it."""
+    """No record of queue A after the checkpoint shows that the queue existed."""
     state = history()
     for topic, size in (("A", 20_000), ("A", 20_000), ("A", 5118), ("%RETRY%B", 20_000)):
         state.append(later=0, queue_id=0, size=size, topic=topic)
     state.commit()
-    state.die_and_start()  # ends with a mark
+    state.die_and_start()  # writes a checkpoint
     state.die_and_lose_a_derived_file(what="consumequeue")
     state.offsets_agree()
     assert "no consume queue is left" in state.store.recovered.notes[0]
@@ -294,11 +296,11 @@ def test_a_queue_that_only_its_former_end_tells_of_is_no_loss_at_every_start() -
     state = history()
     for topic, size in (("A", 20_000), ("%RETRY%B", 9), ("A", 20_000), ("%RETRY%B", 5005), ("A", 20_000)):
         state.append(later=0, queue_id=0, size=size, topic=topic)
-    state.retire_log()  # of %RETRY%B nothing is left
+    state.retire_log()  # %RETRY%B has no messages left
     state.stop_and_start()
     state.die_and_lose_a_derived_file(what="consumequeue")
     for _ in range(2):
-        state.stop_and_start()  # which asserts that the start is a clean one
+        state.stop_and_start()  # asserts that the start is clean
         state.offsets_agree()
     state.append(later=0, queue_id=0, size=7, topic="%RETRY%B")
     state.commit()

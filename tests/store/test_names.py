@@ -1,4 +1,4 @@
-"""The store does not trust its callers, nor what lies on disk, with names that become directories."""
+"""The store validates names that become directories, both from its callers and from disk."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def tree(root):
 
 @contextmanager
 def careless(monkeypatch):
-    """Stores take every name, as they did before."""
+    """Disable the validation, as in earlier versions."""
     with monkeypatch.context() as patches:
         patches.setattr(queue_table, "is_legal_name", lambda _name, _longest: True)
         yield patches
@@ -91,7 +91,7 @@ def test_no_deletion_reaches_beyond_the_topics(tmp_path, topic):
 @pytest.mark.parametrize("clean", [True, False])
 @pytest.mark.parametrize("topic", [*ELSEWHERE[:4], "n\0ul"])
 def test_a_store_opens_that_has_taken_messages_for_such_a_name(tmp_path, monkeypatch, topic, clean):
-    """As stores did before: their records are in the log. They are passed over, and nothing else is."""
+    """Earlier versions stored such records in the log. They are skipped, and all other records are served."""
     root = tmp_path / "a" / "store"
     with careless(monkeypatch) as patches:
         patches.setattr(ConsumeQueue, "write", lambda _queue: None)
@@ -196,7 +196,7 @@ def test_a_numbered_file_of_somebody_elses_is_not_deleted_with_a_damaged_index(t
 
 
 def test_a_directory_whose_name_is_no_utf8_is_left_alone(tmp_path, store):
-    """A table could not hold it: the store opened, and failed when it was closed."""
+    """Tables cannot contain such a name: earlier versions opened the store and failed when it was closed."""
     send(store)
     store.close()
     queues = os.fsencode(tmp_path / "consumequeue")

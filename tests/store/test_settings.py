@@ -1,5 +1,4 @@
-"""Settings with other values than the default: what each of them changes
-(docs/reference/storage.md, Store settings)."""
+"""Effects of settings with values other than the default (docs/reference/storage.md, Store settings)."""
 
 from __future__ import annotations
 
@@ -45,7 +44,7 @@ def keyed(store: MessageStore, number: int, size: int = 0) -> None:
 
 
 class TestIndexSwitchedOff:
-    """messageIndexEnable=false stops the indexing of new messages, nothing else."""
+    """messageIndexEnable=false stops only the indexing of new messages."""
 
     def test_what_was_indexed_is_still_found(self, tmp_path: Path, store: MessageStore) -> None:
         keyed(store, 1)
@@ -59,7 +58,7 @@ class TestIndexSwitchedOff:
             keyed(store, 1)
             store.close()
         assert not (tmp_path / "index").exists()
-        store = open_store(tmp_path)  # switched on again, and there is none: it is made from the log
+        store = open_store(tmp_path)  # enabled again: the missing index is built from the log
         assert found(store, "k1") == [b"1:"] * 2
 
     def test_it_can_be_switched_while_the_store_runs(self, tmp_path: Path, store: MessageStore) -> None:
@@ -91,7 +90,7 @@ class TestIndexSwitchedOff:
         assert found(store, "k50") == []
 
     def test_its_files_expire_with_the_log(self, tmp_path: Path, store: MessageStore) -> None:
-        for number in range(900):  # of 400 entries a file
+        for number in range(900):  # 400 entries per file
             keyed(store, number, 300)
         store.close()
         files = sorted(os.listdir(tmp_path / "index"))
@@ -147,7 +146,7 @@ def test_a_recovery_that_checks_no_crc_takes_damaged_bodies_for_messages(
 
 
 class TestRecordsByPosition:
-    """Codes 33 and 36 ask for these."""
+    """The requests with codes 33 and 36 need these functions."""
 
     def test_a_record_whose_body_is_damaged_is_none(self, tmp_path: Path, store: MessageStore) -> None:
         first, second = (send(store, body).physical_offset for body in (b"first", b"second"))
@@ -166,7 +165,7 @@ class TestRecordsByPosition:
 
 
 class TestBatchLimits:
-    """Both ways of reading keep to them: by queue units alone, and record by record."""
+    """Both ways of reading, by queue units alone and record by record, respect the limits."""
 
     MUCH_FROM_DISK: ClassVar = {
         "max_transfer_count_on_message_in_disk": 100,
@@ -180,10 +179,12 @@ class TestBatchLimits:
         ({"max_transfer_bytes_on_message_in_disk": 6 * 1095}, 0, 6),
         ({"max_transfer_bytes_on_message_in_disk": 6 * 1095 - 1}, 0, 5),
         ({"max_transfer_bytes_on_message_in_disk": 1}, 0, 1),
-        # The first 30 of 40 are on the disk; eight of those end the batch whatever memory would allow.
+        # The first 30 of 40 are on disk; the limit of eight for these ends the batch, whatever the memory
+        # limits.
         ({"max_transfer_bytes_on_message_in_disk": 1 << 20}, 10 * 1095, 8),
         (MUCH_FROM_DISK, 0, 40),
-        # Limits are those of the unit's own place: what is on the disk is taken, what is in memory is not.
+        # The limit of the unit's own location applies: 30 units on disk are returned, those in memory are
+        # not.
         ({**MUCH_FROM_DISK, "max_transfer_count_on_message_in_memory": 20}, 10 * 1095, 30),
     )
 
@@ -218,7 +219,7 @@ class TestBatchLimits:
 
 class TestIndexFiles:
     def test_the_first_entry_of_a_file_counts_from_the_end_of_the_one_before(self, tmp_path: Path) -> None:
-        """Its time is computed before it moves the header's, which the file before has seeded."""
+        """The entry's time is relative to the header's time, which is initialized from the previous file."""
         clock = ManualClock(START_MS)
         store = open_store(tmp_path, clock=clock, max_index_num=4)
         for seconds in (0, 10, 20, 27, 40, 41, 50):
@@ -266,7 +267,7 @@ class TestIndexFiles:
 
 class TestRetentionSettings:
     @pytest.mark.parametrize(
-        ("given", "percent", "deleted"),  # 10 is the least that counts, and 95 the most
+        ("given", "percent", "deleted"),  # values are clamped to the range from 10 to 95
         [(5, 10, 0), (5, 11, 10), (60, 60, 0), (60, 61, 10), (99, 95, 0), (99, 96, 10)],
     )
     def test_above_which_fullness_expired_segments_go_at_any_hour(
@@ -348,7 +349,7 @@ def test_when_the_timer_flushes(
 def test_fields_of_another_version_in_the_checkpoint_are_carried_through(
     tmp_path: Path, store: MessageStore
 ) -> None:
-    """5.x keeps the master's flushed offset at 24 and the confirmed offset at 32."""
+    """5.x stores the master's flushed offset at byte 24 and the confirmed offset at byte 32."""
     send(store)
     store.close()
     checkpoint = tmp_path / "checkpoint"
@@ -366,7 +367,7 @@ def test_fields_of_another_version_in_the_checkpoint_are_carried_through(
 
 
 async def test_how_full_the_disks_are_is_known_before_the_first_pass(tmp_path: Path) -> None:
-    """Log, queues and index may have a disk of their own each."""
+    """Log, queues and index may be on separate disks."""
 
     class Disks(FaultyDisk):
         def usage(self, path: str) -> DiskUsage:

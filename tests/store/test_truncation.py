@@ -1,4 +1,4 @@
-"""A log that is cut: as if what comes behind had never been there, whenever the cut is interrupted."""
+"""A truncated log looks as if the later records had never existed, even if the truncation is interrupted."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.store.planted import places
 from cometmq.errors import StoreError
 from cometmq.store import TIMERS, JsonTable, MessageStore, truncate_log
 
-SIZES = [300, 9000, 20, 15_000, 0, 700, 22_000, 50, 8000, 40] * 4  # four segments and a half
+SIZES = [300, 9000, 20, 15_000, 0, 700, 22_000, 50, 8000, 40] * 4  # bytes: four and a half segments
 
 
 @pytest.fixture
@@ -126,5 +126,5 @@ def test_power_that_fails_during_a_cut_leaves_the_log_before_it_or_after(seed: i
 
 
 def kept(ends: list[int], log_end: int) -> int:
-    """How many units queues have for the records of `fill` that end at or before `log_end`."""
+    """Return the number of queue units for the records of `fill` that end at or before `log_end`."""
     return sum(number % 6 not in (3, 5) for number, end in enumerate(ends) if end <= log_end)

@@ -1,4 +1,4 @@
-"""Files that somebody deletes under a running store, and more queues than files may be open."""
+"""Files deleted under a running store, and more queues than the limit of open files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cometmq.store import GetStatus, MessageStore, StoreRefused
 
 
 def running(root: Path) -> MessageStore:
-    """300 messages of 1 KiB in five segments and three queue files, nothing of them in memory or open."""
+    """Open 300 messages of 1 KiB in five segments and three queue files, nothing in memory or open."""
     store = open_store(root)
     for number in range(300):
         put(store, b"%03d" % number + bytes(1000), properties=b"KEYS\x01k%d" % number)
@@ -61,9 +61,9 @@ def test_the_newest_segment_deleted_stops_the_sends_with_the_reason(tmp_path: Pa
     assert refused.value.response_code == 14
     assert numbers(everything(store)) == list(range(295))
     store.close()
-    store = open_store(tmp_path)  # the cause is gone with the process, and so are the messages of that file
+    store = open_store(tmp_path)  # a restart works, without the messages of that file
     assert numbers(everything(store)) == list(range(295))
-    assert send(store).queue_offset == 300  # no offset is given out twice
+    assert send(store).queue_offset == 300  # no offset is assigned twice
 
 
 def test_a_queue_file_deleted_under_a_running_store_comes_back_with_the_next_start(tmp_path: Path) -> None:

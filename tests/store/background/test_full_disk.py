@@ -1,4 +1,4 @@
-"""A disk too full for the next segment: few tries, one line in the log, and on with the room."""
+"""A disk without room for the next segment: few attempts, one log line, and recovery once there is room."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SEGMENT = 64 << 10
 
 
 class SmallDisk(FaultyDisk):
-    """`room` bytes can be reserved."""
+    """A disk on which `room` bytes can be reserved."""
 
     def __init__(self) -> None:
         super().__init__(really_sync=False)
         self.room = 1 << 40
 
     def usage(self, path: str) -> DiskUsage:
-        return DiskUsage(1 << 40, 10, self.room)  # far from what stops writing
+        return DiskUsage(1 << 40, 10, self.room)  # usage is far below the limit that stops writes
 
     def reserve(self, fd: int, length: int) -> None:
         self.calls["tried"] += 1
@@ -36,7 +36,7 @@ class SmallDisk(FaultyDisk):
 
 
 async def sent(store: MessageStore, count: int, size: int = 100) -> None:
-    """Commit one by one, letting the thread work in between."""
+    """Commit messages one by one, with time for the background thread in between."""
     for _ in range(count):
         send(store, bytes(size))
         reserving = store.log._reserving  # noqa: SLF001 - nobody else waits for the thread
@@ -56,7 +56,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
     await sent(store, 1)
     disk.room = 5000
     disk.calls["tried"] = 0
-    await sent(store, 1, 40_000)  # more than half: the next segment is wanted
+    await sent(store, 1, 40_000)  # more than half a segment, so the next one is requested
     with caplog.at_level(logging.WARNING):
         await sent(store, 60)
         assert (disk.calls["tried"], complaints(caplog)) == (1, 1)
@@ -65,7 +65,7 @@ async def test_the_next_segment_is_tried_every_ten_seconds_and_complained_of_onc
         assert disk.calls["tried"] == 1
         clock.advance(0.2)
         await sent(store, 5)
-        assert (disk.calls["tried"], complaints(caplog)) == (1, 1)  # no more room than before: not even tried
+        assert (disk.calls["tried"], complaints(caplog)) == (1, 1)  # no attempt without more room
         disk.room = 6000
         clock.advance(10.1)
         await sent(store, 5)
@@ -81,7 +81,7 @@ async def test_room_that_retention_makes_is_used_at_once(tmp_path: Path) -> None
     disk, clock = SmallDisk(), ManualClock(START_MS)
     store = started(tmp_path, disk, clock, clean_resource_interval=(1 << 31) - 1)
     await sent(store, 2, 30_000)
-    await sent(store, 1, 10_000)  # in the second segment now
+    await sent(store, 1, 10_000)  # is stored in the second segment
     base = store.log.segment_base
     disk.room = 5000
     await sent(store, 1, 40_000)
@@ -107,7 +107,7 @@ def test_refused_sends_do_not_fill_the_disk_again_and_again(tmp_path: Path) -> N
         with pytest.raises(StoreRefused, match="No space left"):
             put(store, bytes(40_000))
     assert disk.calls["tried"] == 1
-    disk.room = 4000  # small messages have taken some
+    disk.room = 4000  # as if small messages had used some
     with pytest.raises(StoreRefused, match="No space left"):
         put(store, bytes(40_000))
     assert disk.calls["tried"] == 1

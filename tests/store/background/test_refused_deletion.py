@@ -1,4 +1,4 @@
-"""A topic whose deletion the disk refuses goes on: what is sent to it afterwards is served, now and later."""
+"""A topic whose deletion the disk refuses stays usable: messages sent to it afterwards are served."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.store.kit import committed, delete_topic, everything, in_place, numbe
 
 from cometmq.store import MessageStore
 
-SENT = 250  # messages in three files of each queue
+SENT = 250  # messages, in three files of each queue
 
 
 def filled(root: Path, disk: FaultyDisk) -> MessageStore:

@@ -1,4 +1,4 @@
-"""Deletion of what is old: when, what, how much, and what readers see afterwards."""
+"""Retention: its times, the files it deletes, its limits, and the effect on readers."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from cometmq.store import GetStatus, ManualClock, MessageStore, StoreRefused
 from cometmq.store.base.disk import DiskUsage
 
 HOUR = 3_600_000
-NOON = 1_700_000_000_000  # no test depends on the time zone: deleteWhen is taken from the clock's local hour
+NOON = 1_700_000_000_000  # no dependence on the time zone: deleteWhen is derived from the clock's local hour
 
 
 class Partition(FaultyDisk):
-    """A disk whose fullness the test sets."""
+    """A disk whose usage the test sets."""
 
     def __init__(self) -> None:
         super().__init__(really_sync=False)
@@ -72,7 +72,7 @@ def of_log(deleted: list[str]) -> int:
 
 
 def with_old_topic(root: Path, disk: Partition, **changes: Any) -> MessageStore:
-    """The queue `old` has messages in the oldest segment only, which may go."""
+    """Create a queue `old` whose messages are all in the oldest segment, which retention may delete."""
     store = open_store(root, disk, ManualClock(NOON), **changes)
     send_all(store, [b"hello"] * 5, topic="old")
     send_all(store, [bytes(5000)] * 40, topic="new")
@@ -236,7 +236,7 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
 async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     tmp_path: Path, background: bool
 ) -> None:
-    """Else nothing would know, after a crash, which offsets its messages had."""
+    """Otherwise a crash would lose the offsets of the segment's messages."""
     disk = Partition()
     store = with_old_topic(tmp_path, disk, delete_when="99")
     done: list[tuple[str, str]] = []
@@ -286,7 +286,7 @@ async def test_the_loop_goes_on_while_a_segment_is_deleted(tmp_path: Path) -> No
     await asyncio.to_thread(under_way.wait, 20)
 
     send(store, b"meanwhile")
-    assert len(everything(store)) == store.max_offset("T", 0)  # nothing is missing before it is gone
+    assert len(everything(store)) == store.max_offset("T", 0)  # nothing is missing before the deletion
     assert not retired.done()
     threads.clear()
     go_on.set()

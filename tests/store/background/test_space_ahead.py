@@ -1,4 +1,4 @@
-"""Zeros ahead of the log under SYNC_FLUSH: well before the records, never over them."""
+"""Zeros written ahead of the log under SYNC_FLUSH: well before the records and never over them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SEGMENT = 256 << 10
 
 
 class WatchedDisk(OsDisk):
-    """Notes what is written to the log, as it is done: ("zeros" or "records", first position, end)."""
+    """A disk that records writes to the log in order: ("zeros" or "records", first position, end)."""
 
     __slots__ = ("failing", "go_on", "writes")
 
@@ -63,7 +63,7 @@ def start(root: Path, disk: OsDisk, flush: str = "SYNC_FLUSH") -> MessageStore:
 
 
 async def flushed_send(store: MessageStore, *sizes: int) -> list[bytes]:
-    """Append records of these body sizes in one tick, and wait for their sync."""
+    """Append records with these body sizes in one tick and wait for their sync."""
     sent = [os.urandom(size) for size in sizes]
     put_all(store, sent)
     assert await flushed(store)
@@ -95,14 +95,14 @@ async def test_zeros_go_ahead_and_every_record_stays(tmp_path: Path) -> None:
 
 async def test_records_wait_for_zeros_that_are_still_being_written(tmp_path: Path) -> None:
     disk = WatchedDisk()
-    disk.go_on.clear()  # as on a device that takes its time
+    disk.go_on.clear()  # simulates a slow device
     store = start(tmp_path, disk)
     sent = await flushed_send(store, 10)
-    sent += await flushed_send(store, *[1500] * 15)  # zeros are asked for, this ends before them
+    sent += await flushed_send(store, *[1500] * 15)  # ends before the zeros that it requests
     assert disk.zeros() == []
     timer = threading.Timer(0.2, disk.go_on.set)
     timer.start()
-    sent += await flushed_send(store, *[1500] * 15)  # this one gets there
+    sent += await flushed_send(store, *[1500] * 15)  # reaches the requested zeros
     timer.join()
     (begin, end), *_ = disk.zeros()
     over = next(

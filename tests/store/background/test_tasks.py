@@ -1,4 +1,4 @@
-"""BackgroundTasks of the background: each kind at most once at a time (store/background/tasks.py)."""
+"""Background tasks of the store: at most one task of a kind at a time (store/background/tasks.py)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cometmq.store.background.tasks import BackgroundTasks
 
 
 class Work:
-    """BackgroundTasks that are under way until `gate` opens."""
+    """Background tasks that run until `gate` opens."""
 
     def __init__(self) -> None:
         self.begun = self.ended = 0

@@ -1,4 +1,4 @@
-"""Topics deleted while the loop goes on: what threads do, what arrives meanwhile, what a crash leaves."""
+"""Topics deleted while the event loop runs: work of threads, concurrent messages, and crashes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SYNCS = ("fdatasync", "fsync_dir", "unlink", "pwrite")
 
 
 class Watched(FaultyDisk):
-    """Notes what waits for the device in the loop's own thread, and can hold up a thread's operation."""
+    """A disk that records blocking operations in the loop's thread and can delay an operation of a thread."""
 
     def __init__(self) -> None:
         super().__init__(really_sync=False)
@@ -53,7 +53,7 @@ class Watched(FaultyDisk):
 
 
 def running(root: Path, queues: int = 3, **changes: int) -> tuple[MessageStore, Watched]:
-    """A store with a loop and the topics T and Other, everything written."""
+    """Open a store with an event loop and the topics T and Other, with everything written."""
     disk = Watched()
     store = open_store(root, disk, ManualClock(START_MS), mapped_file_size_commit_log=1 << 22, **changes)
     for queue_id in range(queues):
@@ -92,7 +92,7 @@ async def test_many_topics_cost_as_many_syncs_as_one(tmp_path: Path) -> None:
 
 
 async def held_up(store: MessageStore, disk: Watched, operation: str, path: str) -> asyncio.Task[int]:
-    """A deletion of T that stands before this operation of its thread."""
+    """Start a deletion of T that waits before the given operation of its thread."""
     disk.hold = (operation, path)
     deleting = asyncio.create_task(store.deletion.delete(["T"]))
     assert await asyncio.to_thread(disk.held.wait, 20)
@@ -158,7 +158,7 @@ async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) 
 async def test_a_new_topic_of_the_name_is_not_mixed_up_with_the_files_of_the_old(tmp_path: Path) -> None:
     store, disk = running(tmp_path)
     deleting = await held_up(store, disk, "unlink", ".deleted")
-    for number in range(200):  # two files of units
+    for number in range(200):  # two files of queue units
         assert send(store, b"new %d" % number).queue_offset == number
     assert store.queues.write_dirty()
     disk.go_on.set()
@@ -239,9 +239,9 @@ def test_directories_that_go_while_they_are_synced_are_no_failure(tmp_path: Path
         if number:
             Path(paths[-1]).touch()
         else:
-            directory.rmdir()  # its file is the first of the lot
+            directory.rmdir()  # its file is the first to be deleted
     sync_paths(disk, paths, [])
-    disk.fail("fsync_dir", error=2)  # gone between two looks
+    disk.fail("fsync_dir", error=2)  # deleted between two checks
     sync_paths(disk, paths[1:3], [str(tmp_path / "1"), str(tmp_path / "2")])
     assert disk.calls["fsync_dir"] == 2
 
@@ -251,7 +251,7 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
     await store.purge.raise_min_offsets("T", {0: 1})
     deleting = await held_up(store, disk, "rename", "deletedTopics.json")
     send(store, b"late")
-    disk.fail("rename", first=2, times=1000, match="deletedTopics.json")  # the second noting
+    disk.fail("rename", first=2, times=1000, match="deletedTopics.json")  # the second write of the table
     disk.go_on.set()
     with pytest.raises(OSError, match="Input/output error"):
         await deleting
@@ -265,9 +265,11 @@ async def test_a_refusal_after_a_message_came_between_takes_everything_back(tmp_
 async def test_a_new_topic_is_not_hidden_by_a_deletion_beside_a_failed_write(
     tmp_path: Path, tries: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The deletion was noted for an end of the log that the failed write took back: what the new topic got
-    below that end must not count as deleted at the next start."""
-    monkeypatch.setattr(topic_deletion, "TRIES", tries)  # before it is noted in the loop
+    """The deletion was recorded with a log end that a failed write then took back.
+
+    Messages of the new topic below that end must not count as deleted at the next start.
+    """
+    monkeypatch.setattr(topic_deletion, "TRIES", tries)  # attempts before the loop's thread writes the table
     disk = FaultyDisk(really_sync=False)
     store = open_store(tmp_path, disk, ManualClock(START_MS))
     send(store, b"old")

@@ -1,4 +1,4 @@
-"""Minimum offsets that move on purpose: purges and the retention of single topics."""
+"""Deliberate changes of minimum offsets: purges, and the retention of single topics."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MINUTE = 60_000
 
 
 def minutely(root: Path, count: int = 10, body: bytes = b"hello") -> tuple[MessageStore, ManualClock]:
-    """One message a minute into T and one into U."""
+    """Store one message per minute in T and one in U."""
     clock = ManualClock(START_MS)
     store = open_store(root, clock=clock)
     for _ in range(count):
@@ -91,7 +91,7 @@ def test_a_start_with_a_clock_far_ahead_hides_nothing_for_an_hour(tmp_path: Path
         assert run_topic_retention(store) == 0
         clock.advance(60)
     clock.advance(60)
-    assert run_topic_retention(store) == 10  # after so long it is the time
+    assert run_topic_retention(store) == 10  # the new time is trusted by now
 
 
 def test_messages_stored_while_the_clock_was_behind_do_not_take_older_ones_along(tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_backup_of_the_floors_does_not_hide_a_topic_made_again(tmp_path: Pat
 
 
 def test_a_purge_does_not_hide_what_follows_lost_messages(tmp_path: Path) -> None:
-    """The newest messages of a queue did not outlive a power failure; their offsets are given anew."""
+    """A power failure has lost the queue's newest messages, and their offsets are assigned again."""
     store, clock = minutely(tmp_path, 5)
     store.close()
     short = tmp_path.with_name("short")

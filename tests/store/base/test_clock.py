@@ -1,4 +1,4 @@
-"""What counts as the time for those who delete by age, whatever the clock says."""
+"""The time used for deletion by age, with clocks that are set back or forth."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DAY_MS = 86_400_000
 
 
 def looks(clock: ManualClock, steady: SteadyTime, seconds: float, every: float = 10) -> int:
-    """What `steady` says after so many seconds of looks."""
+    """Read `steady` at intervals for some seconds; return its last value."""
     for _ in range(int(seconds / every)):
         clock.advance(every)
         steady.now_ms()
@@ -73,7 +73,7 @@ def test_a_second_jump_needs_a_proof_of_its_own() -> None:
 
 def test_it_is_never_ahead_of_the_clock() -> None:
     clock = ManualClock(NOW_MS)
-    steady = SteadyTime(clock, NOW_MS + DAY_MS)  # a record that was stored while the clock was ahead
+    steady = SteadyTime(clock, NOW_MS + DAY_MS)  # as after a record stored while the clock was ahead
     assert steady.now_ms() == NOW_MS
     clock.now_ms -= DAY_MS
     assert steady.now_ms() == clock.now_ms

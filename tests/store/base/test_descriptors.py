@@ -1,4 +1,4 @@
-"""How many files a store has open: bounded, however many queues and segments it has and who reads them."""
+"""The number of open files is limited, however many queues, segments and readers there are."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from cometmq.store import MessageStore
 from cometmq.store.base.descriptors import fair_share
 from cometmq.store.log.commit_log import _READ_FDS
 
-ALLOWED = 1024  # files that a process of its own may have open here
+ALLOWED = 1024  # usual limit of open files of a process
 SIZES = {"mapped_file_size_consume_queue": 40, "mapped_file_size_commit_log": 8 << 10}
-SPARE = 8  # the lock, the segment in use and the next one, a directory or two
+SPARE = 8  # the lock, the current segment and the next one, and directories
 
 
 def opened(root: Path) -> int:
-    """Descriptors of this process that belong to files below a directory."""
+    """Return the number of this process's descriptors for files below a directory."""
     count = 0
     for fd in os.listdir("/proc/self/fd"):
         try:
             count += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{root}/")
         except FileNotFoundError:
-            pass  # the one that listed them
+            pass  # the descriptor of the listing
     return count
 
 
 @pytest.fixture(autouse=True)
 def allowed() -> Iterator[None]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    others = len(os.listdir("/proc/self/fd"))  # of tests that ran before in this process
+    others = len(os.listdir("/proc/self/fd"))  # opened by earlier tests in this process
     resource.setrlimit(resource.RLIMIT_NOFILE, (ALLOWED + 2 * others, hard))
     assert fair_share() == ALLOWED // 2 + others
     yield
@@ -43,7 +43,7 @@ def allowed() -> Iterator[None]:
 
 @pytest.fixture
 def large(tmp_path: Path) -> MessageStore:
-    """700 queues with two files each, some 190 segments."""
+    """Create a store of 700 queues with two files each and about 190 segments."""
     store = open_store(tmp_path, FaultyDisk(really_sync=False), **SIZES)
     for number in range(3):
         for queue in range(700):
@@ -91,7 +91,7 @@ def test_what_is_deleted_is_let_go(large: MessageStore, tmp_path: Path) -> None:
         drop_first_segment(large, derived=False)
     for number in range(7):
         delete_topic(large, f"T{number}")
-    assert len(large.files.descriptors) <= 1  # the index
+    assert len(large.files.descriptors) <= 1  # the index file
     assert opened(tmp_path) <= SPARE
     send(large)
     large.crash()

@@ -1,4 +1,4 @@
-"""Reads that would wait for the device leave the loop free; so do the deletions and syncs of retention."""
+"""Blocking reads, deletions and syncs run in threads, so that the event loop stays free."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Cold = tuple[MessageStore, ColdDisk]
 
 @pytest.fixture
 async def cold(tmp_path: Path) -> Cold:
-    """A started store of 500 messages, none of which is in memory."""
+    """Start a store of 500 messages, none of which is in memory."""
     clock = ManualClock(START_MS)
     store = open_store(tmp_path, clock=clock, max_index_num=200)
     for number in range(500):
@@ -84,7 +84,7 @@ async def test_a_cold_question_leaves_the_loop_free(cold: Cold, name: str) -> No
     disk.go_on.clear()
     asked = asyncio.ensure_future(question(store))
     await asyncio.to_thread(disk.waiting.wait, 20)
-    assert send(store, b"meanwhile", "Other").queue_offset == 0  # the loop works while the device does not
+    assert send(store, b"meanwhile", "Other").queue_offset == 0  # the loop works while the device is blocked
     assert not asked.done()
     disk.go_on.set()
     assert await asked == answer
@@ -131,7 +131,7 @@ KEYED = 2000
 
 
 class Turns:
-    """How often a method is called in each turn of the loop, as long as `watched` runs."""
+    """Count the calls of a method in each loop iteration while `watched` runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> None:
         self.each: list[int] = []
@@ -156,7 +156,7 @@ class Turns:
 
 @pytest.fixture
 async def keyed(tmp_path: Path) -> AsyncIterator[Cold]:
-    """A started store of KEYED messages with one key, stored a second apart."""
+    """Start a store of KEYED messages with one key, stored one second apart."""
     clock, disk = ManualClock(START_MS), ColdDisk()
     store = open_store(tmp_path, disk, clock, max_index_num=KEYED + 2)
     for number in range(KEYED):
@@ -194,7 +194,7 @@ async def test_many_such_queries_take_turns(keyed: Cold, monkeypatch: pytest.Mon
 async def test_few_of_their_answers_are_put_together_at_once(
     keyed: Cold, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request of 100 bytes may have an answer of 16 MiB."""
+    """A request of 100 bytes may have a response of 16 MiB."""
     store, _ = keyed
     under_way: list[int] = []
     seen: list[int] = []
@@ -235,7 +235,7 @@ async def test_a_key_query_goes_on_where_something_was_not_in_memory(
     disk.cold = True
     early = by_key(store, "k", START_MS, START_MS + 4000)
     assert await offsets(early) == [0, 1, 2, 3, 4]
-    assert turns.calls <= 2 * KEYED  # once in vain, once after the read
+    assert turns.calls <= 2 * KEYED  # one miss and one call after the read
     assert disk.in_the_loop == 0
 
 

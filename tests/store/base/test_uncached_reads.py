@@ -1,4 +1,4 @@
-"""Misses of many readers become few reads."""
+"""Concurrent cache misses of many readers share few reads."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.store.base.uncached_reads import READ_AHEAD, UncachedReads
 
 
 class SlowDisk(OsDisk):
-    """Reads wait until they are let go; counts them, and the most that were under way at once."""
+    """A disk whose reads wait for a signal; it counts all reads and the largest number of concurrent ones."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Queues that Apache's broker wrote with enableConsumeQueueExt: the tags code of a unit is an address."""
+"""Queues that Apache's broker wrote with enableConsumeQueueExt: a unit's tags code is an address."""
 
 from __future__ import annotations
 
@@ -36,14 +36,13 @@ TAGS = ["red", "blue", "red", "blue", "red"]
 
 
 def refer(root: Path, number: int, address: int, per_file: int = 100) -> None:
-    """Make the tags code of a unit this address."""
+    """Set the tags code of a unit to an address."""
     path = root / "consumequeue" / "T" / "0" / f"{number // per_file * per_file * 20:020d}"
     alter(path, number % per_file * 20 + 12, struct.pack(">q", address))
 
 
 def build(root: Path) -> None:
-    """A store whose first three units are addresses of ext units in two files, as Apache's broker writes
-    them."""
+    """Build a store whose first three units contain addresses of ext units in two files, as Apache's."""
     store = open_store(root)
     for tag in TAGS:
         send(store, tag.encode(), properties=b"TAGS\x01" + tag.encode(), tags_code=java_hash(tag))
@@ -85,12 +84,12 @@ def test_verify_follows_the_address(tmp_path: Path) -> None:
     assert (report.findings, report.units) == ([], len(TAGS))
 
 
-# Byte of the first ext file or of the queue file that is changed, and what to.
+# Damages: the file (the first ext file or the queue file), the byte in it, and the new content.
 MISLEADING: dict[str, tuple[str, int, bytes]] = {
     "another tag": ("consumequeue_ext", 2, struct.pack(">q", BLUE)),
     "no unit": ("consumequeue_ext", 0, bytes(2)),
     "behind the end": ("consumequeue", 12, struct.pack(">q", LOWEST + 100 + 1000)),
-    "flipped": ("consumequeue", 4 * 20 + 12, b"\x80"),  # of a hash it makes what looks like an address
+    "flipped": ("consumequeue", 4 * 20 + 12, b"\x80"),  # makes a hash look like an address
     "no file": ("", 0, b""),
 }
 
@@ -117,12 +116,14 @@ def test_a_broker_goes_on_behind_such_units(tmp_path: Path) -> None:
 
 
 EXT_SIZE = 100
-PER_FILE = 4  # ext units of 20 bytes
+PER_FILE = 4  # ext units of 20 bytes each
 
 
 def long(root: Path) -> list[int]:
-    """A store of Apache's with eight messages a segment and ext units for all of its 40 messages but the last
-    8, ten files of them; returns the addresses."""
+    """Build a store like Apache's with 40 messages, eight per segment; return the addresses of the ext units.
+
+    All messages but the last eight have ext units, in ten files.
+    """
     store = reopen(root)
     for number in range(40):
         send(store, b"%02d" % number + bytes(1800), properties=b"TAGS\x01red", tags_code=RED)
@@ -162,7 +163,7 @@ def test_ext_files_go_with_the_units_that_refer_to_them(tmp_path: Path) -> None:
         first = store.min_offset("T", 0)
         if first < len(addresses):
             kept = [base for base in range(0, 800, EXT_SIZE) if base + EXT_SIZE > addresses[first] - LOWEST]
-        assert ext_files(tmp_path) == kept  # a unit with a hash tells nothing of them, as in Apache's broker
+        assert ext_files(tmp_path) == kept  # as in Apache's broker, hashes show nothing about ext files
         report = verify(str(tmp_path), config=store.config, pause=lambda _: None)
         assert {each.kind for each in report.findings} <= {"stray"}
     assert 0 < len(kept) < 4

@@ -1,4 +1,4 @@
-"""The tools on the directory of a raft member: they see what is known to be committed."""
+"""The tools on the directory of a raft member: they see only entries known to be committed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cometmq.store.inspect.verify import verify
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The directory of a member with ten messages in two segments, and three that are not committed."""
+    """Create a member with ten committed messages in two segments and three uncommitted ones."""
     return stopped(tmp_path / "store", kill=False)
 
 
@@ -41,7 +41,7 @@ def shown(root: Path) -> list[bytes]:
 @pytest.mark.parametrize("kill", [False, True])
 def test_what_is_not_committed_is_not_shown(tmp_path: Path, kill: bool) -> None:
     root = stopped(tmp_path / "store", kill=kill)
-    known = [] if kill else numbered(10)  # nothing was written but the log
+    known = [] if kill else numbered(10)  # only the log was written
     assert shown(root) == known
     with RecordFinder(str(root)) as finder:
         assert [message.body[:1] for message in finder.by_key("k", None)] == [body[:1] for body in known]
@@ -65,7 +65,7 @@ def test_it_is_sound_and_counted(root: Path) -> None:
 
 
 def test_queues_and_index_are_made_anew(root: Path) -> None:
-    for _ in range(2):  # the second time without what the queues say
+    for _ in range(2):  # the second run has no queue files
         report = rebuild(str(root))
         assert (report.units, report.index_entries, report.not_served) == (10, 10, 0)
         assert verify(str(root)).errors == 0
@@ -80,7 +80,7 @@ def test_queues_and_index_are_made_anew(root: Path) -> None:
 def test_apaches_member_is_sound_too(tmp_path: Path) -> None:
     root = extract_golden(tmp_path, TARGET)
     report = verify(str(root))
-    # Its index has a gap: Apache's names two index files of one millisecond the same.
+    # The index has a gap: Apache's broker gives index files of the same millisecond the same name.
     assert {finding.kind for finding in report.findings if finding.severity == "error"} <= {"index-gap"}
     assert report.units > 100
 

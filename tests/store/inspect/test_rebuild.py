@@ -1,5 +1,7 @@
-"""`rebuild` makes queues and index that equal the originals, needs the store for itself, and can be killed at
-any operation."""
+"""`rebuild` writes queues and an index equal to the originals.
+
+It needs exclusive use of the store and can be killed at any operation.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ def queue_bytes(root: Path) -> dict[str, bytes]:
 
 
 def index_bytes(root: Path) -> list[bytes]:
-    """Contents in order; the names are times of creation."""
+    """Return the contents of the index files in order; their names are creation times."""
     return [path.read_bytes() for path in index_files(root)]
 
 
@@ -101,7 +103,7 @@ def test_a_record_that_is_damaged_where_no_checksum_is_stays_where_its_queue_has
 ) -> None:
     queues, index = queue_bytes(root), index_bytes(root)
     damage_field(places(root)[222], field)
-    path, at = unit_place(root, places(root)[100])  # what the rebuild is for
+    path, at = unit_place(root, places(root)[100])  # the damage to be repaired
     alter(path, at, bytes(20))
     run(root)
     assert queue_bytes(root) == queues
@@ -123,7 +125,7 @@ def test_records_of_a_topic_that_apache_deleted_and_made_again_do_not_come_back(
     for number in range(5):
         send(store, b"new %d" % number, queue_id=1)
     store.close()
-    (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
+    (root / "config" / "deletedTopics.json").unlink()  # Apache's broker has no such table
     queues = queue_bytes(root)
     run(root)
     mine = {name: data for name, data in queue_bytes(root).items() if "/T/1/" in name}
@@ -168,11 +170,11 @@ def test_a_full_disk_leaves_the_old_directories(root: Path) -> None:
     assert {name: data for name, data in snapshot(root).items() if name != "lock"} == {
         name: data for name, data in before.items() if name != "lock"
     }
-    run(root)  # the lock was let go
+    run(root)  # the lock has been released
 
 
 class Killed(BaseException):
-    """What a killed process does: nothing more."""
+    """The end of a simulated process; no handler catches it."""
 
 
 def operations(root: Path, copy: Path) -> int:
@@ -192,7 +194,7 @@ def test_killed_at_any_operation_the_next_start_has_everything(sound: Path, tmp_
         disk = FaultyDisk(really_sync=False)
 
         def kill(operation: str, _path: str, disk: FaultyDisk = disk, number: int = number) -> None:
-            if disk.calls["*"] >= number - 1:  # this would be the number-th
+            if disk.calls["*"] >= number - 1:  # the next operation would be number `number`
                 raise Killed
 
         disk.before = kill

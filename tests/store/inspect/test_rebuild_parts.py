@@ -1,4 +1,4 @@
-"""A rebuild in parts makes the same bytes as the one in a single process."""
+"""A rebuild in parts writes the same bytes as a rebuild in a single process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AT_MS = 1_700_000_900_000
 
 
 def made_of(root: Path) -> tuple[dict[str, bytes], list[bytes]]:
-    """The queue files, and the index files in order: their names are times of creation."""
+    """Return the queue files, and the index files in order (their names are creation times)."""
     queues = {name: data for name, data in snapshot(root).items() if name.startswith("consumequeue/")}
     return queues, [path.read_bytes() for path in index_files(root)]
 
@@ -45,7 +45,7 @@ def make(root: Path, output: Path, config: StoreConfig | None = None, parts: int
 
 
 def check(root: Path, output: Path, config: StoreConfig | None = None) -> None:
-    """Rebuild in parts, then in one process and in place; compare."""
+    """Rebuild in parts, in one process, and in place; compare the results."""
     make(root, output, config)
     rebuild(str(root), disk=FaultyDisk(really_sync=False), clock=ManualClock(AT_MS), config=config)
     assert made_of(output) == made_of(root)
@@ -108,7 +108,7 @@ def test_parts_that_are_done_again_leave_the_same(root: Path, tmp_path: Path) ->
     plan.make_index(ManualClock(AT_MS))
     plan.put_in_place(made)
     assert made_of(output) == made_of(root)
-    make(root, output, config)  # over an earlier one
+    make(root, output, config)  # overwrites an earlier rebuild
     assert made_of(output) == made_of(root)
 
 

@@ -1,4 +1,4 @@
-"""Records by position, id, key and range; and what a store holds, counted."""
+"""Look-ups of records by position, id, key and range, and counts of a store's content."""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""What somebody may have put into a store: links, pipes, devices, endless files, made-up records. No tool and
-no broker follows it out, waits for it, or fills the disk for it."""
+"""Hostile content in a store: links, pipes, devices, endless files and forged records.
+
+No tool and no broker follows it out of the store, waits for it, or fills the disk because of it.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ FIRST = f"{0:020d}"
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store of 20 messages with keys, at rest."""
+    """Create a stopped store of 20 messages with keys."""
     directory = tmp_path_factory.mktemp("built")
     store = open_store(directory)
     for number in range(20):
@@ -35,13 +37,13 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(built: Path, tmp_path: Path) -> Path:
-    """A copy of it."""
+    """Copy the built store."""
     return Path(shutil.copytree(built, tmp_path / "store"))
 
 
 @pytest.fixture
 def outside(tmp_path: Path) -> Iterator[Path]:
-    """A directory that is no part of any store and must stay as it is."""
+    """A directory outside every store, which must not change."""
     directory = tmp_path / "outside"
     (directory / "0").mkdir(parents=True)
     files = [directory / "mine", directory / FIRST, directory / "0" / FIRST]
@@ -118,7 +120,7 @@ def test_nothing_is_followed_waited_for_or_changed_outside(
         problem = str(refusal)
     else:
         problem = str(root)
-    assert str(root) in problem  # a refusal names the place
+    assert str(root) in problem  # an error names the path
 
 
 @pytest.mark.parametrize("place", [f"commitlog/{FIRST}", f"{QUEUE}/{FIRST}", "index/20231114221320000"])
@@ -128,7 +130,7 @@ def test_a_file_longer_than_any_is_not_walked_through(root: Path, place: str, na
     try:
         READERS[name](str(root))
     except StoreError:
-        assert name == "dump"  # there is no such queue any more
+        assert name == "dump"  # the queue no longer exists
     if name == "verify":
         kinds = {finding.kind for finding in verify(str(root), config=small(root)).findings}
         assert "too-long" in kinds
@@ -243,12 +245,11 @@ def test_the_lock_is_not_written_through_a_link(root: Path, outside: Path) -> No
         open_store(root)
 
 
-# -- records that were made up
+# -- forged records
 
 
 def rewrite(root: Path, change: Callable[[int, bytearray], None], *, topic: bytes) -> None:
-    """Change every record of the log in place, where no checksum is; queues, index and checkpoint are gone
-    then."""
+    """Change every record of the log in place, outside its checksum; delete queues, index and checkpoint."""
     path = root / "commitlog" / FIRST
     data = bytearray(path.read_bytes())
     at = number = 0

@@ -1,4 +1,4 @@
-"""`verify` finds nothing in a sound store, and every damage of a log by file and place; it never writes."""
+"""`verify` reports nothing for a sound store and every damage of a log with its position; it never writes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class TestSoundStores:
 
     @pytest.mark.parametrize("stop", ["clean", "unclean"])
     def test_records_with_the_crc_property_of_5x(self, tmp_path: Path, stop: str) -> None:
-        """enabledAppendPropCRC: one property more, the last, over the record before it; digits backwards."""
+        """enabledAppendPropCRC adds a last property with a CRC of the record before it, digits reversed."""
         store = quick(tmp_path)
         texts = [b"TAGS\x01t%d\x02KEYS\x01k%d\x02__CRC32#\x010000000000\x02" % (n % 2, n) for n in range(200)]
         sent = [
@@ -113,7 +113,7 @@ class TestSoundStores:
 
 
 def end_of_first(root: Path) -> tuple[Path, int]:
-    """The first segment, and the end of its records in it."""
+    """Return the first segment and the end of its records."""
     every = places(root)
     last = [place for place in every if place.path == every[0].path][-1]
     return last.path, last.at + last.size
@@ -215,7 +215,7 @@ def field_of(byte: int) -> str:
 
 
 class TestWhatTheFormatCannotShow:
-    """A flip of any bit of a record outside these is found; docs/store.md lists them."""
+    """A flip of any other bit of a record is reported; docs/store.md lists these exceptions."""
 
     @pytest.fixture
     def victim(self, tmp_path: Path) -> Path:
@@ -246,9 +246,9 @@ class TestWhatTheFormatCannotShow:
             start = next(at for at, field in FIELDS if field == name)
             stop = next(at for at, _ in FIELDS if at > start)
             assert unseen[name] == set(range(start << 3, stop << 3))
-        # Of sysFlag those bits show that move a field or make a plain message a prepared one.
+        # Visible bits of sysFlag are those that move a field or turn a plain message into a prepared one.
         shown = set(range(36 << 3, 40 << 3)) - unseen["sysFlag"]
         assert {(((39 - (place >> 3)) << 3) + (place & 7)) for place in shown} == {2, 4, 5}
-        # Of the store time, what changes the second that the index holds.
+        # A change of the store time is visible if it changes the second that the index contains.
         assert max(unseen["store time"]) >> 3 == 63
         assert min(unseen["store time"]) >> 3 >= 62

@@ -1,5 +1,7 @@
-"""`verify` names what is wrong in queues, index, checkpoint and tables by file and place, and tells a damaged
-record from a damaged unit."""
+"""`verify` reports damage in queues, index, checkpoint and tables with file and position.
+
+It distinguishes a damaged record from a damaged unit.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,7 @@ from cometmq.store.inspect.verify import verify
 
 
 class TestRecordAgainstUnit:
-    """Topic, queue and tags of a record are outside its CRC: its unit tells who of the two is damaged."""
+    """A record's topic, queue and tags are outside its CRC; its unit shows which of the two is damaged."""
 
     @pytest.mark.parametrize("field", list(UNCOVERED_PLACES))
     def test_a_flip_in_the_record_is_named_there_and_not_in_its_queue(self, root: Path, field: str) -> None:
@@ -186,13 +188,13 @@ class TestQueues:
     def test_a_topic_deleted_by_our_broker_whose_entries_are_the_last(self, root: Path) -> None:
         store = open_store(root)
         delete_topic(store, "T")
-        send(store, topic="Other")  # without a key
+        send(store, topic="Other")  # a message without a key
         store.close()
         assert check(root).findings == []
 
     def test_a_topic_that_apache_deleted_and_made_again(self, root: Path) -> None:
         self.make_again(root)
-        (root / "config" / "deletedTopics.json").unlink()  # Apache's broker keeps no such table
+        (root / "config" / "deletedTopics.json").unlink()  # Apache's broker has no such table
         shutil.rmtree(root / "consumequeue" / "T" / "0", ignore_errors=True)
         found = [finding for finding in check(root).findings if "T/1" in finding.problem]
         assert found == []
@@ -204,7 +206,7 @@ class TestQueues:
 
 
 def delayed(root: Path, levels: str) -> list[int]:
-    """A store with 60 delayed messages on three levels; their times of delivery."""
+    """Build a store with 60 delayed messages on three levels; return their delivery times."""
     clock = ManualClock()
     store = open_store(root, FaultyDisk(really_sync=False), clock, message_delay_level=levels)
     delays = store.config.delay_levels_ms
@@ -248,11 +250,11 @@ def test_a_flip_in_a_time_of_delivery_is_damage(tmp_path: Path, levels: str, bit
 
 
 def entry(number: int) -> int:
-    """Its first byte in an index file."""
+    """Return the first byte of an entry in an index file."""
     return ENTRIES_AT + 20 * number
 
 
-# Of which index file, as what and where it is named, what damages that file.
+# Damages: the number of the index file, the kind and position of the finding, and the damaging function.
 INDEX_DAMAGE: dict[str, tuple[int, str, int, Callable[[Path], object]]] = {
     "a wrong time": (0, "index-time", entry(9), lambda path: flip(path, entry(9) + 15)),
     "a broken chain": (0, "index-chain", entry(300), lambda path: flip(path, entry(300) + 19)),
@@ -315,11 +317,11 @@ class TestIndex:
         path = index_files(root)[number]
         flip(path, entry(1) + 15)
         found = [finding for finding in check(root).findings if finding.kind == "index-time"]
-        # Nothing says from when the first entry of the oldest file counts.
+        # The first valid entry of the oldest file is not recorded anywhere.
         assert [(each.path, each.offset) for each in found] == [(str(path), entry(1))] * number
 
     def test_a_record_that_apache_indexed_twice(self, tmp_path: Path) -> None:
-        """Its recovery begins with the record at which the index ends, and does not pass it over."""
+        """The recovery of Apache's broker begins with the last indexed record and indexes it again."""
         store = build(tmp_path, 60, close=False)
         store.index.write()
         last = places(tmp_path)[-1]

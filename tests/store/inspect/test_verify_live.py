@@ -1,4 +1,4 @@
-"""`verify` on a store that a broker is using, or was when it was killed: nothing false is found."""
+"""`verify` reports no false findings for a store that a broker uses or used when it was killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TestLive:
         assert report.records == 400
 
     def test_a_store_that_moves_while_it_is_read(self, tmp_path: Path) -> None:
-        """Messages arrive, queues and index are written, segments expire before every read of a file."""
+        """Before every read of a file messages arrive, queues and index are written, or segments expire."""
         store = build(tmp_path, 1200, close=False)
         store.queues.write_dirty()
         store.index.write()
@@ -87,12 +87,12 @@ class TestLive:
                     return []
                 return names
 
-        # No configuration says how long segments are.
+        # No configuration contains the length of segments.
         assert verify(str(tmp_path), disk=Late()).findings == []
 
     @pytest.mark.parametrize("directory", ["index", "consumequeue/T/1"])
     def test_a_list_of_files_that_grew_while_it_was_read(self, tmp_path: Path, directory: str) -> None:
-        """Directories are read in no order: a list may have the newest file and lack the two before."""
+        """A directory listing is unordered: it may contain the newest file and lack the two before it."""
         store = build(tmp_path, 900, close=False)
         store.queues.write_dirty()
         store.index.write()

@@ -1,4 +1,4 @@
-"""What the tests of `verify` share."""
+"""Helpers for the tests of `verify`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def kinds(report: VerifyReport, severity: str = "error") -> set[str]:
 def only(
     report: VerifyReport, kind: str, path: Path | None = None, offset: int | None = None, severity: str = ""
 ) -> Finding:
-    """The only finding of a kind, which names this place, if one is given, and is as severe."""
+    """Return the only finding of a kind, and check its path, offset and severity where they are given."""
     (finding,) = [finding for finding in report.findings if finding.kind == kind]
     if path is not None:
         assert (finding.path, finding.offset) == (str(path), offset)

@@ -1,4 +1,4 @@
-"""Places of the log that the device cannot read: what is on them is lost, nothing else is."""
+"""Unreadable sectors under the log: only the messages on them are lost."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cometmq.store.inspect.verify import verify
 
 
 class BadSectors(FaultyDisk):
-    """Some places of the commit log cannot be read."""
+    """A disk on which given positions of the commit log cannot be read."""
 
     def __init__(self, *places: int) -> None:
         super().__init__(really_sync=False)
@@ -42,7 +42,7 @@ def test_a_place_that_the_device_cannot_read_costs_only_the_messages_on_it(tmp_p
     store = open_store(tmp_path, BadSectors(70_000, 75_000))
     found = contents(store)
     lost = [body for queue_id in sent for body in sent[queue_id] if body not in found[queue_id]]
-    assert 1 <= len(lost) <= 13  # those on two pieces of 4 KiB
+    assert 1 <= len(lost) <= 13  # the messages on two blocks of 4 KiB
     assert all(damage.start >= 65_536 and damage.stop < 82_000 for damage in store.recovered.damage)
     store.close()
     assert [path.read_bytes() for path in sorted((tmp_path / "commitlog").iterdir())][: len(log)] == log
@@ -73,7 +73,7 @@ def test_verify_names_a_place_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 class NeverCached(BadSectors):
-    """Nothing stays in memory; counts the reads that would keep the loop waiting."""
+    """A disk without a page cache, which counts the reads that would block the event loop."""
 
     def __init__(self, *places: int) -> None:
         super().__init__(*places)

@@ -1,4 +1,4 @@
-"""A commit log over several directories: where its segments go, and that everything finds them there."""
+"""A commit log in several directories: placement of segments, and access by every part of the store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NOW = 1_700_000_000_000
 
 
 class Partitions(FaultyDisk):
-    """A disk of which every directory is a partition with a fullness of its own."""
+    """A disk on which every directory is a partition with its own usage."""
 
     def __init__(self) -> None:
         super().__init__(really_sync=False)
@@ -34,7 +34,7 @@ class Partitions(FaultyDisk):
 
 
 def fill(store: MessageStore, segments: int, start: int = 0) -> int:
-    """Append numbered messages until the log has so many segments. Returns the next number."""
+    """Append numbered messages until the log has `segments` segments; return the next number."""
     number = start
     while len(store.log.segments) < segments:
         send(store, b"%06d" % number + bytes(2000), properties=b"KEYS\x01k%d" % number)
@@ -59,7 +59,7 @@ def test_segments_take_turns_and_are_found_by_every_start(tmp_path, paths):
     store = open_store(tmp_path / "store", **paths)
     count = fill(store, 6)
     store.close()
-    # The next segment may have been reserved ahead.
+    # The next segment may already be reserved.
     assert segments_in(tmp_path / "a")[:3] == [0, 2, 4]
     assert segments_in(tmp_path / "b")[:3] == [1, 3, 5]
     for clean in (True, False):
@@ -94,7 +94,7 @@ def test_a_full_directory_gets_no_new_segment_until_all_are_full(tmp_path, paths
     in_place(store.fullness.measure())
     fill(store, 4)
     assert segments_in(tmp_path / "b") == []
-    assert store.fullness.log_ratio == pytest.approx(0.10)  # the emptiest counts
+    assert store.fullness.log_ratio == pytest.approx(0.10)  # the ratio of the emptiest partition
     disk.percent[str(tmp_path / "a")] = 87
     in_place(store.fullness.measure())
     fill(store, 8)
@@ -112,7 +112,7 @@ def test_read_only_directories_are_served_and_emptied_but_get_nothing_new(tmp_pa
     count = fill(store, 10, count)
     assert segments_in(tmp_path / "a") == before
     assert numbers(store) == list(range(count))
-    clock.advance(1 << 35)  # every segment is old now
+    clock.advance(1 << 35)  # every segment has expired
     store.retention.delete_now()
     in_place(store.retention.log_cycle())
     assert segments_in(tmp_path / "a") == []

@@ -1,4 +1,4 @@
-"""Flushing: who waits for what, and what a failed sync means."""
+"""Flushes: the senders and readers that wait for a sync, and the effects of a failed sync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cometmq.store.log.flush import LogFlusher
 
 
 class GatedDisk(FaultyDisk):
-    """Syncs of the commit log wait at a gate; `at_gate` is set whenever one has arrived there."""
+    """Syncs of the commit log wait at a gate; `at_gate` is set whenever a sync reaches the gate."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ async def test_messages_become_visible_with_their_flush_and_not_before(sync_stor
     disk.gate.release()
     assert await asyncio.wait_for(done, 90)
     assert everything(store) == [b"a"]
-    assert events[:2] == [True, 1]  # acknowledged first, then the readers
+    assert events[:2] == [True, 1]  # the acknowledgement comes before the readers
 
 
 async def test_waiters_share_syncs_and_are_answered_in_order(sync_store: Gated) -> None:
@@ -81,7 +81,7 @@ async def test_waiters_share_syncs_and_are_answered_in_order(sync_store: Gated) 
     order: list[int] = []
     send(store)
     store.flusher.wait_for(store.log.end, lambda ok: order.append(0))
-    await disk.sync_arrives()  # the first sync is in flight; everything from here on shares the second
+    await disk.sync_arrives()  # all later sends share the second sync
     for number in range(1, 101):
         send(store)
         store.flusher.wait_for(store.log.end, lambda ok, number=number: order.append(number))
@@ -105,7 +105,7 @@ async def test_who_comes_just_as_a_sync_ends_shares_the_next(sync_store: Gated) 
         store.flusher.wait_for(store.log.end, done.set_result)
 
     send(store)
-    store.flusher.wait_for(store.log.end, lambda ok: loop.call_soon(come))  # answered, it sends again
+    store.flusher.wait_for(store.log.end, lambda ok: loop.call_soon(come))  # a confirmed sender sends again
     await disk.sync_arrives()
     send(store, b"meanwhile")
     disk.gate.release()
@@ -171,7 +171,7 @@ async def test_nothing_is_acknowledged_after_a_failed_sync(
     store = started(tmp_path, disk, flush_disk_type="SYNC_FLUSH")
     send(store, b"before")
     assert await flushed(store)
-    disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # once: a later success would prove nothing
+    disk.fail("fdatasync", error=errno.EIO, match="commitlog")  # a later success would prove nothing
     send(store, b"lost")
     assert await flushed(store) is False
     assert isinstance(store.flusher.failure, OSError)
@@ -190,7 +190,7 @@ async def test_asynchronous_flush_follows_pages_and_the_thorough_interval(tmp_pa
     store = open_store(tmp_path, disk, clock)
     send(store, bytes(100))
     store.flusher.timed()
-    assert store.flusher.flushed == 0  # less than four pages
+    assert store.flusher.flushed == 0  # less than four pages were written
     clock.advance(10)
     store.flusher.timed()
     assert store.flusher.flushed == store.log.end
@@ -207,7 +207,7 @@ async def test_a_full_segment_is_flushed_whatever_the_pages(tmp_path: Path) -> N
     send(store, bytes(60_000))
     store.flusher.timed()
     assert store.flusher.flushed == 0
-    send(store, bytes(10_000))  # goes to the next segment
+    send(store, bytes(10_000))  # is stored in the next segment
     store.flusher.timed()
     assert store.flusher.flushed == store.log.end
 
@@ -286,7 +286,7 @@ async def test_the_checkpoint_waits_for_the_thorough_interval(tmp_path: Path) ->
 def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What it leaves on the device is unknown, and a later success would prove nothing."""
+    """After a failed sync the device's content is unknown, and a later success would prove nothing."""
     disk = FaultyDisk()
     store = open_store(tmp_path, disk)
     send(store, b"0", properties=b"KEYS\x01k0")
@@ -294,7 +294,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
     kept = (tmp_path / "checkpoint").read_bytes()
     disk.fail("fdatasync", error=errno.EIO, match=f"/{part}/")
     for number in (1, 2):
-        send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)  # still taken
+        send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)  # the store still accepts messages
         assert not store.writer.make_durable()
         assert (tmp_path / "checkpoint").read_bytes() == kept
     assert caplog.text.count("could not be synced, so the checkpoint is not advanced") == 1
@@ -312,7 +312,7 @@ def test_a_failed_sync_of_queues_or_index_leaves_the_checkpoint_where_it_is(
 async def test_what_a_round_that_timed_out_did_not_sync_the_next_one_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_background: bool
 ) -> None:
-    """Nothing of it is written again in between, and the checkpoint then vouches for all of it."""
+    """The data is not written again between the two rounds, and the checkpoint then covers all of it."""
     disk = FaultyDisk()
     store = started(tmp_path, disk)
     send(store, properties=b"KEYS\x01k")

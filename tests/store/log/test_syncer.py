@@ -1,4 +1,4 @@
-"""The process that syncs for SYNC_FLUSH: what it holds, and what its failures lead to."""
+"""The sync process of SYNC_FLUSH: its open files, and the effects of its failures."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ runpy.run_path({real!r}, run_name="__main__")
 
 
 class CountingDisk(OsDisk):
-    """Counts the syncs that are made in this process."""
+    """A disk that counts the syncs made in this process."""
 
     __slots__ = ("syncs",)
 
@@ -56,7 +56,7 @@ def child_of(store: MessageStore) -> int:
 
 
 def ends(pidfd: int) -> bool:
-    """Whether the process ends within 20 s."""
+    """Return whether the process ends within 20 s."""
     ended = select.poll()
     ended.register(pidfd, select.POLLIN)
     try:
@@ -66,7 +66,7 @@ def ends(pidfd: int) -> bool:
 
 
 def held_by(pid: int) -> list[str]:
-    """What a process has open, without /dev/null and sockets."""
+    """Return the paths that a process has open, without /dev/null and sockets."""
     names = [os.readlink(f"/proc/{pid}/fd/{name}") for name in os.listdir(f"/proc/{pid}/fd")]
     return sorted(name for name in names if name != "/dev/null" and not name.startswith("socket:"))
 
@@ -86,7 +86,7 @@ async def store(tmp_path: Path) -> MessageStore:
 
 
 class DeviceDisk(OsDisk):
-    """One that opens devices too."""
+    """A disk that opens devices, too."""
 
     def open(self, path: str, *, create: bool = False, exclusive: bool = False, write: bool = True) -> int:
         return os.open(path, os.O_RDWR)
@@ -97,7 +97,7 @@ class TestLife:
         store = start(tmp_path)
         pidfd = os.pidfd_open(child_of(store))
         await send_durably(store, b"a")
-        assert held_by(child_of(store)) == [store.log.path_of(0)]  # the process did it
+        assert held_by(child_of(store)) == [store.log.path_of(0)]  # synced by the process
         await store.stop()
         assert ends(pidfd)
         assert not (tmp_path / "abort").exists()
@@ -123,7 +123,7 @@ class TestLife:
             assert ends(pidfd)
 
     async def test_signals_for_the_broker_do_not_end_it(self, store: MessageStore) -> None:
-        await send_durably(store)  # so that it has got as far as to ignore them
+        await send_durably(store)  # by then the process ignores these signals
         pid = child_of(store)
         assert os.getpgid(pid) == pid
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -170,7 +170,7 @@ class TestFailure:
         done: asyncio.Future[OSError | None] = loop.create_future()
         with ThreadPoolExecutor(1) as pool:
             child = ChildSyncer(DeviceDisk(), loop, ThreadSyncer(OsDisk(), loop, pool))
-            child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # which cannot be synced
+            child.sync([Unsynced(0, -1, "/dev/full")], done.set_result)  # a device that cannot be synced
             failure = await asyncio.wait_for(done, 90)
             child.close()
         assert isinstance(failure, OSError)
@@ -258,7 +258,7 @@ class TestFailure:
                 await send_one()
             assert disk.syncs == 0
             os.kill(pids[-1], signal.SIGKILL)
-            await send_until(lambda: disk.syncs > 0)  # the thread goes on
+            await send_until(lambda: disk.syncs > 0)  # the thread continues to sync
             await send_until(lambda: child.pid not in (None, pids[-1]))
             pids.append(child_of(store))
             disk.syncs = 0
@@ -283,9 +283,9 @@ class TestFailure:
             for number in range(9):
                 assert child.pid is not None
                 assert ends(os.pidfd_open(child.pid))
-                if number == 8:  # it has served for a minute
+                if number == 8:  # the process has worked for a minute
                     monkeypatch.setattr(loop, "time", lambda: time.monotonic() + 60)
-                while child.pid is not None:  # until the loop sees that the other end is closed
+                while child.pid is not None:  # wait until the loop detects the closed socket
                     await asyncio.sleep(0)
                 timers[-1][1]()
             child.close()

@@ -1,4 +1,4 @@
-"""Stores of raft members, driven by hand."""
+"""Stores of raft members that tests control directly."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ALL = 1 << 62
 
 
 def member(root: Path | str, disk: Disk | None = None, name: str = "n0", **changes: Any) -> MessageStore:
-    """A member of the group g, with 64 KiB segments."""
+    """Open a member of the group g with 64 KiB segments."""
     settings = {"enable_d_leger_commit_log": True, "d_leger_group": "g", "d_leger_self_id": name}
     return open_store(root, disk or FaultyDisk(really_sync=False), **{**settings, **changes})
 
 
 def again(store: MessageStore, *, clean: bool = True, **changes: Any) -> MessageStore:
-    """The member after a stop in order, or a kill."""
+    """Restart the member after a clean stop or a kill."""
     (store.close if clean else store.crash)()
     config = store.config.replace(**changes)
     name = config.d_leger_self_id
@@ -35,7 +35,7 @@ def raft_log(store: MessageStore) -> RaftLog:
 
 
 def elect(store: MessageStore, term: int) -> int:
-    """Let the member lead, as its group would have it. Returns the index of its first entry."""
+    """Make the member the leader, as its group would; return the index of its first entry."""
     log = raft_log(store)
     log.lead(term)
     index = log.append_own(b"{}")
@@ -52,19 +52,19 @@ def leader(root: Path | str, term: int = 1, **more: Any) -> MessageStore:
 
 
 def add(store: MessageStore, *given: bytes, topic: str = "T", **more: Any) -> None:
-    """Entries with these bodies in one tick, not committed."""
+    """Append entries with these bodies in one tick, without committing them."""
     for body in given:
         put(store, body, topic, **more)
     committed(store.commit())
 
 
 def agree(store: MessageStore) -> None:
-    """All of the member's entries are committed."""
+    """Commit all of the member's entries."""
     raft_log(store).commit_to(raft_log(store).last)
 
 
 def hand_over(source: MessageStore, target: MessageStore, most: int = 1 << 20, stop: int = ALL) -> None:
-    """The target gets what it lacks of the source's entries in front of `stop`, in pieces of `most` bytes."""
+    """Copy the entries before `stop` that the target lacks, in parts of at most `most` bytes."""
     give, take = raft_log(source), raft_log(target)
     while take.last < min(give.last, stop - 1):
         entries = give.range(take.last + 1, min(stop, give.last + 1), most)
@@ -73,7 +73,7 @@ def hand_over(source: MessageStore, target: MessageStore, most: int = 1 << 20, s
 
 
 def seen(store: MessageStore, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-    """The bodies that readers get."""
+    """Return the bodies that readers receive."""
     found: list[bytes] = []
     offset = store.min_offset(topic, queue_id)
     while offset < store.max_offset(topic, queue_id):

@@ -1,4 +1,4 @@
-"""The store of a raft member that Apache's 4.9.7 broker wrote: opened, served, and gone on with."""
+"""The store of a raft member that Apache's 4.9.7 broker wrote: opened, read and continued."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BODIES = [b"%d:" % number + b"x" * (number * 37 % 1500) for number in range(120)
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """The recorded store with every file at its full length."""
+    """Extract the recorded store, with every file at its full length."""
     with tarfile.open(TARGET) as archive:
         archive.extractall(tmp_path, filter="data")
     for name, length in json.loads((tmp_path / "lengths.json").read_text()).items():
@@ -46,7 +46,7 @@ def opened(root: Path) -> MessageStore:
 
 
 def alpha(store: MessageStore) -> list[bytes]:
-    """What readers get of the numbered messages."""
+    """Return the bodies of the numbered messages, as readers receive them."""
     found = [body for queue_id in range(3) for body in seen(store, "Alpha", queue_id)]
     return sorted((body for body in found if b":" in body), key=lambda body: int(body.split(b":")[0]))
 
@@ -105,7 +105,7 @@ def test_its_term_and_vote_are_read(root: Path) -> None:
 
 
 def position_of(root: Path, index: int) -> tuple[Path, int]:
-    """The file and the byte in it where an entry begins."""
+    """Return the file of an entry and its first byte in that file."""
     unit = (root / "dledger-n0" / "index" / ("0" * 20)).read_bytes()[32 * index : 32 * index + 12]
     _, position = struct.unpack(">iq", unit)
     base = position - position % (32 << 10)
@@ -114,7 +114,7 @@ def position_of(root: Path, index: int) -> tuple[Path, int]:
 
 @pytest.mark.parametrize("index", [0, 60, 118, 130, LAST])
 def test_a_damaged_entry_is_not_cut_off_when_others_follow(root: Path, index: int) -> None:
-    """Where nothing follows, it is what a power failure leaves of Apache's broker."""
+    """A damaged last entry, in contrast, is what a power failure leaves of Apache's broker."""
     path, at = position_of(root, index)
     (root / "dledger-n0" / "checkpoint").write_text("committedIndex=0\nendIndex=141\n")
     (root / "checkpoint").write_bytes(bytes(4096))

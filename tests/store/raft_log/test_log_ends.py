@@ -1,5 +1,7 @@
-"""What a member finds of its log when it starts: torn tails are cut, lost entries are named, and whatever a
-power failure leaves becomes a prefix with everything in it that was promised."""
+"""A member's log at its start: torn tails are truncated, and lost entries are reported.
+
+After any power failure a prefix remains that contains every entry promised as durable.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from cometmq.store.raft_log.member_files import RaftLogCheckpoint, read_checkpoi
 
 
 def filled(root: Path, count: int = 60) -> MessageStore:
-    """Entries 1 to `count` in a few segments; half of them are synced and committed, which is noted."""
+    """Write the entries 1 to `count` in several segments; half of them are synced, committed and recorded."""
     store = leader(root)
     for number in range(count):
         add(store, b"%d:" % number + bytes(2500))
@@ -31,7 +33,7 @@ def filled(root: Path, count: int = 60) -> MessageStore:
 
 
 def spoil(store: MessageStore, index: int, *, zeros: bool = False) -> None:
-    """Damage an entry in the files of a store that is not running; `zeros`: it and all behind it are gone."""
+    """Damage an entry in the files of a stopped store; `zeros` also erases all later entries."""
     place = raft_log(store).location_of(index)
     base = place.position - place.position % store.log.segment_size
     path = Path(store.log.path_of(base))
@@ -67,7 +69,7 @@ def test_what_was_never_synced_may_be_torn(tmp_path: Path, index: int, zeros: bo
 @pytest.mark.parametrize("zeros", [True, False])
 @pytest.mark.parametrize("noted", [True, False])
 def test_what_was_synced_is_never_cut_off(tmp_path: Path, index: int, zeros: bool, noted: bool) -> None:
-    """Noted in `checkpoint`, or since then only in the index."""
+    """The synced end is recorded in `checkpoint` or, for later syncs, only in the index."""
     store = leader(tmp_path)
     if not noted:
         store.flusher.request()
@@ -100,7 +102,7 @@ def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
         agree(each)
         raft_log(each).save()
     spoil(store, index, zeros=zeros)
-    for _ in range(2):  # as often as it starts
+    for _ in range(2):  # the same at every start
         store = again(store, clean=False)
         log, directory = raft_log(store), store.config.raft_log_dir
         assert is_suspect(store.disk, directory)
@@ -158,8 +160,10 @@ def test_the_mark_says_how_far_the_log_is(tmp_path: Path) -> None:
 
 
 class Run:
-    """A member on a disk that remembers: a leader, then a follower whose tail is cut, then a leader again.
-    `facts`: after how many operations of the disk which entries were there for good, by their index."""
+    """A member on a recording disk: a leader, then a follower with a truncated tail, then a leader again.
+
+    `facts`: the entries that were durable after a number of disk operations, by index.
+    """
 
     def __init__(self, seed: int) -> None:
         self.chance = random.Random(seed)
@@ -224,13 +228,16 @@ class Run:
             return
         index = self.chance.randint(self.log.committed + 1, self.log.last)
         self.now = {each: data for each, data in self.now.items() if each < index}
-        self.note()  # from the beginning of the cut on nothing else is promised
+        self.note()  # only this is promised once the truncation begins
         self.log.cut(index)
         self.note()
 
 
 def promised(run: Run, at: int) -> dict[int, bytes]:
-    """What must be there if power fails after `at` operations. The cut that begins there may have begun."""
+    """Return the entries that must survive a power failure after `at` disk operations.
+
+    A truncation that begins at that operation may have begun.
+    """
     found: dict[int, bytes] = {}
     for number, entries in run.facts:
         if number > at:
@@ -267,7 +274,7 @@ def check_recovered(run: Run, at: int, store: MessageStore) -> None:
 
 @pytest.fixture
 def small_index(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the index has several files, and images stay small."""
+    """Make the index use several files while disk images stay small."""
     monkeypatch.setattr(entry_index, "FILE_SIZE", 32 * 16)
 
 

@@ -1,4 +1,4 @@
-"""The log of a raft member as a leader writes it and followers take it."""
+"""The log of a raft member, as a leader writes it and followers append it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cometmq.store.writing import queue_order
 
 
 def item(body: bytes) -> bytes:
-    """A message of a batch."""
+    """Build a message of a batch."""
     return encode_batch([(0, body, b"")])
 
 
@@ -31,7 +31,7 @@ def data_files(store: MessageStore) -> dict[str, bytes]:
 
 
 def heads(store: MessageStore) -> list[tuple[int, ...]]:
-    """(magic, size, index, term, position, record size) of each entry, read from the files."""
+    """Read (magic, size, index, term, position, record size) of each entry from the files."""
     found = []
     for name, data in data_files(store).items():
         at = 0
@@ -312,7 +312,7 @@ async def test_how_far_the_log_is_gets_noted_in_the_background(tmp_path: Path) -
 
 
 async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
-    """Also when nothing has come yet, and the mark was written meanwhile."""
+    """The reset log may still be empty, and the checkpoint may have been written since."""
     store = leader(tmp_path)
     add(store, b"one", b"two")
     agree(store)
@@ -326,7 +326,7 @@ async def test_a_log_that_begins_anew_opens_again_after_a_kill(tmp_path):
 
 
 async def test_a_log_that_begins_anew_may_be_far_behind(tmp_path, monkeypatch):
-    """The queue's next message lies farther than a gap of lost ones may be wide."""
+    """The gap before the queue's next message is larger than the largest gap allowed for lost messages."""
     monkeypatch.setattr(queue_order, "MAX_GAP_UNITS", 5)
     source, target = leader(tmp_path / "a"), member(tmp_path / "b", name="n1")
     add(source, *(b"%d" % number + bytes(3000) for number in range(60)))

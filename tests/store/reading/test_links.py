@@ -1,4 +1,4 @@
-"""The walk over the log that finds which records others have taken the place of."""
+"""The scan of the log that finds records which later records have replaced."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def found(store, start=0):
 
 
 def put_links(store, count, size=300):
-    """Records over several segments; every third has a link. Their positions."""
+    """Store records in several segments, every third with a link; return their positions."""
     positions = []
     for number in range(count):
         message = store.appender.append(
@@ -59,7 +59,7 @@ async def test_damage_hides_what_it_hit(tmp_path):
 
 
 class BadSector(OsDisk):
-    """Cannot read one byte of the log."""
+    """A disk on which one byte of the log cannot be read."""
 
     bad = -1
 
@@ -83,7 +83,7 @@ async def test_what_the_device_cannot_read_hides_only_itself(tmp_path, within):
     assert all(positions[number] in near for number in lost)
 
 
-# -- Units of a queue, made anew from the records
+# -- Units of a queue, rebuilt from the records
 
 
 @pytest.mark.parametrize("damaged", [False, True])

@@ -1,5 +1,8 @@
-"""Offsets by time against a list: equal times, before the first, behind the last, in gaps, over files and
-segments, with messages expired, purged and lost."""
+"""Offset look-ups by time, compared with a list.
+
+Cases: equal times, times before the first and after the last message, gaps, several files and segments, and
+expired, purged and lost messages.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,22 @@ BEGIN_MS = 1_000_000
 
 
 class Sent(NamedTuple):
-    """A message that readers can still have."""
+    """A message that readers can still receive."""
 
     offset: int
     stored_ms: int
 
 
 class Plan(NamedTuple):
-    """steps: ms between a message and the one before it; lost: numbers of messages that never reach the queue
-    (fillers stand for them); expired: segments that retention takes; purged: share of the queue that a purge
-    hides; restarted: whether everything comes from files."""
+    """A random store.
+
+    Attributes:
+        steps: Milliseconds between successive messages.
+        lost: Numbers of messages that never reach the queue and are replaced by fillers.
+        expired: Number of segments that retention deletes.
+        purged: Share of the queue that a purge hides.
+        restarted: Whether all data is read from files.
+    """
 
     steps: list[int]
     lost: frozenset[int]
@@ -57,7 +66,7 @@ plans = st.builds(
 
 
 def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
-    """Queue files of 8 units, segments of 8 messages or so; a neighbour queue shares the segments."""
+    """Build a store with queue files of 8 units and segments of about 8 messages, shared by two queues."""
     clock = ManualClock(BEGIN_MS)
     sizes = {"mapped_file_size_commit_log": 8192, "mapped_file_size_consume_queue": 160}
     store = open_store(root, clock=clock, **sizes)
@@ -84,7 +93,10 @@ def build(root: str, plan: Plan) -> tuple[MessageStore, list[Sent]]:
 
 
 def nearest(sent: list[Sent], asked: int) -> int:
-    """Of equal distances the earlier; of equal times the one that stands next to the moment asked for."""
+    """Return the offset of the nearest message.
+
+    At equal distances this is the earlier message; among equal times, the one adjacent to the requested time.
+    """
 
     def rank(each: Sent) -> tuple[int, bool, int]:
         later = each.stored_ms >= asked
@@ -138,7 +150,7 @@ def test_a_damaged_record_does_not_lead_the_search_astray(tmp_path: Path) -> Non
         places.append(send(store, bytes(500)))
     store.close()
     log = tmp_path / "commitlog" / f"{0:020d}"
-    alter(log, places[15].physical_offset, bytes(88))  # the middle, where a search looks first
+    alter(log, places[15].physical_offset, bytes(88))  # the middle, where a binary search starts
     store = open_store(tmp_path, clock=clock)
     for number in (3, 14, 15, 16, 30):
         asked = BEGIN_MS + (number + 1) * 10

@@ -1,4 +1,4 @@
-"""What a pull gets: statuses, offsets, limits and filters (docs/reference/storage.md, Reading)."""
+"""Results of a pull: statuses, offsets, limits and filters (docs/reference/storage.md, Reading)."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ from cometmq.store.derived.consume_queue import ConsumeQueue
 
 
 def reopened(store: MessageStore) -> MessageStore:
-    """The store with nothing of its own in memory: reads go to the files."""
+    """Reopen the store, so that reads use the files and no data in memory."""
     store.close()
     return open_configured(store.config, store.disk, ManualClock(START_MS))
 
 
 def read(store: MessageStore, *place: Any, **more: Any) -> ReadResult:
-    """What a queue gives. A page that was just written may be busy: then the device is waited for."""
+    """Read from a queue; if a page that was just written is busy, wait for the device."""
     try:
         return store.get_messages("T", *place, **more)
     except NotInMemory:
@@ -98,8 +98,8 @@ def test_uncommitted_messages_are_invisible(store: MessageStore) -> None:
         (10, {}, 32),
         (10, {"max_transfer_count_on_message_in_memory": 5}, 5),
         (1000, {"max_transfer_bytes_on_message_in_memory": 5000}, 4),
-        (1000, {"max_transfer_bytes_on_message_in_memory": 10}, 1),  # the first message is always given
-        # All "on disk" but the newest record, which ends the log.
+        (1000, {"max_transfer_bytes_on_message_in_memory": 10}, 1),  # the first message is always returned
+        # Every record but the newest counts as "on disk".
         (10, {"access_message_in_memory_max_ratio": 0}, 9),
         (1000, {"access_message_in_memory_max_ratio": 0, "max_transfer_bytes_on_message_in_disk": 3500}, 3),
     ],
@@ -124,7 +124,7 @@ def test_a_request_can_lower_the_byte_limit(store: MessageStore) -> None:
 
 
 def test_the_slave_is_suggested_when_the_reader_is_far_behind(store: MessageStore) -> None:
-    store.reader.memory_bytes = 10_000  # 40 % of it are 4,000
+    store.reader.memory_bytes = 10_000  # 40 % of it are 4,000 bytes
     put_all(store, [bytes(1000)] * 10)
     assert store.get_messages("T", 0, 0, 1).suggest_slave
     assert not store.get_messages("T", 0, 8, 1).suggest_slave
@@ -201,7 +201,7 @@ def test_a_read_ends_before_a_record_that_its_filter_does_not_look_at(
 
 
 def test_a_filtered_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
-    """What its filter has looked at is not looked at again."""
+    """Messages that the filter has examined are not examined again by the next read."""
     store = open_store(tmp_path, ColdDisk(), mapped_file_size_commit_log=1 << 16)
     send_all(store, (bytes(9000) for _ in range(20)))
     store = reopened(store)
@@ -249,7 +249,7 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
     expected: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(8)}
     for number in range(3000):
         body = b"%d-" % number + bytes(number * 37 % 900)
-        if sizes == "one size":  # 1 KiB a record: some blocks begin with one
+        if sizes == "one size":  # at 1 KiB per record some blocks begin with a record
             body = body[:10].ljust(1024 - MIN_SIZE - len("T"))
         queue_id = number // run % 8
         put(store, body, queue_id=queue_id)
@@ -265,8 +265,8 @@ def test_queues_drained_side_by_side_share_what_was_read(tmp_path: Path, sizes: 
             assert answer.count > 0 or found[queue_id] == expected[queue_id]
             found[queue_id] += bodies(answer)
             pulls += answer.count > 0
-    # Each pull reads units; by themselves are read the runs that cross the border of two blocks, and the
-    # records behind the last whole block.
+    # Each pull reads queue units. Only groups of records that cross a block border, and the records after the
+    # last whole block, need reads of their own.
     blocks, behind = divmod(store.log.end, 1 << 17)
     crossing = 0 if run == 1 else blocks
     behind //= store.log.end // 3000
@@ -295,8 +295,8 @@ def test_hundreds_of_queues_drained_side_by_side_share_what_was_read(tmp_path: P
     for queue_id, wanted in expected.items():
         answer = read(store, queue_id, 0, 32)
         assert (bodies(answer), answer.next_begin_offset) == (wanted, 16)
-    # The units of each queue; the blocks, three records of each before it is worth loading, those on borders
-    # and behind the last whole block.
+    # The limit covers the units of each queue, the blocks, three single records per block before it is
+    # loaded, and the records on borders and after the last whole block.
     assert disk.calls["pread_cached"] < 400 + 6400 / 16
     alter(tmp_path / "commitlog" / f"{0:020d}", places[3][7].physical_offset, bytes(8))
     store.log.blocks.clear()
@@ -362,7 +362,7 @@ def test_offsets_by_time_are_exact_at_the_edges(tmp_path: Path) -> None:
     for at in (10_000, 10_100, 10_100, 10_100, 10_200, 10_500):
         clock.now_ms = at
         send(store)
-    cases = {  # asked: (nearest, first at or after, last at or before)
+    cases = {  # requested time: (nearest, first at or after, last at or before)
         0: (0, 0, 0), 9_999: (0, 0, 0), 10_000: (0, 0, 0), 10_040: (0, 1, 0), 10_060: (1, 1, 0),
         10_100: (1, 1, 3), 10_101: (3, 4, 3), 10_150: (3, 4, 3), 10_151: (4, 4, 3), 10_200: (4, 4, 4),
         10_350: (4, 5, 4), 10_351: (5, 5, 4), 10_500: (5, 5, 5), 10_501: (5, 6, 5), 1 << 60: (5, 6, 5),
@@ -401,10 +401,10 @@ def test_messages_are_found_by_every_key_and_within_times(tmp_path: Path) -> Non
         return [decode_record(data).body for data in by_key(store, topic, key, limit, begin, end)]
 
     assert ask("U777") == [b"777"]
-    assert len(store.index.files) == 8  # 3000 keys, 399 a file
+    assert len(store.index.files) == 8  # 3000 keys, 399 per file
     assert ask("k7") == numbered(7, 1000, 50)
     assert ask("k7", limit=3) == [b"857", b"907", b"957"]
-    assert ask("even1", limit=100) == numbered(1000 - 127, 1000, 2)  # maxMsgsNumBatch
+    assert ask("even1", limit=100) == numbered(1000 - 127, 1000, 2)  # the limit maxMsgsNumBatch
     assert ask("U777", topic="other") == []
     assert ask("nothing") == []
     assert ask("k7", begin=1_000_000 + 508_000, end=1_000_000 + 708_000) == numbered(507, 708, 50)
@@ -452,13 +452,13 @@ def test_a_bulk_read_gives_a_thousand_messages_or_a_mebibyte(
 def test_a_bulk_read_of_what_lies_far_apart_brings_a_bounded_part_of_the_log(
     tmp_path: Path, tagged: bool
 ) -> None:
-    """The queue's messages lie 15 KiB apart, so that 1024 of them lie in 120 blocks of 128 KiB."""
+    """The queue's messages are 15 KiB apart, so 1024 of them are spread over 120 blocks of 128 KiB."""
     store = open_store(tmp_path, **BULKY)
     for number in range(1100):
         put(store, b"%d" % number, tags_code=number % 2)
         put(store, bytes(15_000), queue_id=1)
     committed(store.commit())
-    store = reopened(store)  # without its newest bytes in memory
+    store = reopened(store)  # clears the newest bytes from memory
     wanted = {0} if tagged else None
     found: list[int] = []
     offset = 0
@@ -490,7 +490,7 @@ def test_a_bulk_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
     fetched: dict[FileRange, bytes | OSError] = {}
     found: list[int] = []
     questions = 0
-    while len(found) < 240:  # whole blocks only: records behind them are read one by one
+    while len(found) < 240:  # only whole blocks: later records are read one by one
         questions += 1
         try:
             answer = store.get_messages("T", 0, len(found), 1024, bulk=True, reads=Reads(fetched=fetched))
@@ -500,4 +500,4 @@ def test_a_bulk_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> None:
             found += [int(body) for body in bodies(answer)]
             assert answer.next_begin_offset == len(found)
     assert found == list(range(0, 2 * len(found), 2))
-    assert questions == 15  # units, four blocks and the three between them: missed, then read
+    assert questions == 15  # misses and reads: units, four blocks, and three records between them

@@ -1,5 +1,7 @@
-"""What one pull gets, against Apache's rules (docs/reference/storage.md, Reading), told again unit by
-unit."""
+"""Results of single pulls compared with a unit-by-unit model of Apache's rules.
+
+See docs/reference/storage.md, Reading.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ from cometmq.store import GetStatus, MessageStore
 from cometmq.store.base.config import StoreConfig
 
 UNITS_PER_FILE = 50
-SCAN = 40  # units of one scan with a filter: maxFilterMessageSize of 800 bytes
+SCAN = 40  # units per filtered scan: maxFilterMessageSize of 800 bytes
 
 
 class Unit(NamedTuple):
-    """A message: where its record lies, its size, the hash of its tag, its body."""
+    """A message: its record's position and size, the hash of its tag, and its body."""
 
     position: int
     size: int
@@ -39,7 +41,7 @@ class Unit(NamedTuple):
 
 
 class Pull(NamedTuple):
-    """offset: counted from the queue's beginning, may be outside."""
+    """A pull request. `offset` is relative to the queue's beginning and may be out of range."""
 
     offset: int
     max_count: int
@@ -48,7 +50,7 @@ class Pull(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """Bytes and counts as in StoreConfig; memory: bytes of the machine."""
+    """Limits in bytes and messages as in StoreConfig. `memory`: size of the machine's memory in bytes."""
 
     count_memory: int
     bytes_memory: int
@@ -61,8 +63,10 @@ class Rules(NamedTuple):
 def expected(
     units: list[Unit], low: int, end: int, pull: Pull, rules: Rules, cached_from: int
 ) -> tuple[str, list[bytes], int, bool]:
-    """(status, bodies, next begin offset, whether the slave is suggested). cached_from: offset from which on
-    units are in memory; a read that begins in a file goes no further than into memory behind it."""
+    """Return (status, bodies, next begin offset, whether the slave is suggested).
+
+    Units from offset `cached_from` on are in memory. A read that begins in a file ends where memory begins.
+    """
     high = len(units)
     if high == 0:
         return "NO_MESSAGE_IN_QUEUE", [], 0, False
@@ -77,7 +81,7 @@ def expected(
     if pull.offset < cached_from:
         boundary = (pull.offset // UNITS_PER_FILE + 1) * UNITS_PER_FILE
         stop = boundary if boundary < cached_from else high
-    # Ours: a pull that asks for more than the settings ever give looks at no more units for it.
+    # CometMQ's own rule: a pull for more messages than the settings allow does not examine more units.
     most_units = min(pull.max_count, max(rules.count_memory, rules.count_disk))
     stop = min(stop, pull.offset + (most_units if pull.tags is None else max(SCAN, most_units)))
     found: list[bytes] = []
@@ -147,14 +151,14 @@ def filled(
     restarted=st.booleans(),
     expired=st.booleans(),
 )
-@example(  # the limit of messages ends the read before a unit that is on disk
+@example(  # the message limit ends the read before a unit on disk
     sizes=[0, 0],
     rules=Rules(1, 1, 1, 1, 10_000, 1),
     asked=[Pull(0, 2, None, None)],
     restarted=False,
     expired=False,
 )
-@example(  # exactly as far from the end as the window is wide: still in memory
+@example(  # a distance equal to the window's size still counts as in memory
     sizes=[100] * 20,
     rules=Rules(32, 1 << 20, 2, 1 << 20, 100 * 400, 10),
     asked=[Pull(offset, 32, None, None) for offset in range(20)],
@@ -216,7 +220,7 @@ def test_a_slave_without_the_offset_check_corrects_nothing(tmp_path: Path, store
 
 
 def test_an_expired_first_record_is_no_damage(tmp_path: Path, store: MessageStore) -> None:
-    """Between the deletion of its segment and the move of the minimum offset."""
+    """This state exists between the deletion of the segment and the update of the minimum offset."""
     put_all(store, [bytes(40_000)] * 3)
     store = restarted(store)
     drop_first_segment(store, derived=False)
@@ -238,7 +242,7 @@ def test_the_limits_count_to_the_byte(tmp_path: Path) -> None:
 
     store.reader.memory_bytes = store.log.end - places[6].physical_offset
     store.reader.configure(store.config.replace(max_transfer_count_on_message_in_disk=1))
-    assert pull(6, 1) == (1, False)  # as far from the end as the window is wide: in memory
+    assert pull(6, 1) == (1, False)  # a distance equal to the window's size counts as in memory
     assert pull(5, 1) == (1, True)
     assert pull(5, 3) == (3, False)
     assert pull(4, 3) == (1, True)

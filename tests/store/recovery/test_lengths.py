@@ -1,5 +1,6 @@
-"""A store that is opened with other file lengths than its own refuses, and not a byte of it changes; a file
-that damage has cut short gets its length back.
+"""A store opened with file lengths other than its own refuses to start and is not changed.
+
+A file that damage has shortened gets its length back.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def serves(root: Path, sent: list[bytes], **changes: Any) -> None:
 def test_larger_lengths_are_refused_and_nothing_changes(
     tmp_path: Path, other: str, count: int, stop: str
 ) -> None:
-    """Of one file each, of two segments, and of several files of each kind."""
+    """Cases: one file of each kind, two segments, and several files of each kind."""
     sent = fill(tmp_path, count)
     if stop != "clean":
         (tmp_path / "abort").touch()
@@ -71,7 +72,7 @@ def test_larger_lengths_are_refused_and_nothing_changes(
 
 @pytest.mark.parametrize("other", OTHER)
 def test_several_files_speak_for_their_length_without_any_other_witness(tmp_path: Path, other: str) -> None:
-    """A store of Apache's, or of a version that kept no lengths."""
+    """The store is Apache's, or was written by a version that did not record lengths."""
     sent = fill(tmp_path, 400)
     (tmp_path / "config" / "consumeQueueEnds.json").unlink()
     said = refuses(tmp_path, **OTHER[other])
@@ -100,7 +101,7 @@ LONE = {
 
 @pytest.mark.parametrize("made", LONE)
 def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: str) -> None:
-    """Of a store that was never stopped in order: nothing else tells its lengths."""
+    """The store was never stopped cleanly, so its lengths are not recorded anywhere else."""
     store = quick(tmp_path)
     LONE[made](store)
     found = everything(store)
@@ -110,7 +111,7 @@ def test_a_lone_file_that_holds_something_is_left_alone(tmp_path: Path, made: st
     assert f"{2000 if queues else 65536} bytes in {tmp_path}" in said
     assert ("remove this directory" if queues else "truncate -s 131072") in said
     store = quick(tmp_path)
-    lost = 1 if "blank" in made else 0  # what lay in the segment behind it
+    lost = 1 if "blank" in made else 0  # the message in the following segment
     assert everything(store) == found[: len(found) - lost]
 
 
@@ -132,7 +133,7 @@ def test_a_lone_file_that_holds_nothing_was_just_being_made(
 
 
 def lone_segment_cut_short(root: Path) -> tuple[Path, list[bytes]]:
-    """A store of one segment of which 20,000 bytes are left, and the messages that are whole in them."""
+    """Create a store with one segment cut to 20,000 bytes; return its path and the complete messages."""
     store = open_store(root)
     ends = []
     for n in range(60):
@@ -189,7 +190,7 @@ def finds_all(root: Path, count: int) -> None:
 def test_index_files_of_another_size_are_refused_and_nothing_changes(
     tmp_path: Path, size: dict[str, int], stop: str, count: int
 ) -> None:
-    """A lone one and several."""
+    """Cases: a single index file, and several."""
     indexed(tmp_path, count)
     if stop != "clean":
         (tmp_path / "abort").touch()

@@ -1,5 +1,7 @@
-"""Queues that lose units at a kill, where no record behind the checkpoint's mark tells of it: the mark knows
-where the queues ended together."""
+"""Queues that lose units at a kill although no record after the checkpoint refers to them.
+
+The checkpoint contains a summary of all queue ends, which shows the loss.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +21,8 @@ from cometmq.store import MessageStore
 from cometmq.store.inspect.findings import Finding
 from cometmq.store.inspect.rebuild import rebuild
 
-UNITS = 250  # of a queue: three files of 100
-LARGE = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole
+UNITS = 250  # units per queue: three files of 100
+LARGE = {"mapped_file_size_commit_log": 16 << 20}  # smallest segments that are not scanned completely
 
 
 def start(root: Path, disk: FaultyDisk | None = None) -> MessageStore:
@@ -32,7 +34,7 @@ def shortened(root: Path) -> list[Finding]:
 
 
 def killed(root: Path) -> None:
-    """T/0, T/1 and Other/0 before the mark, only Other/0 behind it; all of it since the store was made."""
+    """Kill a new store with T/0, T/1 and Other/0 before the checkpoint and only Other/0 after it."""
     store = start(root)
     for number in range(UNITS):
         for queue_id in range(2):
@@ -94,7 +96,7 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
     store = start(tmp_path)
     assert (store.recovered.records, store.recovered.notes) == (0, [])
     send(store, b"2", topic="Other")
-    assert store.writer.make_durable(slots=False)  # this mark knows that the topic is gone
+    assert store.writer.make_durable(slots=False)  # the new checkpoint is without the topic
     store.crash()
     shutil.rmtree(tmp_path / "consumequeue" / "Other")
     store = start(tmp_path)
@@ -103,9 +105,9 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
 
 
 def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
-    """At the mark the queue ended with the file, so nothing is left of what it held then."""
+    """At the checkpoint the queue ended at a file border, so no unit of that time is left."""
     store = start(tmp_path)
-    send_all(store, numbered(100))  # a whole file
+    send_all(store, numbered(100))  # a complete file
     send(store, topic="Other")
     assert store.writer.make_durable(slots=False)
     send(store, b"100")
@@ -133,7 +135,7 @@ async def test_a_topic_whose_deletion_was_under_way_at_the_mark_is_no_loss(
     disk.before = hold
     deleting = asyncio.create_task(store.deletion.delete(["T"]))
     assert await asyncio.to_thread(noting.wait, 20)
-    send(store, b"2", topic="Other")  # so the mark lies behind the end that is noted with the deletion
+    send(store, b"2", topic="Other")  # moves the checkpoint past the log end recorded with the deletion
     assert store.writer.make_durable(slots=False)
     go_on.set()
     assert await deleting == 2

@@ -1,4 +1,4 @@
-"""Stops of every kind, and damage of every kind, each with its documented outcome."""
+"""Stops and damage of every kind, each with its documented outcome."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ QUEUES = 3
 
 
 def fill(root: Path, count: int = 300, size: int = 800) -> dict[int, list[bytes]]:
-    """A store with `count` messages in several segments, stopped cleanly; bodies by queue."""
+    """Build a store of `count` messages in several segments and stop it cleanly; return bodies by queue."""
     clock = ManualClock()
     store = quick(root, clock)
     sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
@@ -64,7 +64,7 @@ def segment(root: Path, number: int) -> Path:
 
 
 def end_of_log(root: Path) -> tuple[Path, int]:
-    """The last segment, and the end of its records in it."""
+    """Return the last segment and the end of its records."""
     last = places(root)[-1]
     return last.path, last.at + last.size
 
@@ -167,12 +167,12 @@ def test_the_last_record_cut_in_half_is_lost_alone(tmp_path: Path) -> None:
     lost = sent[299 % QUEUES].pop()
     store = quick(tmp_path)
     assert contents(store) == sent
-    # Its offset, which a consumer may have seen before the clean stop, is not given to another message.
+    # A consumer may have seen the lost message's offset before the clean stop, so it is not assigned again.
     assert send(store, lost, queue_id=299 % QUEUES).queue_offset == len(sent[299 % QUEUES]) + 1
 
 
 def test_a_stale_record_behind_the_cut_never_comes_back(tmp_path: Path) -> None:
-    """Two records behind a torn one would be valid again once new ones end exactly where they begin."""
+    """Two records after a torn one would become valid again if new records ended exactly where they begin."""
     store = quick(tmp_path)
     places = [send(store, b"%d" % number + bytes(100)) for number in range(3)]
     store.crash()
@@ -275,7 +275,7 @@ def test_a_clean_start_walks_nothing(tmp_path: Path) -> None:
 
 
 def test_a_clean_start_indexes_no_record_again(tmp_path: Path) -> None:
-    """The last record of the log has no unit in a queue, only a key."""
+    """The last record of the log has a key but no queue unit."""
     store = quick(tmp_path)
     send(store, sys_flag=PREPARED, properties=b"KEYS\x01k")
     check_sound(restarted(store))
@@ -290,7 +290,7 @@ def test_queues_that_point_behind_the_log_are_cut(tmp_path: Path) -> None:
     assert not store.recovered.clean
     expected = {q: [body for body in sent[q] if body not in lost] for q in range(QUEUES)}
     assert contents(store) == expected
-    assert all(store.max_offset("T", q) == len(sent[q]) for q in range(QUEUES))  # no offset is used twice
+    assert all(store.max_offset("T", q) == len(sent[q]) for q in range(QUEUES))  # no offset is assigned twice
     assert by_key(store, "T", "k299") == []
 
 
@@ -334,10 +334,10 @@ def test_deleted_messages_stay_deleted_and_do_not_hide_new_ones(tmp_path: Path) 
 def test_index_files_of_a_clock_that_was_set_back_are_kept(
     tmp_path: Path, again: Callable[..., MessageStore], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither a full file nor the newest one counts as damaged because it ends before it begins."""
+    """A file does not count as damaged because its end time precedes its begin time."""
     clock = ManualClock()
     store = quick(tmp_path, clock)
-    for number in range(600):  # 399 entries fill a file
+    for number in range(600):  # a file has 399 entries
         if number in (200, 500):
             clock.now_ms -= 3_600_000
         send(store, b"x", properties=b"KEYS\x01k%d" % number)
@@ -353,7 +353,7 @@ def test_index_files_of_a_clock_that_was_set_back_are_kept(
 
 def test_a_key_is_found_by_its_time_after_the_clock_was_set_back(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = quick(tmp_path, clock, max_hash_slot_num=1)  # all entries are in one chain
+    store = quick(tmp_path, clock, max_hash_slot_num=1)  # puts all entries into one chain
     times = []
     for number in range(600):
         clock.now_ms += -3_600_000 if number in (200, 500) else 1000
@@ -366,7 +366,7 @@ def test_a_key_is_found_by_its_time_after_the_clock_was_set_back(tmp_path: Path)
 
 def test_a_key_is_found_by_its_time_although_the_clock_steps_back_a_little(tmp_path: Path) -> None:
     clock = ManualClock()
-    store = quick(tmp_path, clock, max_hash_slot_num=1, max_index_num=21)  # one chain, 20 entries a file
+    store = quick(tmp_path, clock, max_hash_slot_num=1, max_index_num=21)  # one chain, 20 entries per file
     times = []
     for number in range(60):
         clock.now_ms += -5000 if number in (1, 10, 20, 35) else 700
@@ -399,12 +399,12 @@ LARGE = {"mapped_file_size_commit_log": 1 << 20, "mapped_file_size_consume_queue
 
 @pytest.fixture
 def large_segments(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Segments of 1 MiB are treated like those of 1 GiB: the walk begins within them."""
+    """Treat segments of 1 MiB like those of 1 GiB: the recovery scan may begin within them."""
     monkeypatch.setattr("cometmq.store.recovery.recovery._MIN_SEGMENT_BYTES", 0)
 
 
 def killed_behind_a_checkpoint(root: Path) -> dict[int, list[bytes]]:
-    """1,000 messages, all in the files, a checkpoint behind the first 901; then the process died."""
+    """Kill a store with 1,000 messages, all in the files, and a checkpoint after the first 901."""
     clock = ManualClock()
     store = quick(root, clock, **LARGE)
     sent: dict[int, list[bytes]] = {queue_id: [] for queue_id in range(QUEUES)}
@@ -428,7 +428,7 @@ def test_after_an_unclean_stop_only_what_follows_the_checkpoint_is_walked(tmp_pa
     assert contents(store) == sent
     assert store.recovered.records == 99
     finds(store, (0, 500, 896, 900, 901, 999))
-    store.crash()  # and what the recovery made durable need not be walked again
+    store.crash()  # data that the recovery made durable is not scanned again
     store = quick(tmp_path, **LARGE)
     assert contents(store) == sent
     assert store.recovered.records == 0
@@ -439,7 +439,7 @@ def test_after_an_unclean_stop_only_what_follows_the_checkpoint_is_walked(tmp_pa
 def test_slots_of_the_index_are_chained_anew_from_where_they_were_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written_ahead: bool
 ) -> None:
-    """With `written_ahead` they hold entries that the recovery forgets: no lookup may follow those."""
+    """With `written_ahead` the slots contain dropped entries, which look-ups must not follow."""
     monkeypatch.setattr("cometmq.store.derived.index_service._MAX_ENTRIES_WITHOUT_SLOTS", 10)
     monkeypatch.setattr("cometmq.store.derived.index_file._MAX_CHECKED_ENTRIES", 0)
     clock = ManualClock()
@@ -529,7 +529,7 @@ def test_a_clock_that_steps_back_does_not_make_new_messages_look_durable(tmp_pat
         clock.now_ms += 1000
         send(store, b"%d" % number, properties=b"KEYS\x01k%d" % number)
     assert store.checkpoint.min_timestamp < clock.now_ms - 40_000
-    store.queues.write_dirty()  # units may reach the files, in any state, before a checkpoint covers them
+    store.queues.write_dirty()  # units may reach the files before a checkpoint covers them
     store.crash()
     store = quick(tmp_path, clock, mapped_file_size_commit_log=1 << 20)
     assert everything(store) == numbered(90)
@@ -551,7 +551,7 @@ def test_a_lower_maximum_size_loses_no_message_that_was_larger(tmp_path: Path, c
 
 
 def test_a_body_full_of_old_records_does_not_slow_the_walk(tmp_path: Path) -> None:
-    """Each record in it names another place, so none is read for its own size."""
+    """Each embedded record contains another position, so none is read because of its size field."""
     files = {"mapped_file_size_commit_log": 16 << 20}
     store = open_store(tmp_path / "a", **files)
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""A recovery that fails, or dies, on its way leaves a store that the next one brings right."""
+"""After a recovery that fails or is killed, the next recovery repairs the store."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def stray_units(root: Path) -> Path:
 def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
     tmp_path: Path, disk: FaultyDisk, damage: Callable[[Path], Path], writes: int, share: float
 ) -> None:
-    """A lone file of another length would be refused by the next start: nothing tells which one is right.
-    writes: to the file, before the one that zeroes."""
+    """The next start refuses a single file of another length, because no other file confirms it.
+
+    writes: the number of writes to the file before the one that zeroes its end.
+    """
     store = quick(tmp_path)
     send_all(store, numbered(10))
     store.queues.write_dirty()
@@ -50,8 +52,10 @@ def test_what_is_zeroed_behind_an_end_never_changes_the_length_of_a_file(
 
 
 def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(tmp_path: Path) -> None:
-    """Without the keys of a topic that was deleted the entries are others: a file that holds some of the old
-    and some of the new must not count as whole."""
+    """Without the keys of a deleted topic the entries differ.
+
+    A file with some old and some new entries must not count as complete.
+    """
     store = quick(tmp_path)
     for number in range(700):  # two index files
         for topic in ("T", "Other"):
@@ -75,7 +79,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
 
 
 def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
-    """Without a mark nothing would tell the next recovery that the file was ever there."""
+    """Without the checkpoint nothing would show to the next recovery that the file had existed."""
     store = quick(tmp_path)
     for number in range(700):  # two index files
         send(store, properties=b"KEYS\x01k%d" % number)
@@ -99,13 +103,13 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
 
 
 def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
-    """Its units would come back to life, for the checkpoint covers their positions by then."""
-    large = {"mapped_file_size_commit_log": 16 << 20}  # the smallest that are not walked as a whole
+    """Otherwise its units would reappear, since the checkpoint covers their positions by then."""
+    large = {"mapped_file_size_commit_log": 16 << 20}  # smallest segments that are not scanned completely
     store = quick(tmp_path, **large)
-    send_all(store, numbered(100))  # a whole queue file
+    send_all(store, numbered(100))  # a complete queue file
     assert store.writer.make_durable(slots=False)
     end = store.log.end
-    send_all(store, numbered(10))  # of these only the units get onto the device
+    send_all(store, numbered(10))  # only their units reach the device
     store.queues.write_dirty()
     store.crash()
     for length in (end, 16 << 20):

@@ -1,4 +1,4 @@
-"""Where a store's directories and files are: below its root, or where its settings put them."""
+"""Paths of a store's directories and files: below its root, or as set in the configuration."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def elsewhere(path: Path) -> dict[str, str]:
 
 
 def moved(root: Path, path: Path) -> dict[str, str]:
-    """Move the directories and files of a store to the places of `elsewhere`."""
+    """Move the directories and files of a store to the paths of `elsewhere`."""
     places = elsewhere(path)
     for target, name in zip(places.values(), LOCATIONS.values(), strict=True):
         Path(target).parent.mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_no_path_lies_in_a_store_that_is_in_use(tmp_path: Path, field: str, with
 @pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
 @pytest.mark.parametrize("running", [True, False])
 def test_two_stores_do_not_share_a_file(tmp_path: Path, key: str, running: bool) -> None:
-    """Else a clean stop of one would remove the trace of the other's crash."""
+    """Otherwise a clean stop of one store would remove the trace of the other store's crash."""
     first, second, setting = (
         tmp_path / "first",
         tmp_path / "second",
@@ -289,11 +289,11 @@ def test_a_start_that_cannot_lock_names_the_path_and_the_reason(
         for attempt in (lambda: open_store(root), lambda: rebuild(str(root))):
             with pytest.raises(StoreError, match=rf"{root / named}: .*cannot.* lock.*{os.strerror(code)}"):
                 attempt()
-    assert len(everything(open_store(root))) == 134  # nothing stayed locked
+    assert len(everything(open_store(root))) == 134  # no lock was left behind
 
 
 def test_a_copy_beside_its_store_leaves_the_stores_directories_alone(root: Path, tmp_path: Path) -> None:
-    """The copied broker.conf names them; a broker may be using them."""
+    """The copied broker.conf contains their paths, and a broker may be using them."""
     places = moved(root, tmp_path / "disk")
     config = small(root, **places)
     (root / "broker.conf").write_text("".join(f"{k}={v}\n" for k, v in config.to_properties().items()))

@@ -1,4 +1,4 @@
-"""JSON tables: Apache's text, its protocol of files, and damage."""
+"""JSON tables: Apache's format, Apache's order of file operations, and damaged files."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_damaged_table_falls_back_to_its_backup(tmp_path: Path, damage: bytes 
     else:
         path.write_bytes(damage)
     assert table.load() == {"n": 1}
-    table.save({"n": 3})  # must not put the damaged text in the place of the good backup
+    table.save({"n": 3})  # must not replace the good backup with the damaged file
     assert table.load() == {"n": 3}
     path.unlink()
     assert table.load() == {"n": 1}

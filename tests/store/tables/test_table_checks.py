@@ -1,5 +1,6 @@
-"""Every bit of every table of `config/` flipped: the table, its backup or the typed error, never something
-else without a word; and CometMQ's own tables with their CRC.
+"""Every bit of each table in `config/` is flipped: a load returns table or backup, or raises an error.
+
+CometMQ's own tables have a CRC.
 """
 
 from __future__ import annotations
@@ -88,14 +89,14 @@ OWN: dict[str, Callable[[int], Table]] = {
 
 
 def texts(values: Any) -> Any:
-    """Values with all keys as text, as they are read back."""
+    """Return the values with all keys as strings, as they are after loading."""
     if isinstance(values, dict):
         return {str(key): texts(value) for key, value in values.items()}
     return values
 
 
 def saved(name: str, content: Callable[[int], Table]) -> tuple[bytes, bytes]:
-    """Text of the file and of its backup after two changes."""
+    """Return the content of the file and of its backup after two changes."""
     disk = RecordingDisk({"/store": None, CONFIG: None})
     table = JsonTable(f"{CONFIG}/{name}", disk)
     table.save(content(1))
@@ -126,7 +127,7 @@ def table_of(name: str, text: bytes, backup: bytes | None) -> JsonTable:
 
 
 def differences(found: Any, expected: Any, path: str = "") -> list[str]:
-    """Where two tables differ: numbers, attributes, and names that stand in one place only."""
+    """Return the differences of two tables: numbers, attributes, and names that only one table has."""
     if isinstance(expected, dict):
         if not isinstance(found, dict) or len(found) != len(expected):
             return [f"{path}: not the same entries"]
@@ -168,7 +169,7 @@ def test_a_flipped_bit_leaves_the_table_its_backup_or_the_typed_error(
         else:
             assert differences(found, now) == [], (bit, text[max(0, bit // 8 - 20) : bit // 8 + 20])
             kinds["table"] += 1
-    assert kinds["table"] < kinds["backup"] + kinds["error"]  # blanks, numbers and names
+    assert kinds["table"] < kinds["backup"] + kinds["error"]  # some flips go undetected
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_what_is_no_such_table_gives_way_to_the_backup(name: str, damage: bytes)
     disk = disk_of(name, damage, old)
     table = JsonTable(f"{CONFIG}/{name}", disk)
     assert table.load() == texts(content(1))
-    table.save(content(3))  # the damaged text must not take the place of the good backup
+    table.save(content(3))  # the damaged file must not replace the good backup
     assert JsonTable(table.path, disk).load() == texts(content(3))
     assert table_of(name, disk.image()[table.path + ".bak"], None).load() == texts(content(1))
     if damage:

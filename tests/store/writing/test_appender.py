@@ -1,4 +1,4 @@
-"""Messages that wait and are encoded together: the same bytes as one by one, and nobody is forgotten."""
+"""Waiting messages are encoded together into the same bytes as one by one, and each gets a response."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def refused_senders(commit: Commit) -> list[Any]:
     return [refused.sender for refused in commit.refused]
 
 
-# What runs hold beside plain messages: prepared, committed, rolled back, delayed, with other flags and hosts.
+# Kinds of messages: plain, prepared, committed, rolled back, delayed, with other flags and hosts.
 TRAITS: list[Traits] = [
     PLAIN,
     Traits(flag=9, reconsume_times=3, tags_code=77),
@@ -85,7 +85,7 @@ def test_runs_leave_the_bytes_of_single_appends(tmp_path, seed):
             view = bytearray(body)
             enqueue(together, sender, view, topic, queue_id, properties=text, born_host=host, traits=traits)
             if len(body) > COPIED:
-                view[:] = bytes(len(view))  # it is the receiver's again
+                view[:] = bytes(len(view))  # the receiver may reuse its buffer
             try:
                 appended = put(
                     alone, body, topic, queue_id, text, born_host=host, flag=traits.flag,
@@ -205,7 +205,7 @@ def test_a_segment_that_cannot_be_made_refuses_what_does_not_fit(disk, store):
     disk.fail("reserve", error=errno.ENOSPC, times=99)
     for number in range(12):
         enqueue(store, number, b"%d" % number + bytes(2_000))
-    enqueue(store, "small", b"small")  # fits what is left of the segment
+    enqueue(store, "small", b"small")  # fits into the rest of the segment
     commit = committed(store.commit())
     assert senders(commit) == [*range(7), "small"]
     assert refused_senders(commit) == [*range(7, 12)]
@@ -237,7 +237,7 @@ def test_an_error_nobody_expects_refuses_what_is_not_in_the_buffer(store, monkey
     store.appender.encode_pending()
     real = appender.crc32
     monkeypatch.setattr(appender, "crc32", lambda body: real(body) if body != b"poison" else 1 / 0)
-    for number in range(40):  # more than a segment, so that some are in the buffer before the error
+    for number in range(40):  # more than a segment, so that some are buffered before the error
         enqueue(store, f"sender {number}", b"%d" % number + bytes(2_000))
     enqueue(store, "poison", b"poison")
     enqueue(store, "behind", b"behind")
@@ -274,7 +274,7 @@ def test_an_interrupt_leaves_whole_records_alone(store, monkeypatch):
 
 
 def test_refusals_keep_no_bodies_alive(store):
-    """Without the help of the garbage collector: it may come late."""
+    """The bodies must be freed without the garbage collector, which may run late."""
 
     class Watched(bytearray):
         pass

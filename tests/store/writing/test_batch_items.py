@@ -1,4 +1,4 @@
-"""What the fast ways of a batch read is what the careful ones read."""
+"""The fast parsers of a batch return the same values as the general ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ COMMON = Common(HEADS[8, 8], MAGIC_V1, 5, 77, (0, START_MS, HOST, START_MS + 1, 
 
 
 def columns(data, extra=b""):
-    """Flags, bodies and properties of a batch."""
+    """Return the flags, bodies and properties of a batch."""
     found = batch_items(data, extra)
     flags = [found.flag] * len(found.bodies) if isinstance(found, Alike) else found.flags
     return flags, found.bodies, found.properties()()
@@ -97,7 +97,7 @@ COMMONS = st.builds(
 
 
 def records_are_those_of_the_careful_encoder(data, extra, common):
-    """Whatever way a batch goes, and the codes and keys of its messages too."""
+    """Check records, tag codes and keys of a batch for every parser."""
     found = batch_items(data, extra)
     sizes = found.sizes(common.head.size + len(common.topic) + 2)
     positions = list(accumulate(sizes, initial=1000))
@@ -115,7 +115,7 @@ def records_are_those_of_the_careful_encoder(data, extra, common):
         size = sizes[number]
         assert len(expected) == size
         got = bytearray(records[positions[number] - 1000 : positions[number] - 1000 + size])
-        got[SYS_FLAG_AT : SYS_FLAG_AT + 4] = expected[SYS_FLAG_AT : SYS_FLAG_AT + 4]  # the caller's matter
+        got[SYS_FLAG_AT : SYS_FLAG_AT + 4] = expected[SYS_FLAG_AT : SYS_FLAG_AT + 4]  # set by the caller
         assert got == expected
     assert len(records) == sum(sizes)
     assert found.longest_properties == max(map(len, texts))
@@ -185,7 +185,7 @@ def test_a_unique_key_of_the_request_takes_the_long_way():
 
 @pytest.mark.parametrize("end", ["running", "stopped", "killed"])
 def test_items_with_a_second_unique_key_are_found_by_the_id_that_clients_see(tmp_path, store, end):
-    """4.9 adds the properties of the request behind those of each item; clients of 5.x give both an id."""
+    """4.9 appends the request's properties to those of each item, and clients of 5.x put an id into both."""
     items = [(0, b"%d" % number, b"UNIQ_KEY\x01ITEM%d\x02TAGS\x01t" % number) for number in range(3)]
     put_batch(store, encode_batch(items), properties=b"UNIQ_KEY\x01BATCH")
     committed(store.commit())
@@ -232,10 +232,10 @@ def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(stor
     check_sound(store)
 
 
-@pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # alike, and not
+@pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # with equal and with different lengths
 @pytest.mark.parametrize(("count", "extra"), [(1, 32_768), (1_000, 20_000)])
 def test_what_a_request_adds_to_all_its_messages_is_bounded(key, count, extra):
-    """A thousand messages of nothing and 20 kB of properties beside them would be 20 MB of records."""
+    """A thousand empty messages with 20 kB of common properties would become 20 MB of records."""
     with pytest.raises(StoreRefused, match="at most 32767B are allowed, and 16777216B for all") as refusal:
         batch_items(encode_batch([(0, b"", key)] * count), b"E\x01" + b"x" * (extra - 2))
     assert refusal.value.response_code == ResponseCode.MESSAGE_ILLEGAL

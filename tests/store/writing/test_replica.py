@@ -1,4 +1,4 @@
-"""A slave's log: whatever way the master's bytes are cut, the store becomes the master's."""
+"""A slave's log: the store becomes equal to the master's, however the master's bytes are split."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_the_log_of_an_apache_master_gives_apaches_queues(tmp_path: Path) -> Non
 def test_a_slave_may_begin_with_any_segment(
     master: MessageStore, slave: MessageStore, tmp_path: Path
 ) -> None:
-    """Its queues then begin where the master's records say, with Apache's fillers in front."""
+    """The queues begin at the offsets of the master's records, with Apache's fillers before them."""
     fill(master, [3000] * 100)
     assert (slave.replica.empty, slave.replica.end) == (True, 0)
     parts = list(log_bytes(master))[2:]
@@ -105,9 +105,9 @@ def test_a_slave_may_begin_with_any_segment(
 def test_an_empty_log_begins_anew_elsewhere(
     master: MessageStore, slave: MessageStore, tmp_path: Path
 ) -> None:
-    """The master has gone on, and has deleted what the slave had begun with."""
+    """The master has continued and has deleted the segment in which the slave had begun."""
     fill(master, [3000] * 60)
-    slave.replica.append(65536, bytes(5))  # the start of a record that never came as a whole
+    slave.replica.append(65536, bytes(5))  # the start of a record that was never completed
     assert slave.replica.commit().end == 65536
     slave.crash()
     slave = quick(tmp_path / "slave", **SLAVE)
@@ -168,7 +168,7 @@ def test_of_a_damaged_record_nothing_is_written(
     assert done.error.position == second
     assert problem in str(done.error)
     assert not Path(slave.log.path_of(0)).read_bytes()[second:].strip(b"\0")
-    feed(slave, master)  # the next connection brings it whole
+    feed(slave, master)  # the next connection sends the whole record
     same(slave, master)
 
 
@@ -261,7 +261,7 @@ def test_a_large_record_is_not_joined_anew_with_each_piece(master: MessageStore,
 def test_a_gap_in_the_masters_queue_is_filled(
     tmp_path: Path, master: MessageStore, slave: MessageStore
 ) -> None:
-    """The master has lost messages of it and has gone on behind."""
+    """The master has lost messages of the queue and has continued after the gap."""
     send_all(master, numbered(3))
     queue = master.queues.find_queue("T", 0)
     assert queue is not None
@@ -274,7 +274,7 @@ def test_a_gap_in_the_masters_queue_is_filled(
 def test_records_that_fit_no_queue_are_named_and_not_served(
     slave: MessageStore, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One stands behind what it should follow on, one names a topic that can be no directory."""
+    """One record has an offset that leaves a gap, and another has a topic that cannot be a directory name."""
     data = b""
     for topic, offset in (("T", 0), ("T", 1), ("T", 1), ("..", 0), ("T", 2)):
         data += encode_record(topic, b"x", queue_offset=offset, physical_offset=len(data))
@@ -304,7 +304,7 @@ def test_retention_and_deletion_go_on_beside_it(
 def test_a_topic_deleted_at_the_master_and_made_anew_begins_anew(
     master: MessageStore, slave: MessageStore, tmp_path: Path, end: str
 ) -> None:
-    """Its queues begin at 0 again. Queue 3 had no message before; queue 2 has none since."""
+    """The new topic's queues begin at 0. Queue 3 had no message before, and queue 2 has none since."""
     for number in range(9):
         send(master, b"old %d" % number, queue_id=number % 3)
     send(master, topic="Other")
@@ -332,8 +332,10 @@ def test_a_topic_deleted_at_the_master_and_made_anew_begins_anew(
 def test_a_queue_of_the_new_topic_that_was_there_already_stays(
     master: MessageStore, slave: MessageStore, tmp_path: Path
 ) -> None:
-    """Queue 1 began behind all that queue 0 had then, so it may be of the new topic, and it is. Later queue 0
-    is not, but nothing says so before its next message."""
+    """Queue 1 began after all messages that queue 0 had then, so it may belong to the new topic, and it does.
+
+    Queue 0 does not, but nothing shows that before its next message.
+    """
     for number in range(2):
         send_all(master, [b"%d" % number] * 3)
         delete_topic(master, "T")

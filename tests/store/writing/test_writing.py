@@ -1,4 +1,4 @@
-"""What an append leaves on the disk, byte for byte, and what it refuses."""
+"""Appends: the bytes on the disk, and refused messages."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path, store: Messa
     files = {name: len(data) for name, data in snapshot(tmp_path).items()}
     index = next(name for name in files if name.startswith("index/"))
     assert len(index) == len("index/") + 17
-    assert files.pop("config/consumeQueueEnds.json")  # ours alone
+    assert files.pop("config/consumeQueueEnds.json")  # Apache's broker has no such file
     assert files == {
         "checkpoint": 4096,
         "lock": 4,
@@ -115,7 +115,7 @@ def test_a_checkpoint_that_is_lowered_while_it_is_being_written_ends_low(tmp_pat
         if operation == "pwrite" and not lowering.ident:
             checkpoint.physic_ms = 1
             lowering.start()
-            lowering.join(0.2)  # without success: its turn has not come
+            lowering.join(0.2)  # still waits for its turn
 
     disk.before = lower
     checkpoint.flush()
@@ -128,7 +128,7 @@ def test_a_record_that_does_not_fit_rolls_over_behind_a_blank_record(
 ) -> None:
     size = send(store, bytes(30_000)).size
     second = send(store, bytes(30_000))
-    third = put(store, bytes(30_000))  # rolls in the middle of a tick
+    third = put(store, bytes(30_000))  # starts a new segment in the middle of a tick
     put(store, b"after")
     committed(store.commit())
     assert (second.physical_offset, third.physical_offset) == (size, 65536)
@@ -284,7 +284,7 @@ def test_units_of_delayed_messages_carry_the_time_of_delivery(tmp_path: Path, st
     arrival = committed(store.commit()).arrivals
     assert arrival[0][3] == START_MS + 10_000
     store.crash()
-    store = open_store(tmp_path)  # recovery computes it from DELAY
+    store = open_store(tmp_path)  # recovery derives it from DELAY
     unit = store.queues.get_or_make("SCHEDULE_TOPIC_XXXX", 2).unit(0)
     assert unit is not None
     assert unit[2] == START_MS + 10_000
@@ -388,7 +388,7 @@ def test_store_timestamps_are_those_of_the_append(tmp_path: Path) -> None:
     clock = ManualClock(5_000)
     store = open_configured(small(tmp_path), None, clock)
     first = put(store)
-    clock.now_ms = 4_000  # a clock may step back
+    clock.now_ms = 4_000  # the clock may be set back
     second = put(store)
     committed(store.commit())
     assert (first.store_timestamp_ms, second.store_timestamp_ms) == (5_000, 4_000)
