@@ -1,7 +1,7 @@
-"""An archive job as a program of its own, to be killed. Arguments: namesrv, output, topics, batch records,
-and a table format if it is not Parquet.
+"""An archive job as a separate program that a test kills.
 
-Prints a line for each step of progress, and the summary as JSON at the end.
+Arguments: namesrv, output, topics, batch records, and a table format unless it is Parquet. Prints a line for
+each step of progress, and the summary as JSON at the end.
 """
 
 from __future__ import annotations

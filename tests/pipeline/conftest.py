@@ -1,4 +1,4 @@
-"""One cluster and one Spark session for all tests of the pipeline; each test has topics of its own."""
+"""Fixtures: one cluster and one Spark session for all tests of the pipeline; each test has its own topics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """`local[2,3]`: two slots, and tasks may fail twice."""
+    """A Spark session `local[2,3]`: two slots, and tasks may fail twice."""
     scratch = tmp_path_factory.mktemp("spark")
     session = spark_session(
         "tests",
@@ -56,14 +56,14 @@ def connect_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def connected(connect_address: str) -> Iterator[SparkSession]:
-    """A session of Spark Connect, beside the one of this process."""
+    """A Spark Connect session beside the classic session of this process."""
     with connect_session(connect_address) as session:
         yield session
 
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
-    """A name server and a broker that do as they are told, with one message a minute."""
+    """A scripted name server and broker with one message per minute."""
     monkeypatch.setattr(cluster, "_SHRUNK_S", 0.0)
     with fake_cluster() as made:
         made.stored_ms = list(MINUTES)
@@ -72,14 +72,13 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
 
 @pytest.fixture(scope="session")
 def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3]:
-    """An object store."""
     with s3_server(tmp_path_factory.mktemp("s3")) as server:
         yield server
 
 
 @pytest.fixture
 def at(request: pytest.FixtureRequest) -> str:
-    """A path of this test's own in the object store."""
+    """A path in the object store that only this test uses."""
     return f"{request.function.__name__}-{next(_numbers)}"
 
 

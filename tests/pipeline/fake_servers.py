@@ -1,4 +1,4 @@
-"""Name servers and brokers that say what a test wants, over real sockets."""
+"""Fake name servers and brokers with scripted responses, over real sockets."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ UNKNOWN = {
     RequestCode.UPDATE_CONSUMER_OFFSET: ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
 }
 MINUTES = [1_000_000 + 60_000 * number for number in range(40)]
-"""Store times of one message a minute."""
+"""Store times in ms of one message per minute."""
 
 HOST = b"\x7f\0\0\1\0\0\x2a\x9f"
 
 
 class TakingBroker(FakeBroker):
-    """Keeps the bodies it is sent by queue, or answers with `refusal`; `illegal` bodies it never takes."""
+    """A broker that stores bodies by queue or responds with `refusal`; it refuses bodies in `illegal`."""
 
     def __init__(self, refusal: int = 0, illegal: frozenset[bytes] = frozenset(), name: str = "a") -> None:
         super().__init__(name)
@@ -66,25 +66,27 @@ class TakingBroker(FakeBroker):
 
 
 class FakeCluster(FakeServer):
-    """Name server and broker in one, for what real ones do too rarely: one queue of one topic.
-    `stored_ms` are the store times of its messages, from offset `minimum`."""
+    """A name server and broker in one, for rare situations, with one queue of one topic.
+
+    `stored_ms` are the store times of its messages, the first of which has offset `minimum`.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.minimum = 0
-        self.log_at = 0  # where the log begins, of which each message takes 100 bytes
-        self.cut_at: int | None = None  # from this offset on messages lie elsewhere in the log
+        self.log_at = 0  # begin of the log; each message takes 100 bytes
+        self.cut_at: int | None = None  # from this offset on messages have other log positions
         self.stored_ms: list[int] = []
-        self.bodies: dict[int, tuple[bytes, int]] = {}  # offset -> (stored body, sysFlag), else its number
-        self.refusals: deque[int] = deque()  # codes that answer the next pulls
+        self.bodies: dict[int, tuple[bytes, int]] = {}  # (stored body, sysFlag) by offset
+        self.refusals: deque[int] = deque()  # response codes of the next pulls
         self.refuse_always: int | None = None
-        self.suggested = 0  # the broker id from which it wants to be read
-        self.closing = False  # accept and close
-        self.brokers: dict[int, str] = {}  # what the route says; itself as master by default
+        self.suggested = 0  # the broker id in suggestWhichBrokerId
+        self.closing = False  # close each connection after accepting it
+        self.brokers: dict[int, str] = {}  # brokers in the route; by default only itself, as master
         self.routed = True
-        self.moving: dict[str, Any] = {}  # the mapping of a static topic
-        self.attributes: dict[str, str] | None = None  # None: as a broker of 4.9, which knows none
-        self.stored: int | None = None  # every group's offset
+        self.moving: dict[str, Any] = {}  # mapping of a static topic
+        self.attributes: dict[str, str] | None = None  # None as with a 4.9 broker, which has no attributes
+        self.stored: int | None = None  # the offset of every group
         self.admitted = 0
 
     @property
@@ -92,12 +94,12 @@ class FakeCluster(FakeServer):
         return self.minimum + len(self.stored_ms)
 
     def make_anew(self, count: int) -> None:
-        """The topic is deleted and made again behind MINUTES; the log goes on."""
+        """Delete the topic and create it again after MINUTES; the log continues."""
         self.log_at += 10**6
         self.stored_ms = [MINUTES[-1] + 1000 + number for number in range(count)]
 
     def cut_and_grow(self, keep: int, count: int) -> None:
-        """The broker lost what is behind `keep` in a crash, and went on from there."""
+        """Lose the messages after `keep`, as in a broker's crash, and store new ones."""
         self.cut_at = keep
         self.stored_ms = [
             *self.stored_ms[:keep],
@@ -173,7 +175,7 @@ def position(offset: int) -> dict[str, Any]:
 
 
 class Stream:
-    """A stream as Spark drives it, one planned batch after the other."""
+    """A stream driven as by Spark: one planned batch after the other."""
 
     def __init__(self, fake: FakeCluster, **options: str) -> None:
         given = {"namesrv": fake.addr, "topic": TOPIC, "timeoutMs": "1000", **options}

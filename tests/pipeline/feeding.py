@@ -1,4 +1,4 @@
-"""Topics with known messages in them."""
+"""Topics with known messages."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from cometmq.protocol.headers import SendMessageRequestHeaderV2
 
 @dataclass
 class Topic:
-    """A topic of one test and what was sent to it."""
+    """A topic of one test and the messages that were sent to it."""
 
     name: str
     namesrv: str
     sent: list[str] = field(default_factory=list)
 
     def send(self, count: int, *, tags: Sequence[str] = ("A", "B", "C"), body_size: int = 0) -> list[str]:
-        """Send `count` messages with the next numbers as keys; their bodies."""
+        """Send `count` messages with the next numbers as keys; return their bodies."""
         first = len(self.sent)
         bodies = [f"{number}:".ljust(body_size, "x") for number in range(first, first + count)]
         options = write_options({"namesrv": self.namesrv, "topic": self.name, "batchRecords": "16"})
@@ -46,7 +46,7 @@ class Topic:
         return bodies
 
     def send_raw(self, body: bytes, sys_flag: int, born_ms: int = 0) -> None:
-        """Send one message to queue 0 with a sysFlag and a time of choice; it does not count as sent."""
+        """Send a message to queue 0 with the given sysFlag and born time; `sent` does not include it."""
         header = SendMessageRequestHeaderV2(
             topic=self.name, queue_id=0, sys_flag=sys_flag, born_timestamp=born_ms, flag=0,
             producer_group="g", default_topic="TBW102", default_topic_queue_nums=4,
@@ -59,7 +59,7 @@ class Topic:
         assert answer.code == 0
 
     def delete(self) -> None:
-        """From brokers and name servers."""
+        """Delete the topic from brokers and name servers."""
 
         async def delete() -> None:
             async with Admin(self.namesrv) as admin:
@@ -73,7 +73,7 @@ class Topic:
             return cluster.bounds(cluster.queues(Topics(names=(self.name,))))
 
     def committed(self, group: str) -> dict[MessageQueue, int]:
-        """A group's offsets, of the queues that it has some for."""
+        """Return a group's stored offsets by queue."""
         queues = sorted(self.bounds())
         with Cluster((self.namesrv,), timeout_ms=10_000) as cluster:
             address = cluster.master_of(queues[0])

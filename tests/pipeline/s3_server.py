@@ -1,4 +1,4 @@
-"""An S3 server as a process on 127.0.0.1: SeaweedFS, whose conditional puts are exclusive."""
+"""An S3 server as a process on 127.0.0.1: SeaweedFS, whose conditional puts are atomic."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class S3:
     port: int
 
     def uri(self, path: str) -> str:
-        """Of a path in its bucket, with all that a client must know."""
+        """Return the URI of a path in the bucket with all parameters that a client needs."""
         user = f"{quote(KEY, '')}:{quote(SECRET, '')}"
         return f"s3://{user}@{BUCKET}/{path}?scheme=http&endpoint_override={self.host}"
 
@@ -40,7 +40,7 @@ class S3:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The same for a client whose URI names only bucket and path."""
+        """Return the parameters for a client whose URI contains only bucket and path."""
         return {
             "AWS_ACCESS_KEY_ID": KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET,
@@ -56,7 +56,7 @@ class S3:
         )  # fmt: skip
 
     def paths(self, below: str, ending: str = "") -> list[str]:
-        """Objects below a path of the bucket, relative to it."""
+        """Return the objects below a path of the bucket, relative to that path."""
         base = f"{BUCKET}/{below}"
         found = self.files.get_file_info(fs.FileSelector(base, recursive=True, allow_not_found=True))
         names = [info.path.removeprefix(base + "/") for info in found if info.is_file]
@@ -66,7 +66,7 @@ class S3:
 @contextmanager
 def s3_server(scratch: Path) -> Iterator[S3]:
     with ExitStack() as stack:
-        for _ in range(3):  # another program may take a port in between
+        for _ in range(3):  # another program may take a port in the meantime
             server = stack.enter_context(_started(scratch))
             if server is not None:
                 yield server
@@ -88,7 +88,7 @@ def _started(scratch: Path) -> Iterator[S3 | None]:
         server = S3(ports["-s3.port"])
         yield server if _ready(process, server) else None
     finally:
-        process.kill()  # its orderly end takes 15 s
+        process.kill()  # a clean stop would take 15 s
         process.wait()
 
 

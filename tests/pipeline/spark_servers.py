@@ -1,4 +1,4 @@
-"""Spark's own servers as processes on 127.0.0.1: a standalone cluster, and a Spark Connect server."""
+"""Spark's own servers as processes on 127.0.0.1: a standalone cluster and a Spark Connect server."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ JVM = f"{JVM_FLAGS} {QUICK_START}"
 
 
 def environment(scratch: Path) -> dict[str, str]:
-    """Of servers and of programs that use them: loopback only, this interpreter, no files elsewhere."""
+    """Return the environment of servers and clients: loopback, this interpreter, files only in `scratch`."""
     return {
         "SPARK_HOME": str(HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -36,7 +36,7 @@ def environment(scratch: Path) -> dict[str, str]:
 
 @contextmanager
 def standalone_cluster(scratch: Path) -> Iterator[str]:
-    """A master and two workers of one slot each; its address."""
+    """Run a master and two workers with one slot each; yield the master's address."""
     ports = ["--host", "127.0.0.1", "--port", "0", "--webui-port", "0"]
     with ExitStack() as stack:
         program = ["org.apache.spark.deploy.master.Master", *ports]
@@ -52,7 +52,7 @@ def standalone_cluster(scratch: Path) -> Iterator[str]:
 
 @contextmanager
 def connect_server(scratch: Path, master: str) -> Iterator[str]:
-    """A Spark Connect server over a master; its address."""
+    """Run a Spark Connect server on a master; yield its address."""
     settings = LOOPBACK | {
         "spark.connect.grpc.binding.address": "127.0.0.1",
         "spark.connect.grpc.binding.port": "0",
@@ -75,8 +75,8 @@ def connect_server(scratch: Path, master: str) -> Iterator[str]:
 
 @contextmanager
 def connect_session(address: str) -> Iterator[SparkSession]:
-    """A session of a Spark Connect server, beside the classic one of this process if there is one."""
-    from pyspark.sql.connect.session import SparkSession as ConnectSession  # with pandas and gRPC: a second
+    """Open a Spark Connect session beside the classic session of this process, if there is one."""
+    from pyspark.sql.connect.session import SparkSession as ConnectSession  # takes a second
 
     session: Any = ConnectSession.builder.remote(address).create()
     yield session
@@ -84,7 +84,7 @@ def connect_session(address: str) -> Iterator[SparkSession]:
 
 
 class SparkServer(ServerProcess):
-    """One of the programs that PySpark brings. It becomes the JVM, which takes its time."""
+    """A server program of PySpark. The process becomes a JVM, which starts slowly."""
 
     def __init__(self, program: str, arguments: Sequence[str], ready: str, scratch: Path) -> None:
         super().__init__([str(HOME / "bin" / program), *arguments], ready, environment(scratch))

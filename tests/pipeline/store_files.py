@@ -1,4 +1,4 @@
-"""Store directories written record by record, as a broker would lay them out, and their rows."""
+"""Store directories written record by record in a broker's layout, and the rows read from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.pipeline.stored.source import read_slice
 from cometmq.protocol.record.arrow import arrow_schema
 from cometmq.protocol.record.one import encode_blank, encode_record
 
-HEAD = 88  # bytes in front of the body
+HEAD = 88  # bytes before the body
 START_MS = 1_700_000_000_000
 QUEUE_FILE = 200  # bytes: ten units
 ALL = "topic", "queue_id", "queue_offset", "physical_offset", "tags", "body", "store_timestamp"
@@ -22,7 +22,7 @@ ALL = "topic", "queue_id", "queue_offset", "physical_offset", "tags", "body", "s
 
 @dataclass
 class StoreFiles:
-    """Records for a store of log files with `segment` bytes each, the last ones with zeros at the end."""
+    """Records of a store with log files of `segment` bytes, the last file filled with zeros."""
 
     segment: int = 4096
     log: bytearray = field(default_factory=bytearray)
@@ -30,12 +30,12 @@ class StoreFiles:
     queues: dict[tuple[str, int], list[bytes]] = field(default_factory=dict)
 
     def place_for(self, size: int) -> int:
-        """Where a record of this size would begin."""
+        """Return the log position at which a record of this size would begin."""
         left = self.segment - len(self.log) % self.segment
         return len(self.log) + (left if size + 8 > left else 0)
 
     def add(self, body: bytes = b"hello", topic: str = "T", queue_id: int = 0, **given: Any) -> int:
-        """Append a record and its unit; its log position."""
+        """Append a record and its queue unit; return its log position."""
         units = self.queues.setdefault((topic, queue_id), [])
         given = {"store_timestamp_ms": START_MS + len(self.places), "queue_offset": len(units), **given}
         size = len(encode_record(topic, body, queue_id=queue_id, **given))
@@ -69,7 +69,7 @@ class StoreFiles:
 
 
 def rows(root: Path | str, columns: Sequence[str] = ALL, **options: Any) -> list[dict[str, Any]]:
-    """What a read of a store gives, slice by slice."""
+    """Read a store slice by slice and return its rows."""
     given = StoreOptions((str(root),), **options)
     schema = arrow_schema(columns)
     return [
@@ -81,5 +81,5 @@ def rows(root: Path | str, columns: Sequence[str] = ALL, **options: Any) -> list
 
 
 def positions(root: Path | str, **options: Any) -> list[int]:
-    """Where the rows of a read lie in the log."""
+    """Return the log positions of the rows of a read."""
     return [row["physical_offset"] for row in rows(root, ("physical_offset", "body"), **options)]

@@ -1,4 +1,7 @@
-"""A stream into Parquet files, a program to be killed. Arguments: namesrv, output, topic, batch records."""
+"""A stream to Parquet files as a program that a test kills.
+
+Arguments: namesrv, output, topic, batch records.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from cometmq.pipeline.session import spark_session
 
 
 def run(spark: SparkSession, namesrv: str, output: str, topic: str, batch_records: str) -> None:
-    """Take what is there, with a line for each batch."""
+    """Process the available messages and print a line for each batch."""
     source = spark.readStream.format("cometmq").options(
         namesrv=namesrv, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=batch_records
     )

@@ -1,4 +1,4 @@
-"""The archive job: each message once, whatever happens, and a log that proves it."""
+"""The archive job: each message once, whatever fails, and a log that proves it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cometmq.pipeline.table.directory import ArchiveTable, partition_value
 
 
 class Job:
-    """Runs of one topic's archive, and what they have made."""
+    """Runs of one topic's archive and their output."""
 
     def __init__(self, spark: SparkSession, topic: Topic, output: str) -> None:
         self.spark, self.topic, self.output = spark, topic, output
@@ -38,7 +38,7 @@ class Job:
         return archive(self.spark, self.topic.namesrv, topics, self.output, **options)
 
     def table(self) -> DataFrame:
-        """What a reader sees that knows nothing of the archive's log."""
+        """Return the rows that a reader finds without the archive's log."""
         return self.spark.read.parquet(self.output)
 
     def bodies(self) -> Counter[str]:
@@ -48,7 +48,7 @@ class Job:
         return completeness(self.spark, self.output).collect()
 
     def check(self, *others: Topic) -> None:
-        """Each message is there once."""
+        """Check that the archive contains each message once."""
         assert self.bodies() == Counter(body for topic in (self.topic, *others) for body in topic.sent)
 
     def paths(self, pattern: str) -> list[Path]:
@@ -254,7 +254,7 @@ class TestLog:
         assert all((row.start, row.gaps, row.overlaps, row.missing) == (0, 0, 0, 0) for row in rows)
         assert manifest(job.spark, job.output).filter("records > 0").count() >= 4
         assert archived(job.spark, job.output).count() == 350
-        # What a killed job left of a commit is none.
+        # The temporary file of a killed job does not count as a commit.
         last = job.commits()[-1]
         Path(f"{last}.0123456789ab.tmp").write_bytes(last.read_bytes())
         assert job.completeness() == rows

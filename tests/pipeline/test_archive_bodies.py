@@ -1,4 +1,4 @@
-"""Bodies as columns of an archive: what is parsed, what is kept, and how columns change between runs."""
+"""Bodies as columns of an archive: parsed fields, preserved rests, and columns that change between runs."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def send(topic: Topic, *bodies: bytes) -> None:
 
 @pytest.fixture
 def run(spark: SparkSession, topic: Topic, output: str) -> Run:
-    """Archive what was sent; all rows by queue and offset."""
+    """Archive the topic's messages and return all rows by queue and offset."""
 
     def run(**options: Any) -> list[Row]:
         summary = archive(spark, topic.namesrv, [topic.name], output, **options)
@@ -70,9 +70,9 @@ def test_columns_come_and_go_between_runs(run: Run, topic: Topic, table_format: 
     send(topic, b"before")
     run(table_format=table_format)
     send(topic, b'{"id":1,"old":"a"}')
-    run(table_format=table_format, body_format="json")  # its fields are found
+    run(table_format=table_format, body_format="json")  # the fields are inferred
     send(topic, b'{"id":2,"old":"b","new":{"deep":5}}')
-    run(table_format=table_format, body_format="json")  # as before: what is new is in the rest
+    run(table_format=table_format, body_format="json")  # the columns stay, and new fields go to `body_rest`
     send(topic, b'{"id":3,"new":{"deep":6}}')
     run(table_format=table_format, body_format="json", body_schema="id bigint, new struct<deep: bigint>")
     send(topic, b"after")

@@ -1,4 +1,4 @@
-"""An archive while something that it needs is killed: this run or the next one makes the same table."""
+"""An archive job while a process that it needs is killed: this run or the next one writes the same table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MESSAGES, BATCH = 3000, 500
 
 
 class Servers:
-    """A name server and a broker as processes on fixed ports, each to be killed and started again."""
+    """A name server and a broker as processes on fixed ports that can be killed and restarted."""
 
     def __init__(self, root: Path) -> None:
         port, conf = free_port(), root / "broker.conf"
@@ -74,13 +74,13 @@ def filled(servers: Servers, request: pytest.FixtureRequest) -> Topic:
 
 
 def archived(output: str) -> Counter[str]:
-    """The bodies that any Parquet reader finds in the directory."""
+    """Count the bodies that any Parquet reader finds in the directory."""
     table = pyarrow.dataset.dataset(output, partitioning="hive").to_table(columns=["body"])
     return Counter(body.as_py().decode() for body in table["body"])
 
 
 def in_third_batch(do: Callable[[], None]) -> Callable[[ArchiveProgress], None]:
-    """A callback of the job that does something once, while the job has most of its work before it."""
+    """Return a progress callback that calls `do` once, in an early batch."""
     done: list[int] = []
 
     def show(progress: ArchiveProgress) -> None:
@@ -92,7 +92,7 @@ def in_third_batch(do: Callable[[], None]) -> Callable[[ArchiveProgress], None]:
 
 
 def workers() -> list[psutil.Process]:
-    """The Python workers of this process's Spark session: its JVM starts a process that forks them."""
+    """Return the Python workers of this process's Spark session: its JVM starts a process that forks them."""
     return [
         worker
         for jvm in psutil.Process().children()
@@ -183,7 +183,7 @@ def test_a_second_interrupt_ends_the_job_at_once(spark: SparkSession, topic: Top
         os.kill(job.pid, signal.SIGINT)
         job.wait_line("finishing the current batch", 30)
         os.kill(job.pid, signal.SIGINT)
-        assert job.wait(30) in (0, 130)  # 0 if the batch was finished in between
+        assert job.wait(30) in (0, 130)  # 0 if the batch was completed before the signal
     finally:
         job.kill()
     before = archived(output)

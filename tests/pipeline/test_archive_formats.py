@@ -1,4 +1,4 @@
-"""The archive job into Delta and Iceberg tables: the same promises, kept by the table's own transactions."""
+"""The archive job with Delta and Iceberg tables: the same guarantees through the tables' transactions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def kind(request: pytest.FixtureRequest) -> TableFormat:
 
 
 def own_reader(kind: TableFormat, output: str) -> pa.Table:
-    """The table as deltalake or pyiceberg reads it."""
+    """Read the table with deltalake or pyiceberg."""
     if kind == "delta":
         return pa.table(QueryBuilder().register("t", DeltaTable(output)).execute("select * from t"))
     with closing(SqlCatalog("cometmq", uri=f"sqlite:///{output}/_cometmq/catalog.db")) as catalogue:
@@ -143,7 +143,7 @@ def test_a_format_that_is_not_there(spark: SparkSession, topic: Topic, output: s
 def test_a_topic_called_what_means_null_in_a_directory_with_an_odd_name(
     spark: SparkSession, topic: Topic, tmp_path: Path, table_format: TableFormat
 ) -> None:
-    """Hive's word for null, and a pattern where Spark takes paths for patterns."""
+    """The topic is named like Hive's null, and the path has characters that Spark takes for a pattern."""
     odd = Topic("__HIVE_DEFAULT_PARTITION__", topic.namesrv)
     try:
         odd.send(10)

@@ -1,4 +1,4 @@
-"""Positions of consumer groups beside an archive: where each stood, no further than the archive goes."""
+"""Positions of consumer groups stored with an archive, up to the archive's end."""
 
 from __future__ import annotations
 

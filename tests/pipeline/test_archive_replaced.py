@@ -1,5 +1,7 @@
-"""A queue that began anew while its archive stood still, or while it was read: noticed, told apart from the
-one before, and each message of either is a row once."""
+"""A queue that was deleted and created again while its archive was idle or being written.
+
+The archive detects it, distinguishes both queues, and contains each of their messages once.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,12 @@ from cometmq.pipeline.live import cluster
 from cometmq.pipeline.live.marks import Mark, marks_in
 from cometmq.pipeline.table.directory import ArchiveTable
 
-OLD_LOG, NEW_LOG = 0, 10**6  # where FakeCluster.make_anew lets the messages lie
+OLD_LOG, NEW_LOG = 0, 10**6  # log positions that FakeCluster.make_anew uses
 FIRST_LIFE = (0, 0, 40, 40, 0, 0, 0)
 
 
 class Job:
-    """Runs of one archive, and what they have made."""
+    """Runs of one archive and their output."""
 
     def __init__(self, spark: SparkSession, fake: FakeCluster, output: str) -> None:
         self.spark, self.fake, self.output = spark, fake, output
@@ -40,12 +42,12 @@ class Job:
         return self.run(fail_on_data_loss=False, **options)
 
     def lives(self) -> list[tuple[int, ...]]:
-        """(life, start, end, records, gaps, overlaps, missing) of each."""
+        """Return (life, start, end, records, gaps, overlaps, missing) of each life of the queue."""
         rows = completeness(self.spark, self.output).collect()
         return [(r.life, r.start, r.end, r.records, r.gaps, r.overlaps, r.missing) for r in rows]
 
     def rows(self) -> list[tuple[int, int]]:
-        """(queue offset, log position), as the plainest of readers sees them."""
+        """Return (queue offset, log position) of each row, as found without the archive's log."""
         table = self.spark.read.parquet(self.output).select("queue_offset", "physical_offset")
         return sorted((row.queue_offset, row.physical_offset) for row in table.collect())
 
@@ -89,7 +91,7 @@ def test_without_fail_on_data_loss_both_lives_are_whole(
     assert job.lives() == [FIRST_LIFE, (1, 0, count, count, 0, 0, 0)]
     assert job.rows() == sorted(laid(OLD_LOG, 0, 40) + laid(NEW_LOG, 0, count))
     fake.stored_ms.append(MINUTES[-1] + 10**6)
-    later = job.run()  # the new life is what its marks say: no error any more
+    later = job.run()  # the new queue is known by now, so there is no error
     assert (later.records, later.replaced, later.complete) == (1, 0, True)
     assert job.lives() == [FIRST_LIFE, (1, 0, count + 1, count + 1, 0, 0, 0)]
 
@@ -111,7 +113,7 @@ def test_everything_that_comes_to_an_empty_one_is_archived(fake: FakeCluster, jo
 
 
 def test_after_a_crash_the_last_minute_is_read_again(fake: FakeCluster, job: Job) -> None:
-    fake.cut_and_grow(39, 50)  # 38 was stored a minute before 39, the last one read
+    fake.cut_and_grow(39, 50)  # 38 was stored a minute before 39, the last message read
     assert job.tolerant().records == 12
     assert job.lives() == [FIRST_LIFE, (1, 38, 50, 12, 0, 0, 0)]
     assert sorted(set(job.rows())) == sorted(laid(OLD_LOG, 0, 40) + laid(77_000_000, 39, 50))
@@ -174,7 +176,7 @@ def test_a_broker_that_is_still_making_its_queues_is_given_time(
 
 
 def meanwhile(monkeypatch: pytest.MonkeyPatch, *, before: bool, change: Callable[[], None]) -> None:
-    """Let something happen once, just before or just after the tasks of the next batch read."""
+    """Call `change` once, just before or just after the tasks of the next batch read."""
     real, changes = archive_module.Job.read_batch, [change]
 
     def spark_job(self: Any, batch: int, ranges: Any) -> Any:

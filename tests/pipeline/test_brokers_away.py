@@ -1,4 +1,4 @@
-"""Brokers that restart or are away while the pipeline reads and writes: they are waited for or gone round."""
+"""Brokers that restart or are unreachable while the pipeline reads and writes: it waits or uses others."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ SCHEMA = arrow_schema(["queue_id", "queue_offset", "body"])
 
 
 class Restartable:
-    """A cluster on fixed ports that can be stopped and started on its data."""
+    """A cluster on fixed ports that can be restarted on the same data."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.ports = root, (free_port(), free_port())
@@ -62,7 +62,7 @@ def ranges(topic: Topic) -> list[QueueRange]:
 
 
 def read(topic: Topic, **options: Any) -> Iterator[list[str]]:
-    """The bodies of each part, as the parts come."""
+    """Yield the bodies of each part as the parts arrive."""
     for part in read_parts((topic.namesrv,), ranges(topic), {}, SCHEMA, PullOptions(**options)):
         assert not part.bad
         assert not part.lost
@@ -77,7 +77,7 @@ def test_a_read_goes_on_behind_a_restart(cluster: Restartable) -> None:
         found += bodies
         if number == 2:
             cluster.stop()
-            threading.Timer(1.0, cluster.start).start()  # the reader meets a closed port first
+            threading.Timer(1.0, cluster.start).start()  # the reader first finds the port closed
     assert Counter(found) == Counter(topic.sent)
 
 
@@ -106,12 +106,12 @@ def test_a_writer_goes_on_behind_a_restart(cluster: Restartable) -> None:
         sender.flush()
         assert sender.messages == 2000
     found = Counter(body for part in read(topic) for body in part)
-    assert set(found) == set(bodies)  # at least once: what was under way when it stopped may be there twice
+    assert set(found) == set(bodies)  # at least once: messages in flight at the stop may be duplicated
     assert sum(found.values()) <= 2000 + 4 * 10
 
 
 class Pair:
-    """A broker of its own process beside the one of a cluster, to stop and start: its address changes."""
+    """A second broker in its own process; its address changes with each start."""
 
     def __init__(self, root: Path, namesrv: str) -> None:
         self.namesrv = namesrv
@@ -181,10 +181,10 @@ def test_an_archive_takes_what_it_can_and_the_rest_later(
         (Topics(names=("t",)), "ab", ["t"], "", []),
         (Topics(names=("t",)), "a", ["t"], "", ["b"]),
         (Topics(pattern="t|u"), "a", ["t"], "", ["b"]),
-        (Topics(pattern="t|u"), "", [], "", ["a", "b"]),  # nothing left that the pattern could match
-        (Topics(pattern="u"), "a", ["t"], "", []),  # known, but not wanted this time
-        (Topics(pattern="t"), "ab", ["u"], "", []),  # the brokers are there, the topic was deleted
-        (Topics(names=("t",)), "ab", ["t"], "b", ["b"]),  # routed, but not to be read
+        (Topics(pattern="t|u"), "", [], "", ["a", "b"]),  # no topic is left that matches
+        (Topics(pattern="u"), "a", ["t"], "", []),  # known, but not requested this time
+        (Topics(pattern="t"), "ab", ["u"], "", []),  # the brokers are online, but the topic was deleted
+        (Topics(names=("t",)), "ab", ["t"], "b", ["b"]),  # in a route, but not readable
         (Topics(names=("t",)), "abc", ["t"], "c", ["c"]),
     ],
 )

@@ -1,4 +1,4 @@
-"""The archive on this machine, through Spark Connect and on a cluster of several workers: the same table."""
+"""The archive job on this machine, through Spark Connect, and on a cluster of workers: the same table."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RECORDS = 60_000  # enough for several tasks
 
 
 def table(output: Path) -> pa.Table:
-    """All rows and columns, the names of the directories included, in the order of the queues."""
+    """Return all rows and columns, including those from directory names, in queue order."""
     rows = pyarrow.dataset.dataset(output, partitioning="hive").to_table()
     return rows.sort_by([("queue_id", "ascending"), ("queue_offset", "ascending")])
 
 
 def run_command(topic: Topic, output: Path, *arguments: str, **env: str) -> int:
-    """`cometmq archive` in a process of its own; the number of messages."""
+    """Run `cometmq archive` in a separate process; return the number of messages."""
     command = [sys.executable, "-m", "cometmq", "archive", topic.name, "-n", topic.namesrv, "-o", str(output)]
     done = subprocess.run(
         [*command, "--json", *arguments], env=os.environ | env, capture_output=True, text=True, timeout=280
@@ -66,7 +66,7 @@ def test_an_archive_on_a_cluster_is_the_same(spark: SparkSession, topic: Topic, 
 
     def place(_: int) -> str:
         time.sleep(0.5)
-        return os.getcwd()  # an executor has a directory of its own
+        return os.getcwd()  # the executor's directory differs from the driver's
 
     with standalone_cluster(tmp_path / "scratch") as master:
         env = environment(tmp_path / "scratch")

@@ -1,5 +1,7 @@
-"""A body that changed on the broker's disk does not match the CRC in its record: every reader of the pipeline
-names it or leaves it out, as it was told, and none takes it for data."""
+"""A body that was corrupted on the broker's disk does not match the CRC in its record.
+
+Every reader of the pipeline reports or skips it, as configured, and none returns it as data.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +17,15 @@ from tests.pipeline.feeding import Topic
 from cometmq.pipeline.jobs.archive import archive
 from cometmq.standalone import Standalone
 
-VICTIM = 37  # of 60 messages
+VICTIM = 37  # index of the damaged message, of 60
 
 
 @pytest.fixture(scope="module")
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topic]:
-    """60 messages on a broker that was stopped, had a byte in the body of one of them changed, and was
-    started again (a running one serves what is new from memory)."""
+    """Create 60 messages on a broker, one of them damaged.
+
+    The broker is stopped for the damage, because a running broker serves new messages from memory.
+    """
     directory = tmp_path_factory.mktemp("damaged")
     before = Standalone(directory, namesrv_port=0, broker_port=0)
     with before.run_in_thread():
@@ -39,7 +43,7 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Topic]:
 
 @pytest.fixture
 def damaged(topic: Topic) -> str:
-    """The body that was sent."""
+    """The damaged message's original body."""
     return topic.sent[VICTIM]
 
 

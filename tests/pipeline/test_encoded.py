@@ -1,4 +1,4 @@
-"""Rows encoded together are the messages that they are one by one, or are left to that."""
+"""Rows encoded together become the same messages as one by one, or are left to the general encoder."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_row_of_another_kind_leaves_its_batch_to_be_looked_at(
 
 @pytest.mark.parametrize("field", ["keys", "tags", "sharding_key", "msg_id", "topic", "properties"])
 def test_a_text_that_is_not_utf8_is_a_bad_row(field: str) -> None:
-    """Spark's texts hold any bytes; the source would find such a property in a bad record."""
+    """Spark's strings may hold any bytes; the source would report a record with such a property as bad."""
     broken = pa.array([b"a\xff"]).view(pa.string())
     array = broken
     if field == "properties":
@@ -141,7 +141,7 @@ def test_a_row_that_would_lose_something_is_bad(row: dict[str, Any], field: str,
 
 
 def test_what_was_read_can_be_written_again() -> None:
-    """A property of the broker's own is left out, whatever its value."""
+    """A property that the broker sets is omitted, whatever its value."""
     properties = [("TRACE_ON", ""), ("colour", "red")]
     batch = batch_of([{"body": b"b", "properties": properties}], properties=pa.map_(pa.string(), pa.string()))
     (message,) = messages_of(batch, options(), 0, IDS)
@@ -159,7 +159,7 @@ def test_two_columns_of_one_meaning_are_refused(names: tuple[str, ...]) -> None:
     "kind", [MapType(StringType(), IntegerType()), MapType(StringType(), ArrayType(StringType()))]
 )
 def test_properties_are_texts(kind: MapType) -> None:
-    """The number 0 would count as an empty value, and a list would be sent as Python writes it."""
+    """The number 0 would count as an empty value, and a list would be sent in Python's notation."""
     schema = StructType([StructField("body", StringType()), StructField("properties", kind)])
     with pytest.raises(ConfigError, match=r"properties map<.*expected properties map<string,string>"):
         check_columns(schema, options())

@@ -1,4 +1,4 @@
-"""Units run on any Spark: results, typed errors, repeated tasks, progress, and an end when told."""
+"""Units of work on any Spark: results, typed errors, repeated tasks, progress and cancellation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.foreign("Spark")
 
 @pytest.fixture(params=["classic", "connect"])
 def session(request: pytest.FixtureRequest) -> SparkSession:
-    """Either kind of session, with two slots and tasks that may fail twice."""
+    """A classic or Spark Connect session with two slots whose tasks may fail twice."""
     chosen: SparkSession = request.getfixturevalue("spark" if request.param == "classic" else "connected")
     return chosen
 
@@ -109,13 +109,13 @@ def test_finished_tasks_are_reported(session: SparkSession, tmp_path: Path) -> N
         seen.append(done)
         open(ended, "w").close()
 
-    # The second task waits until the end of the first one was seen.
+    # The second task waits until the end of the first task has been reported.
     assert run_units(session, "watched", wait, [0, 1], on_progress=report) == [0, 1]
     assert seen[0] == 1
 
 
 class Endless:
-    """Work that goes on until its worker is killed, and shows itself by a file."""
+    """Work that runs until its worker is killed, and creates a file when it starts."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -172,7 +172,7 @@ def test_ctrl_c_cancels_what_runs(session: SparkSession, tmp_path: Path) -> None
 
 
 class Struck:
-    """A socket on which SIGINT comes once, between a question and its answer."""
+    """A socket on which SIGINT arrives once, between a request and its response."""
 
     def __init__(self, connection: ClientServerConnection) -> None:
         self.connection, self.real = connection, connection.socket

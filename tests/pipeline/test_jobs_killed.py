@@ -1,4 +1,4 @@
-"""Jobs as processes, killed with SIGKILL in the middle and started again: each message once."""
+"""Jobs as processes that SIGKILL ends midway and that are started again: each message is processed once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cometmq.pipeline.jobs.archive import archive
 
 ROOT = Path(__file__).parents[2]
 CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "2"))
-RECORDS = 20_000 * CYCLES  # a job that is killed late has taken half of its share
+RECORDS = 20_000 * CYCLES  # enough that a late kill hits a job halfway
 
 
 def start(
@@ -40,19 +40,19 @@ def start(
 
 
 def start_job(name: str, **given: Any) -> subprocess.Popen[str]:
-    """One of the jobs with these arguments."""
+    """Start one of the jobs with these arguments."""
     command = [sys.executable, "-m", "tests.pipeline.jobs.one_job", name, json.dumps(given)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
 def family(process: subprocess.Popen[str]) -> list[psutil.Process]:
-    """The job's process, its JVM and its Python workers."""
+    """Return the job's process, its JVM and its Python workers."""
     own = psutil.Process(process.pid)
     return [own, *own.children(recursive=True)]
 
 
 def kill(process: subprocess.Popen[str], with_children: bool) -> None:
-    """SIGKILL: the driver alone (JVM and workers go on until they notice), or all at once."""
+    """Kill the driver alone (JVM and workers run until they notice), or all processes together."""
     members = family(process)
     for member in members if with_children else members[:1]:
         try:
@@ -74,7 +74,7 @@ def wait_for_progress(process: subprocess.Popen[str], steps: int) -> None:
 
 
 def numbers(output: str) -> Counter[int]:
-    """The messages that any Parquet reader finds in the directory."""
+    """Count the message numbers that any Parquet reader finds in the directory."""
     if not list(Path(output).glob("topic=*/**/*.parquet")):
         return Counter()
     table = pyarrow.dataset.dataset(output, partitioning="hive").to_table(columns=["body"])
@@ -89,14 +89,14 @@ def test_a_job_killed_anywhere_has_each_message_once(topic: Topic, output: str, 
     for cycle in range(CYCLES):
         with start(topic, output, batch_records=2500) as process:
             wait_for_progress(process, random.randint(2, 5))
-            time.sleep(random.uniform(0, 0.3))  # into pulling, writing, committing or renaming
+            time.sleep(random.uniform(0, 0.3))  # the kill hits a pull, write, commit or rename
             kill(process, with_children=bool(cycle % 2))
         seen = numbers(output)
         assert not seen or max(seen.values()) == 1
         commits = len(list(Path(output).glob("_cometmq/commits/*.json")))
         assert commits > committed, "each run gets further before it is killed"
         committed = commits
-    # Started again, here in the session of the tests: another JVM takes its time.
+    # The second run uses the tests' Spark session, because another JVM would start slowly.
     summary = archive(spark, topic.namesrv, [topic.name], output)
     assert 0 < summary.records < RECORDS, "it went on where the killed ones stopped"
     assert numbers(output) == Counter(range(RECORDS))

@@ -1,4 +1,4 @@
-"""The archive job on an object store: each message once, with two jobs at once and with kills."""
+"""The archive job on an object store: each message once, with concurrent jobs and with kills."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_two_jobs_race_for_a_batch(
     named = f"{lost} ({this_process()}, run "
     assert [text for text in outcomes if str(text).startswith(named)]
     assert bodies(spark, s3.uri(at)) == Counter(topic.sent)
-    # The files of the job that lost are nobody's.
+    # No commit contains the files of the job that lost.
     live, objects = files(spark, s3.uri(at)).count(), len(s3.paths(at, ".parquet"))
     assert objects > live
     monkeypatch.undo()
@@ -115,12 +115,12 @@ def test_jobs_killed_anywhere(
 ) -> None:
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
-    output = s3.uri(at)  # the workers of this session have another environment
+    output = s3.uri(at)  # the workers of this session have a different environment
     topic.send(RECORDS)
     for with_children in (True, False):
         with start(topic, f"s3://{BUCKET}/{at}", batch_records=2500) as process:
             wait_for_progress(process, random.randint(2, 4))
-            time.sleep(random.uniform(0, 0.3))  # into pulling, writing or committing
+            time.sleep(random.uniform(0, 0.3))  # the kill hits a pull, write or commit
             kill(process, with_children=with_children)
         assert max(bodies(spark, output).values()) == 1
     summary = archive(spark, topic.namesrv, [topic.name], output)
@@ -146,7 +146,7 @@ def test_a_table_with_transactions_of_its_own(
     given: dict[str, Any] = {"catalogue": str(catalogue)} if kind == "iceberg" else {}
     assert run() == 120
     topic.send(30)
-    given.clear()  # the archive knows it
+    given.clear()  # the archive has stored the option
     left = f"topic={topic.name}/dt=2026-11-23/hour=00/part-{0:032x}.parquet"
     with s3.files.open_output_stream(f"{BUCKET}/{at}/{left}") as stream:
         stream.write(b"of a killed job")

@@ -1,4 +1,4 @@
-"""Options: names users know from Kafka's source and from RocketMQ's old connector, and errors that help."""
+"""Options: names known from Kafka's source and from RocketMQ's former connector, and helpful errors."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ TIMES = '{"orders": {"broker-a": {"0": 1700000000000}}}'
         ({"maxBytesPerTrigger": "1g"}, "maxBytesPerTrigger"),
         ({"minOffsetsPerTrigger": "0"}, "minOffsetsPerTrigger"),
         ({"minOffsetsPerTrigger": "11", "maxOffsetsPerTrigger": "10"}, "minOffsetsPerTrigger"),
-        ({"maxTriggerDelay": "10m"}, "maxTriggerDelay"),  # delays nothing without the other
+        ({"maxTriggerDelay": "10m"}, "maxTriggerDelay"),  # has no effect without the other option
         ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "soon"}, "maxTriggerDelay"),
         ({"minOffsetsPerTrigger": "5", "maxTriggerDelay": "-1s"}, "maxTriggerDelay"),
         ({"sql": "a >"}, "sql"),
@@ -270,7 +270,7 @@ def test_the_end_of_today_is_an_end() -> None:
     )
 
 
-# -- Tables of the documentation
+# -- Tables in the documentation
 
 
 @pytest.mark.parametrize("page", option_tables.PAGES, ids=lambda page: page.stem)
@@ -293,7 +293,7 @@ def test_every_option_of_a_format_is_described(struct: type) -> None:
     assert [key for key, text in texts if not text] == []
 
 
-# -- What `cometmq.pipeline` offers by name
+# -- Names that `cometmq.pipeline` exports
 
 
 @pytest.mark.parametrize("name", cometmq.pipeline.__all__)

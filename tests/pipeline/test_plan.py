@@ -1,4 +1,4 @@
-"""What the pipeline decides without I/O: positions, limits, ranges, packing."""
+"""Planning without I/O: positions, limits, ranges and packing."""
 
 from __future__ import annotations
 
@@ -136,8 +136,8 @@ class TestLimitedBytes:
         [
             (SIZES, 100_000, 100),
             (SIZES, 99_999, 99),
-            (SIZES, 1, 1),  # a batch takes one record at least
-            ({}, 1, 100),  # nothing is known: its broker is away
+            (SIZES, 1, 1),  # a batch contains at least one record
+            ({}, 1, 100),  # no sizes are known: the broker is unreachable
             ({queue(1): 1.0}, 1, 100),
         ],
     )
@@ -168,9 +168,9 @@ class TestRanges:
     @pytest.mark.parametrize(
         ("start", "end", "held", "expected"),
         [
-            (0, 10, Bounds(4, 20), QueueRange(queue(0), 4, 10, 4)),  # deleted by retention
-            (0, 10, Bounds(15, 20), QueueRange(queue(0), 10, 10, 10)),  # deleted altogether
-            (0, 10, Bounds(0, 7), QueueRange(queue(0), 0, 7, 3)),  # the topic was made anew
+            (0, 10, Bounds(4, 20), QueueRange(queue(0), 4, 10, 4)),  # retention deleted part of it
+            (0, 10, Bounds(15, 20), QueueRange(queue(0), 10, 10, 10)),  # retention deleted all of it
+            (0, 10, Bounds(0, 7), QueueRange(queue(0), 0, 7, 3)),  # the topic was deleted and created again
         ],
     )
     def test_lost_records_fail_or_are_counted(

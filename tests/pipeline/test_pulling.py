@@ -1,4 +1,4 @@
-"""Ranges pulled with several requests in flight: every offset once, in order, whatever the broker answers."""
+"""Ranges pulled with several requests in flight: each offset once, in order, whatever the broker responds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(offset: int, queue: MessageQueue = QUEUE) -> bytes:
 
 
 class FakeQueue:
-    """A queue as a broker answers pulls on it: capped answers, gaps, a minimum and a maximum."""
+    """A queue of a broker with limited responses, gaps, a minimum and a maximum offset."""
 
     def __init__(
         self, minimum: int, maximum: int, *, cap: int = 32, gone: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ def offsets_of(segment: Segment) -> list[int]:
 
 
 def drain(window: PullWindow, broker: FakeQueue, shuffle: random.Random | None = None) -> list[Segment]:
-    """Run the window to its end, answering in a random order."""
+    """Pull until the window's end, with responses in random order."""
     flying: list[Request] = []
     done: list[Segment] = []
     for _ in range(100_000):
@@ -104,7 +104,7 @@ def test_the_number_of_open_segments_is_bounded() -> None:
     broker = FakeQueue(0, 1000)
     window.answered(first[3].segment, broker.pull(first[3]))
     assert list(window.ready()) == []
-    assert list(window.requests()) == []  # the head is missing: nothing more is asked for
+    assert list(window.requests()) == []  # no further request while the first response is missing
     window.answered(first[0].segment, broker.pull(first[0]))
     assert [segment.start for segment in window.ready()] == [0]
     assert [request.offset for request in window.requests()] == [40]
@@ -114,13 +114,13 @@ def test_once_much_is_held_only_the_first_segment_is_asked_for() -> None:
     window = PullWindow([QueueRange(QUEUE, 0, 1000)], step=10, depth=4, held_bytes=2000)
     head, *others = window.requests()
     broker = FakeQueue(0, 1000, cap=5)
-    for request in others:  # each takes 5 of 10 records, over 100 bytes each
+    for request in others:  # each response has 5 of 10 records, over 100 bytes each
         window.answered(request.segment, broker.pull(request))
     first_again, *rest = window.requests()
     assert [request.offset for request in (first_again, *rest)] == [15, 25, 35]
     for request in (first_again, *rest):
         window.answered(request.segment, broker.pull(request))
-    assert list(window.requests()) == []  # the first is on its way
+    assert list(window.requests()) == []  # the first request is in flight
     window.answered(head.segment, broker.pull(head))
     assert [request.offset for request in window.requests()] == [5]
     assert list(window.requests()) == []
@@ -152,9 +152,9 @@ def test_a_lost_connection_asks_again_for_what_was_open() -> None:
 @pytest.mark.parametrize(
     ("broker", "lost", "read"),
     [
-        (FakeQueue(7, 100), 7, list(range(7, 20))),  # the beginning was deleted
+        (FakeQueue(7, 100), 7, list(range(7, 20))),  # its beginning was deleted
         (FakeQueue(50, 100), 20, []),  # all of it was deleted
-        (FakeQueue(0, 12), 8, list(range(12))),  # the topic is shorter than planned
+        (FakeQueue(0, 12), 8, list(range(12))),  # the queue is shorter than planned
         (FakeQueue(0, 0), 20, []),
     ],
 )
@@ -185,7 +185,7 @@ def test_an_error_code_is_a_refusal() -> None:
 
 @pytest.mark.parametrize("junk", [b"\0" * 100, b"\xff" * 100, b"\0\0\0\x20" + record(3)[4:]])
 def test_broken_bytes_are_set_aside_and_what_follows_is_read(junk: bytes) -> None:
-    """A record in the middle cannot be read: it is reported, the rest of the range is asked for again."""
+    """An unreadable record in the middle is reported, and the rest of the range is requested again."""
 
     class Damaged(FakeQueue):
         def pull(self, request: Request) -> Reply:
@@ -202,7 +202,7 @@ def test_broken_bytes_are_set_aside_and_what_follows_is_read(junk: bytes) -> Non
 
 
 def test_a_record_with_a_wrong_length_does_not_take_its_neighbour_along() -> None:
-    """Its length reaches into the next record: the chain breaks behind both, but only the liar is bad."""
+    """The wrong length reaches into the next record, but only the record with that length counts as bad."""
     liar = bytearray(record(3))
     liar[3] += 40
 
@@ -217,12 +217,12 @@ def test_a_record_with_a_wrong_length_does_not_take_its_neighbour_along() -> Non
             return answer
 
     (segment,) = drain(PullWindow([QueueRange(QUEUE, 0, 10)], step=10, depth=1), Lying(0, 10))
-    assert offsets_of(segment) == list(range(10))  # the decoder finds out that 3 does not add up
+    assert offsets_of(segment) == list(range(10))  # the decoder detects the damage of record 3
     assert (segment.lost, segment.broken) == (0, [])
 
 
 def test_under_a_filter_answers_skip_and_never_overlap() -> None:
-    """The broker filters: answers hold every third offset and reach as far as they like."""
+    """With a filter, responses contain every third offset and cover ranges of any length."""
 
     class Filtering(FakeQueue):
         def pull(self, request: Request) -> Reply:
@@ -244,7 +244,7 @@ def test_under_a_filter_answers_skip_and_never_overlap() -> None:
     [("NO_MATCHED_MESSAGE", 0), ("MESSAGE_WAS_REMOVING", 10), ("OFFSET_TOO_SMALL", 10)],
 )
 def test_what_a_broker_is_deleting_is_not_left_out_by_the_filter(remark: str, lost: int) -> None:
-    """Masters say 20 for both, replicas also for offsets that they do not have."""
+    """Masters respond with code 20 in both cases, and replicas also for offsets that they lack."""
     window = PullWindow([QueueRange(QUEUE, 0, 10)], step=32, depth=1, filtered=True)
     (request,) = window.requests()
     reply = Reply(ResponseCode.PULL_RETRY_IMMEDIATELY, 30, 30, 40, b"", remark)

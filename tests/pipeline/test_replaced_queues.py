@@ -1,5 +1,7 @@
-"""Queues that are not those that were read any more, though their offsets look as if: a stream never goes on
-in them as if nothing had happened, never stalls, and leaves nothing of them out."""
+"""Queues that were deleted and created again, with offsets that look like a continuation.
+
+A stream never continues in them unnoticed, never stalls, and omits none of their messages.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,7 @@ def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
     assert later["@start"] == position(0)
     assert tolerant.ranges(end, later) == ([(0, count)] if count else [])
     assert ["reading continues at offset 0" in record.getMessage() for record in caplog.records] == [True]
-    assert tolerant.next(later) == later  # once
+    assert tolerant.next(later) == later  # reported only once
     fake.stored_ms.append(MINUTES[-1] + 10**6)
     last = tolerant.next(later)
     assert tolerant.ranges(later, last) == [(count, count + 1)]
@@ -90,7 +92,7 @@ def test_without_fail_on_data_loss_all_of_the_new_one_is_read(
 def test_one_of_the_same_length_is_seen_when_the_stream_is_to_end(fake: FakeCluster, stream: Stream) -> None:
     end = stream.next(position(10))
     fake.make_anew(40)
-    assert stream.next(end) == end  # it would not read anything of it
+    assert stream.next(end) == end  # nothing of it would be read
     stream.reader.prepareForTriggerAvailableNow()
     with pytest.raises(DataLossError):
         stream.next(end)
@@ -101,7 +103,7 @@ def test_after_a_crash_the_last_minute_is_read_again(fake: FakeCluster, tolerant
     fake.cut_and_grow(35, 50)
     assert MINUTES[-1] - CLOCKS_MS == MINUTES[38]
     later = tolerant.next(end)
-    assert tolerant.ranges(end, later) == [(35, 50)]  # all that was stored since; 35 to 39 a second time
+    assert tolerant.ranges(end, later) == [(35, 50)]  # all messages stored since, including 35 to 39 again
 
 
 def test_a_checkpoint_without_marks_is_read_on_and_gets_them(fake: FakeCluster, stream: Stream) -> None:

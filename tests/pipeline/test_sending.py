@@ -1,4 +1,4 @@
-"""The sink's sender against servers that say what a test wants: where rows go, and when it asks again."""
+"""The sink's sender against fake servers: the destinations of rows, and requests for new routes."""
 
 from __future__ import annotations
 
@@ -60,11 +60,11 @@ def test_rows_of_a_key_go_where_producers_send_that_key() -> None:
 @pytest.mark.parametrize(
     "refusal",
     [
-        ResponseCode.SERVICE_NOT_AVAILABLE,  # what a master that became a slave says
+        ResponseCode.SERVICE_NOT_AVAILABLE,  # the response of a master that became a slave
         ResponseCode.NO_PERMISSION,
         ResponseCode.NOT_LEADER_FOR_QUEUE,
         ResponseCode.TOPIC_NOT_EXIST,
-        None,  # it is gone
+        None,  # the broker is gone
     ],
 )
 def test_a_master_that_moved_is_found(key: str | None, refusal: int | None) -> None:
@@ -165,7 +165,7 @@ def test_only_what_the_broker_never_takes_is_set_aside(illegal: list[int], key: 
 
 
 def test_a_batch_that_is_too_large_is_halved_as_well() -> None:
-    """As Apache's 5.5 says it."""
+    """The refusal is worded as in Apache's 5.5."""
     broker, names = TakingBroker(illegal=frozenset([b"2"])), FakeNamesrv()
     aside: list[bytes] = []
 
@@ -197,7 +197,7 @@ def test_without_a_place_for_it_an_illegal_message_ends_the_task() -> None:
 
 
 def test_a_broker_that_is_away_when_the_first_row_comes_is_waited_for() -> None:
-    """Its name server does not know the topic at first."""
+    """The name server does not know the topic at first."""
     broker, names = TakingBroker(), FakeNamesrv()
 
     def late(request: Frame) -> Frame | None:

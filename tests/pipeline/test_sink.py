@@ -1,4 +1,4 @@
-"""The sink: every row becomes a message, under an id that a repetition repeats."""
+"""The sink: each row becomes a message, and a retry uses the same message id."""
 
 from __future__ import annotations
 
@@ -34,8 +34,11 @@ def orders(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 
 @pytest.fixture(autouse=True)
 def active(spark: SparkSession) -> None:
-    """Spark looks for a writer's format only in the active session of the JVM's thread, which threads that
-    other tests start can change. Making a frame from Python sets it."""
+    """Make the session active in the JVM's thread.
+
+    Spark looks for a writer's format only in the active session, which threads of other tests can change.
+    Creating a frame from Python sets it.
+    """
     spark.createDataFrame([], "nothing int")
 
 
@@ -98,7 +101,7 @@ def test_what_was_read_can_be_written_again(spark: SparkSession, topic: Topic) -
         assert (row.body, row.tags, row.properties["parity"]) == (
             first[key].body, first[key].tags, first[key].properties["parity"]
         )  # fmt: skip
-        assert row.msg_id == first[key].msg_id  # the column msg_id keeps ids
+        assert row.msg_id == first[key].msg_id  # the column msg_id preserves ids
 
 
 def test_a_write_with_an_id_repeats_its_message_ids(spark: SparkSession, topic: Topic) -> None:
@@ -139,7 +142,7 @@ def test_a_stream_from_topic_to_topic_repeats_ids_when_a_batch_is_replayed(
     run()
     rows = read(spark, copy).collect()
     counts = Counter((row.msg_id, bytes(row.body)) for row in rows)
-    assert len(counts) == 90  # at least once, and the repeats can be told
+    assert len(counts) == 90  # at least once, and duplicates are recognizable
     assert set(counts.values()) == {2}
     assert len({msg_id for msg_id, _ in counts}) == 90
 
@@ -189,7 +192,7 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"properties": {"a": LONG}}, "properties", "32767"),
     ({"msg_id": "a\x02b"}, "msg_id", "character"),
     ({"flag": 2**31}, "flag", "32 bits"),
-    ({"body": bytes(5 << 20)}, "message", "MESSAGE_ILLEGAL"),  # over the broker's maxMessageSize
+    ({"body": bytes(5 << 20)}, "message", "MESSAGE_ILLEGAL"),  # exceeds the broker's maxMessageSize
     ({"body": bytes(17 << 20)}, "body", "more than a request can carry"),
 ]
 

@@ -62,7 +62,7 @@ def test_one_load_is_one_snapshot_and_filters_do_not_leak(spark: SparkSession, t
     assert frame.filter("tags = 'A'").count() == 20
     assert frame.count() == 60
     topic.send(10)
-    assert frame.count() == 60  # planned when it was loaded
+    assert frame.count() == 60  # planned when the frame was loaded
     assert load(spark, topic).count() == 70
     assert frame.filter("tags = 'B'").union(frame).count() == 80
 
@@ -119,7 +119,7 @@ def test_tags_are_filtered_by_the_broker_and_again_by_text(spark: SparkSession, 
 
 
 def test_tags_whose_hashes_collide_are_told_apart(spark: SparkSession, topic: Topic) -> None:
-    topic.send(30, tags=("Aa", "BB"))  # equal under Java's string hash
+    topic.send(30, tags=("Aa", "BB"))  # tags with equal hashes
     assert {row.tags for row in load(spark, topic, "tags string", tags="Aa").collect()} == {"Aa"}
 
 
@@ -141,7 +141,7 @@ def test_small_batches_and_large_bodies(spark: SparkSession, topic: Topic) -> No
 def test_an_endless_read_may_stop_early(spark: SparkSession, topic: Topic) -> None:
     topic.send(2000)
     assert len(load(spark, topic, batchRecords="10").limit(5).collect()) == 5
-    assert load(spark, topic).count() == 2000  # the worker's connection is of use again
+    assert load(spark, topic).count() == 2000  # the worker's connection still works
 
 
 def test_sql(spark: SparkSession, topic: Topic) -> None:

@@ -1,4 +1,4 @@
-"""Where to begin, what to leave out, how much to take: options of the source, with real and fake brokers."""
+"""Options of the source for starts, filters and limits, with real and fake brokers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Clock = list[float]
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    """The source's time; it moves when a test says so."""
+    """The source's clock, which a test advances."""
     now = [1000.0]
     monkeypatch.setattr(source.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(source, "_IDLE_POLL_S", 0.0)
@@ -121,7 +121,7 @@ def test_batches_limited_by_bytes_take_everything(spark: SparkSession, topic: To
     assert query.awaitTermination(90)
     counts = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
     assert sum(counts) == 200
-    assert max(counts) <= 60  # 1 KiB and the rest of a record
+    assert max(counts) <= 60  # 1 KiB plus the rest of a record
 
 
 class TestAStreamThatWaitsForMore:
@@ -135,7 +135,7 @@ class TestAStreamThatWaitsForMore:
         self, fake: FakeCluster, stream: Stream
     ) -> None:
         start = position(37)
-        end = stream.next(start)  # three records wait
+        end = stream.next(start)  # three records are available
         assert end[TOPIC] == position(40)[TOPIC]
         fake.stored_ms += [MINUTES[-1]] * 9
         assert stream.next(end) is end
@@ -158,7 +158,7 @@ class TestAStreamThatWaitsForMore:
     ) -> None:
         end = stream.next(position(0))
         assert end[TOPIC] == position(25)[TOPIC]
-        assert stream.next(end)[TOPIC] == position(40)[TOPIC]  # 15 are enough
+        assert stream.next(end)[TOPIC] == position(40)[TOPIC]  # 15 records start a batch
         fake.stored_ms.append(MINUTES[-1])
         everything = stream.reader.latestOffset(position(40), ReadAllAvailable())
         assert everything[TOPIC] == position(41)[TOPIC]
@@ -200,7 +200,7 @@ class TestAStreamThatWaitsForMore:
 
 
 class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
-    """Nothing listens at the master's address, and name servers have not noticed yet."""
+    """The route still names the master, but nothing listens at its address."""
 
     @pytest.fixture
     def fake(self, fake: FakeCluster) -> FakeCluster:
@@ -231,7 +231,7 @@ class TestABrokerWhoseMasterIsGoneThoughItIsRouted:
             assert read(fake, fake.addr, end=41) == list(range(41))
 
     def test_a_replica_that_may_not_be_read_is_left_when_the_master_is_back(self, fake: FakeCluster) -> None:
-        """As 5.x refuses it without slaveReadEnable."""
+        """5.x refuses reads from a replica without slaveReadEnable."""
         fake.refuse_always = ResponseCode.SYSTEM_BUSY
         with fake_cluster() as master:
             master.stored_ms = list(MINUTES)
@@ -322,7 +322,7 @@ def test_ordinary_attributes_are_no_obstacle_and_asked_for_once(fake: FakeCluste
 
 
 class TestEndsThatAreNone:
-    """The fake queue holds offsets 0 to 39."""
+    """The fake queue has the offsets 0 to 39."""
 
     def planned(self, fake: FakeCluster, **options: str) -> list[Any]:
         given = {"namesrv": fake.addr, "topic": TOPIC, "timeoutMs": "1000", **options}
@@ -365,7 +365,7 @@ class TestEndsThatAreNone:
     @pytest.mark.parametrize(
         "options",
         [
-            {"startingOffsets": json.dumps(position(40))},  # the next message
+            {"startingOffsets": json.dumps(position(40))},  # offset of the next message
             {"startingOffsets": "latest"},
             {"startingTimestamp": str(MINUTES[-1] + 1)},
             {"endingTimestamp": str(MINUTES[0])},

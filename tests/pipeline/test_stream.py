@@ -1,4 +1,4 @@
-"""Streaming reads: limits, restarts, and the start that must survive a crash in the first batch."""
+"""Streaming reads: limits, restarts, and a start position that survives a crash in the first batch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cometmq.pipeline.live.source import CometStreamReader, full_schema
 
 
 class Job:
-    """A query from a topic into Parquet files, with its checkpoint."""
+    """A query from a topic to Parquet files, with its checkpoint."""
 
     def __init__(self, spark: SparkSession, topic: Topic, home: Path, **options: str) -> None:
         self.spark, self.topic, self.home, self.options = spark, topic, home, options
@@ -40,7 +40,7 @@ class Job:
         return writer.trigger(**trigger).start(self.table)
 
     def run(self) -> StreamingQuery:
-        """Take what is there and stop."""
+        """Process the available messages and stop."""
         query = self.start(availableNow=True)
         assert query.awaitTermination(90)
         return query
@@ -54,14 +54,14 @@ class Job:
         assert Counter(self.rows()) == Counter(expected)
 
     def end_offsets(self, batch: int) -> dict[str, Any]:
-        """What Spark logged as the end of a batch."""
+        """Return the end of a batch from Spark's log."""
         tree: dict[str, Any] = json.loads(
             (self.checkpoint / "offsets" / str(batch)).read_text().splitlines()[-1]
         )
         return tree
 
     def forget(self, log: str, batch: int) -> None:
-        """Delete a log entry as if the process had died before it was written."""
+        """Delete a log entry, as if the process had died before it was written."""
         for path in (self.checkpoint / log).glob(f"*{batch}*"):
             if path.name in (str(batch), f".{batch}.crc"):
                 path.unlink()
@@ -84,7 +84,7 @@ def test_available_now_in_limited_batches_and_again(spark: SparkSession, topic: 
     job.check(topic.sent)
     topic.send(30)
     job.run()
-    job.run()  # nothing new: no rows, no error
+    job.run()  # nothing new: no rows and no error
     job.check(topic.sent)
 
 
@@ -102,15 +102,15 @@ def test_a_batch_killed_before_its_commit_is_replayed_exactly(
 
 
 def test_latest_stays_after_a_crash_in_the_first_batch(spark: SparkSession, topic: Topic, home: Path) -> None:
-    """The engine does not log where batch 0 starts and asks again on restart: nothing may be lost."""
+    """Spark does not log the start of batch 0 and requests it again after a restart: nothing may be lost."""
     topic.send(40)
     job = Job(spark, topic, home, startingOffsets="latest")
     query = job.start(processingTime="100 milliseconds")
     wait_until("the first batch, empty as it is, is logged", lambda: bool(query.recentProgress))
     query.stop()
     assert "@start" in job.end_offsets(0)
-    job.forget("commits", 0)  # died in batch 0
-    wanted = topic.send(25)  # arrived while the query was down
+    job.forget("commits", 0)  # as after a crash in batch 0
+    wanted = topic.send(25)  # arrive while the query is stopped
     job.run()
     job.check(wanted)
 
@@ -125,7 +125,8 @@ def test_a_first_batch_with_records_replays_from_its_logged_start(
     wanted = topic.send(15)
     query.processAllAvailable()
     query.stop()
-    # As if the process had died while batch 1 was written, before batch 0 was known to be done.
+    # This state is that of a process that died while it wrote batch 1, before batch 0 was known to be
+    # complete.
     job.forget("commits", 1)
     shutil.rmtree(job.table)
     for log in ("offsets", "commits"):
@@ -200,7 +201,8 @@ def test_progress_is_published_to_a_group(spark: SparkSession, topic: Topic, hom
     topic.send(120)
     query = job.run()
     assert query.recentProgress[-1].sources[0].latestOffset is not None
-    # Spark tells the source about a batch when it builds the next one: the last one is still to come.
+    # Spark confirms a batch to the source when it builds the next one, so the last batch is not committed
+    # yet.
     assert 60 <= sum(topic.committed("spark_readers").values()) <= 120
 
 
@@ -221,7 +223,7 @@ def test_a_topic_made_anew_is_data_loss(spark: SparkSession, topic: Topic, home:
 
 
 def test_messages_that_come_while_it_starts_are_no_false_alarm(topic: Topic) -> None:
-    """Spark fixes the target first and asks for the start then: "latest" is behind the target by then."""
+    """Spark requests the batch's end before its start, so a start at "latest" may be past that end."""
     topic.send(10)
     reader = CometStreamReader(full_schema(), read_options({**topic.options}, streaming=True))
     reader.prepareForTriggerAvailableNow()

@@ -1,4 +1,4 @@
-"""Messages that retention deleted before they were read: loud by default, counted if wanted."""
+"""Messages that retention deleted before they were read: an error by default, counted if configured."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FORGETFUL = {
 
 @pytest.fixture(scope="module")
 def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
-    """A broker that deletes every full segment of its log at once."""
+    """A broker that deletes each segment of its log as soon as it is full."""
     root = tmp_path_factory.mktemp("forgetful")
     with Standalone(root, namesrv_port=0, broker_port=0, settings=FORGETFUL).run_in_thread() as standalone:
         yield standalone
@@ -43,7 +43,7 @@ def trimmed(forgetful: Standalone, request: pytest.FixtureRequest) -> Topic:
 
 
 def let_it_forget(topic: Topic) -> None:
-    """Send until what was sent before is gone and no more goes: a second is ten of the broker's passes."""
+    """Send until the earlier messages are deleted and one second (ten retention passes) brings no change."""
     topic.send(900, body_size=1000)
     last, since = topic.bounds(), time.monotonic()
 

@@ -1,5 +1,7 @@
-"""Messages in queues that cannot be read, because their topic has fewer read queues than it had: they are
-named and counted, and no run is complete without them."""
+"""Messages in queues that became unreadable because their topic got fewer read queues.
+
+They are reported and counted, and no run counts as complete without them.
+"""
 
 from __future__ import annotations
 
@@ -41,11 +43,11 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.protocol.compression import Compression, compress
 from cometmq.protocol.frame import Frame
 
-QUEUE_MESSAGES = 16  # a batch of Topic.send
+QUEUE_MESSAGES = 16  # messages per queue and call of Topic.send
 
 
 def set_queues(topic: Topic, read: int, write: int, perm: int = 6) -> None:
-    """Change the topic, and wait until the name server shows it."""
+    """Change the topic and wait until the name server has the change."""
 
     async def change() -> None:
         settings = TopicSettings(topic=topic.name, read_queue_nums=read, write_queue_nums=write, perm=perm)
@@ -64,7 +66,7 @@ def set_queues(topic: Topic, read: int, write: int, perm: int = 6) -> None:
 
 @pytest.fixture
 def shrunk(topic: Topic) -> Topic:
-    """A topic with messages in four queues, of which two can be read."""
+    """A topic with messages in four queues, two of which are readable."""
     set_queues(topic, 4, 4)
     topic.send(4 * QUEUE_MESSAGES)
     set_queues(topic, 2, 2)
@@ -77,7 +79,7 @@ def unread(topic: Topic, *queue_ids: int, count: int = QUEUE_MESSAGES) -> list[U
 
 
 def planned(topic: Topic, **options: str) -> list[tuple[int, int]]:
-    """The queue and the number of messages of each range of a batch read."""
+    """Return queue and number of messages of each range of a batch read."""
     tasks = CometReader(full_schema(), read_options(topic.options | options, streaming=False)).partitions()
     ranges = [item for task in tasks if isinstance(task, ReadTask) for item in task.ranges]
     counted: dict[int, int] = {}
@@ -99,9 +101,9 @@ class TestFinding:
         ("counts", "perm", "queue_ids"),
         [
             ((4, 4), 6, ()),
-            ((2, 4), 6, (2, 3)),  # as `updateTopic -r 2` leaves it
-            ((2, 2), 6, (2, 3)),  # no route names these queues
-            ((4, 4), 2, (0, 1, 2, 3)),  # no permission to read
+            ((2, 4), 6, (2, 3)),  # as after `updateTopic -r 2`
+            ((2, 2), 6, (2, 3)),  # the queues are in no route
+            ((4, 4), 2, (0, 1, 2, 3)),  # the topic has no read permission
         ],
     )
     def test_what_cannot_be_read_is_found(
@@ -203,7 +205,7 @@ class TestStreamSource:
         caplog: pytest.LogCaptureFixture,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(cluster, "_ROUTE_S", 0.0)  # every look asks for the route
+        monkeypatch.setattr(cluster, "_ROUTE_S", 0.0)  # disable the cache of routes
         set_queues(topic, 4, 4)
         start = stream.initialOffset()
         topic.send(4 * QUEUE_MESSAGES)
@@ -286,7 +288,7 @@ class TestJobs:
     def test_dead_letters_that_may_not_be_read_are_not_taken_for_none(
         self, spark: SparkSession, topic: Topic
     ) -> None:
-        """RocketMQ 3.2.4 gave these topics no read permission (docs/reference/storage.md)."""
+        """RocketMQ 3.2.4 created these topics without read permission (docs/reference/storage.md)."""
         group, name = topic.name, f"%DLQ%{topic.name}"
         letters = Topic(name, topic.namesrv)
         set_queues(letters, 1, 1)
@@ -337,7 +339,7 @@ class TestJobs:
         assert not summary.complete
 
 
-# -- Messages made to end a read: they are bad records, and everything else of their topic is read
+# -- Malicious messages are bad records, and all other messages of the topic are read
 
 
 BOMBS = 9
@@ -345,7 +347,7 @@ BOMBS = 9
 
 @pytest.fixture(scope="module")
 def bomb() -> bytes:
-    """8 KB that become 255 MiB."""
+    """Return 8 KB that inflate to 255 MiB."""
     made = compress(bytes(255 << 20), Compression.ZSTD)
     assert len(made) < 10_000
     return made

@@ -1,5 +1,7 @@
-"""Brokers that refuse, hang up, lag or hold bombs: waited for within bounds, and never taken for data or for
-the lack of it."""
+"""Brokers that refuse, close connections, lag or send decompression bombs.
+
+The pipeline waits for them within limits and takes their errors neither for data nor for an empty queue.
+"""
 
 from __future__ import annotations
 
@@ -119,7 +121,7 @@ class TestStartingAtATime:
 
 @pytest.fixture
 def rude(fake: FakeCluster) -> Iterator[FakeCluster]:
-    """The broker that the route names: it accepts connections and closes them."""
+    """A broker in the route that accepts connections and closes them."""
     with fake_cluster() as made:
         made.closing, made.stored_ms = True, list(TIMES)
         fake.brokers = {0: made.addr}
@@ -143,7 +145,7 @@ class TestABrokerThatHangsUp:
 
 
 class TestAReplicaThatLags:
-    """The route shows a replica only: its master is unreachable, and it holds 40 of 50 messages."""
+    """The route has only a replica with 40 of 50 messages; the master is unreachable."""
 
     @pytest.fixture
     def replica(self, fake: FakeCluster) -> FakeCluster:
@@ -159,7 +161,7 @@ class TestAReplicaThatLags:
 
     def test_it_may_catch_up(self, replica: FakeCluster) -> None:
         threading.Timer(2.5, lambda: replica.stored_ms.extend(range(2000, 2010))).start()
-        assert offsets(parts(replica, end=50)) == list(range(50))  # longer than a master is waited for
+        assert offsets(parts(replica, end=50)) == list(range(50))  # longer than the master's timeout
 
     @pytest.mark.parametrize("fail", [True, False])
     def test_what_it_lacks_in_time_is_an_error_and_no_loss(self, replica: FakeCluster, fail: bool) -> None:
@@ -192,7 +194,7 @@ class TestAReplicaThatLags:
 
 
 class TestABusyMaster:
-    """The master suggests its replica, as it does with slaveReadEnable for what is not in memory."""
+    """The master suggests its replica, as with slaveReadEnable for data that is not in memory."""
 
     @pytest.fixture
     def replica(self, fake: FakeCluster) -> Iterator[FakeCluster]:
@@ -227,7 +229,7 @@ class TestAStreamWhoseBrokersAreAway:
         for _ in range(3):
             assert stream.next(end) == end
         assert [r.message for r in caplog.records if "is unreachable" in r.message] != []
-        fake.brokers = {}  # it is back, somewhere else
+        fake.brokers = {}  # the broker is back at another address
         fake.stored_ms.append(5000)
         assert stream.next(end)[TOPIC] == position(41)[TOPIC]
 

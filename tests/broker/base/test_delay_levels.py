@@ -40,7 +40,7 @@ class TestDueTimes:
         assert self.due().due_ms(1, T0 - 60_000) < 0
 
     def test_a_clock_set_back_before_the_start_makes_nothing_early(self):
-        """Whatever its time, the message was stored before the start, so it is due one delay after the start."""
+        """The message was stored before the start, so it is due at the latest one delay after the start."""
         assert self.due(T0 - 3_600_000).due_ms(1, T0) == self.DELAY
 
     def test_a_clock_set_back_between_storing_and_delivery_changes_nothing(self):

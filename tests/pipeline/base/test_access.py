@@ -1,4 +1,4 @@
-"""The pipeline's blocking connections sign and speak TLS; what they sign with is shown nowhere."""
+"""The pipeline's blocking connections sign requests and use TLS; their credentials are never shown."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates
 
 
 def asked(cluster: Standalone, access: Access) -> list[int]:
-    """The codes of the answers to three requests, the last of them on a connection that was idle."""
+    """Return the response codes of three requests; the last one uses a connection that was idle."""
     wire = Wire(cluster.broker_addrs["broker-a"], 10.0, access)
     try:
         frames = [Frame.request(RequestCode.GET_MAX_OFFSET, None, ext=dict(TOPIC)) for _ in range(2)]

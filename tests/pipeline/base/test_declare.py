@@ -1,4 +1,4 @@
-"""Options of jobs are declared once: signatures, docstrings, checks and commands follow from them."""
+"""Options of jobs are declared once; signatures, docstrings, checks and commands are derived from them."""
 
 import inspect
 import os

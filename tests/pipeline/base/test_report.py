@@ -1,4 +1,4 @@
-"""A report shows what it was given, opens without a network, and hostile names do nothing in it."""
+"""A report shows its data, opens without a network, and is safe with hostile names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOSTILE = (
 
 
 class Page(HTMLParser):
-    """What a browser would make of a page: its elements, its text, its images."""
+    """A page as a browser parses it: its elements, text and images."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def test_hostile_names_stay_text() -> None:
     for image in page.images:
         drawn = [element.tag.rpartition("}")[2] for element in ET.fromstring(image).iter()]
         assert "script" not in drawn
-        assert "_y" in image or "_x" in image  # names that matplotlib would hide
+        assert "_y" in image or "_x" in image  # matplotlib hides names that begin with "_"
 
 
 def test_nothing_outside_the_file_is_loaded() -> None:

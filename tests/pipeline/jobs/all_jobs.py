@@ -1,8 +1,9 @@
-"""Every job over one topic, as a program. Arguments: Spark's master, name servers, topic, root, group.
+"""Run every job over one topic, as a program.
 
-The topic is archived in `root`/archive, the group has dead letters of it, the topic `trace_topic` holds
-traces, and `root`/store is a store. Prints what the summaries say, as JSON. A process uses a classic Spark
-session or Spark Connect, not both: PySpark's functions make columns of one kind.
+Arguments: Spark's master, name servers, topic, root, group. The topic is archived in `root`/archive, the
+group has dead letters of the topic, `trace_topic` holds traces, and `root`/store is a store. The program
+prints the summaries as JSON. It uses either a classic Spark session or Spark Connect: in a process, PySpark's
+functions create columns of one kind only.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ sinks:
 
 @dataclass
 class Place:
-    """Where the messages are, and new names for what jobs make of them."""
+    """The input of the jobs, and new names for their output."""
 
     master: str
     namesrv: str
@@ -61,7 +62,7 @@ class Place:
         return f"{self.root}/archive"
 
     def new(self, job: str) -> str:
-        """What a job makes."""
+        """Return the path or topic of a job's output."""
         return f"{self.root}/{self.mark}-{job}"
 
     @property
@@ -78,7 +79,7 @@ class Place:
 
 
 def _compact(spark: SparkSession, at: Place) -> CompactSummary:
-    """Of an archive whose only hour is long over."""
+    """Compact an archive whose only hour has long ended."""
     archive_of(Path(at.new("compact")), 3)
     return compact(spark, at.new("compact"))
 
@@ -123,7 +124,7 @@ JOBS: dict[str, Callable[[SparkSession, Place], Any]] = {
 
 
 def facts(summary: Any) -> Any:
-    """What a summary says that does not change from run to run."""
+    """Return the fields of a summary that are equal in every run."""
 
     def without(value: Any) -> Any:
         if isinstance(value, dict):

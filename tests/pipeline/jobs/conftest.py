@@ -1,4 +1,4 @@
-"""The jobs' commands as `cometmq` runs them, but in this process and with the Spark session of all tests."""
+"""Fixtures: the jobs' commands as `cometmq` runs them, in this process and with the tests' Spark session."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RunJob = Callable[..., "subprocess.CompletedProcess[str]"]
 def run_job(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> RunJob:
-    """Run `cometmq pipeline JOB …` to its end. The session stays, because the command did not make it."""
+    """Run `cometmq pipeline JOB …`. The Spark session stays open, because the command did not create it."""
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["cometmq", "pipeline", *words])
@@ -36,6 +36,6 @@ def run_job(
 
 @pytest.fixture
 def namesrv(broker: Standalone, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The commands find the cluster through the environment."""
+    """Let the commands find the cluster through the environment."""
     monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv_addr)
     return broker.namesrv_addr

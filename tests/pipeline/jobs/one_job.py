@@ -1,6 +1,6 @@
-"""A job as a program of its own, to be killed. Arguments: its name, and its keyword arguments as JSON.
+"""A job as a separate program that a test kills.
 
-Prints a line for each step of progress.
+Arguments: its name, and its keyword arguments as JSON. Prints a line for each step of progress.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the audit says of stores in which something is wrong."""
+"""Findings of the audit in stores with known faults."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MINUTE = START_MS - START_MS % 60_000
 
 
 def put(files: StoreFiles, offset: int, msg_id: str, at_ms: int, born_ms: int | None = None) -> None:
-    """A message of queue 0 of T, in the first minutes."""
+    """Write a message of queue 0 of T."""
     files.add(
         b"x", queue_offset=offset, properties=b"UNIQ_KEY\x01" + msg_id.encode(),
         store_timestamp_ms=MINUTE + at_ms, born_timestamp_ms=MINUTE + (at_ms if born_ms is None else born_ms),
@@ -29,8 +29,11 @@ def put(files: StoreFiles, offset: int, msg_id: str, at_ms: int, born_ms: int | 
 
 @pytest.fixture
 def store(tmp_path: Path) -> str:
-    """Ten messages of minute 0: offsets 3 and 4 are missing, "a" is there twice, one is 20 s late and born
-    earlier than those in front of it. In minute 1 one message; one of minute 9 closes the windows."""
+    """Write a store with faults.
+
+    Minute 0 has ten messages: offsets 3 and 4 are missing, "a" occurs twice, and one message is 20 s late and
+    was born before its predecessors. Minute 1 has one message, and a message of minute 9 closes the windows.
+    """
     files = StoreFiles(segment=65536)
     put(files, 0, "a", 1000)
     put(files, 1, "b", 2000)
@@ -82,8 +85,8 @@ def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
     [
         (None, 5000, 9000, 4000),
         (None, None, 9000, None),
-        (None, 99_000, 9000, 8000),  # the clock of a broker was ahead
-        (7000, 5000, 8000, 7000),  # the end is long ago, whatever was stored since
+        (None, 99_000, 9000, 8000),  # a broker's clock was ahead
+        (7000, 5000, 8000, 7000),  # the given end is long ago, whatever was stored since
         (7000, None, 8000, 7000),
         (7000, 5000, 7999, 4000),
         (7000, None, 7999, None),
@@ -139,8 +142,11 @@ def test_a_topic_without_messages_and_traces_is_named(
 
 @pytest.fixture
 def traced(tmp_path: Path, store: str) -> str:
-    """Producers say that a, b, c, d and "gone" were stored. `readers` consumed a and b, b twice, and failed
-    with c once before it was done, 40 s after it was born; d it never was."""
+    """Write the traces of a store.
+
+    Producers report a, b, c, d and "gone" as stored. The group `readers` consumed a once and b twice; c
+    succeeded after a failure, 40 s after its birth; d was never consumed.
+    """
     files = StoreFiles(segment=65536)
 
     def add(record: str) -> None:

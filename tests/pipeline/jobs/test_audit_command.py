@@ -1,4 +1,4 @@
-"""`cometmq pipeline audit` with a real Spark, and what it prints."""
+"""`cometmq pipeline audit` with a real Spark, and its output."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
 
 def archive_of(output: Path, batches: int) -> None:
-    """An archive with a file of one message for each batch, all of one hour."""
+    """Create an archive of one hour with a file of one message for each batch."""
     table = ArchiveTable(str(output))
     table.prepare()
     for batch in range(batches):

@@ -1,4 +1,4 @@
-"""Compaction: few large files with the same rows, whenever it is killed, for readers of every kind."""
+"""Compaction into few large files with the same rows, with kills at any time and readers of every kind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOUR_MS = 3_600_000
 
 @pytest.fixture
 def run(spark: SparkSession, fake: FakeCluster) -> Callable[..., None]:
-    """Archives the fake topic in batches of five: a file for each batch and hour."""
+    """Archive the fake topic in batches of five, with a file for each batch and hour."""
 
     def run(output: str, **options: Any) -> None:
         archive(spark, fake.addr, [TOPIC], output, batch_records=5, **options)
@@ -43,7 +43,7 @@ def offsets(spark: SparkSession, output: str) -> list[int]:
 
 
 def plain(spark: SparkSession, output: str) -> list[int]:
-    """What a reader sees that knows nothing of the log."""
+    """Return the rows that a reader finds that does not read the archive's log."""
     return sorted(row.queue_offset for row in spark.read.parquet(output).select("queue_offset").collect())
 
 
@@ -72,7 +72,7 @@ def test_small_files_of_an_hour_become_one(
     assert completeness(spark, place).collect() == kept
     again = compact(spark, place)
     assert (again.commits, again.files_before) == (0, 0)
-    # The archive goes on where it stopped.
+    # The archive continues after its last message.
     fake.stored_ms += [fake.stored_ms[-1] + 1000 * number for number in range(10)]
     run(place)
     assert offsets(spark, place) == list(range(RECORDS + 10))
@@ -229,7 +229,7 @@ def test_replaced_files_stay_for_their_readers_on_an_object_store(
     with s3.files.open_output_stream(f"{BUCKET}/{at}/{of_a_job}") as stream:
         stream.write(b"to be committed soon")
     assert compact(spark, uri, retention_s=3600).deleted == 0
-    # The files were replaced more than no time ago.
+    # With a retention of 0 s every replaced file may be deleted.
     assert compact(spark, uri, retention_s=0).deleted == before
     assert of_a_job in s3.paths(at, ".parquet")
     assert len(s3.paths(at, ".parquet")) == 2

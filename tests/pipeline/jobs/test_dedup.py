@@ -1,4 +1,4 @@
-"""Which messages survive, in the batch form and in the stream."""
+"""Messages that survive the deduplication, in the batch job and in the stream."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ Source = Callable[..., str]
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """Bodies say topic and number: `a` comes at 0, 1 and 100 s of T and once in U; `b` once; two without."""
+    """Write a store whose bodies are topic and number.
+
+    Key `a` occurs at 0, 1 and 100 s in T and once in U, key `b` once, and two messages have no key.
+    """
     files = StoreFiles(segment=65536)
 
     def add(body: str, key: str | None, at_s: int, topic: str = "T", queue_id: int = 0) -> None:
@@ -41,7 +44,7 @@ def source(tmp_path: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "removed"),
     [
-        ({}, ["T0", "T2", "T4"]),  # of one time the smaller queue comes first
+        ({}, ["T0", "T2", "T4"]),  # at equal times the lower queue id is first
         ({"keep": "last"}, ["T0", "T1", "T2"]),
         ({"window_s": 50}, ["T0", "T2"]),
         ({"window_s": 0.5, "keep": "last"}, ["T1"]),
@@ -97,7 +100,7 @@ def test_settings_that_cannot_be_used_are_named(
 
 def test_what_a_sink_sends_again_is_removed(topic: Topic, spark: SparkSession, output: str) -> None:
     rows = spark.createDataFrame([(f"body {number}",) for number in range(20)], "body string").coalesce(1)
-    for _ in range(2):  # as when the answer to the first time is lost
+    for _ in range(2):  # as if the response to the first send were lost
         options = {"namesrv": topic.namesrv, "topic": topic.name, "writeId": "load-1"}
         rows.write.format("cometmq").options(**options).mode("append").save()
 
@@ -118,7 +121,7 @@ def test_a_stream_passes_one_message_of_each_key_on(
     stream = spark.readStream.format("cometmq").options(**topic.options)
     frame = deduplicated(stream.option("startingOffsets", "earliest").load(), "tags", 3600)
     passed: list[str] = []
-    for more in (0, 2):  # the second run goes on with the state of the first
+    for more in (0, 2):  # the second run continues with the first one's state
         topic.send(more)
         query = (
             frame.writeStream.foreachBatch(

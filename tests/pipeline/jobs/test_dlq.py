@@ -1,4 +1,4 @@
-"""Dead letters in bulk: what they died of, and which are sent again."""
+"""Dead letters in bulk: grouping by cause, and selection for another send."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOUR = START_MS - START_MS % 3_600_000
 
 
 def die(topic: Topic, group: str, *deaths: tuple[bytes, dict[str, str]]) -> None:
-    """Send messages that a group gives up at once."""
+    """Send messages that a group sends to its dead-letter topic immediately."""
 
     async def run() -> None:
         async with Admin(topic.namesrv) as admin:
@@ -117,7 +117,7 @@ def test_a_task_that_spark_repeats_sends_and_counts_each_letter_once(
 
 
 def copies(retries: Topic) -> int:
-    """How many messages were sent to a topic, which may not be there yet."""
+    """Return the number of messages in a topic, which may not exist yet."""
     try:
         return sum(held.maximum for held in retries.bounds().values())
     except NoRouteError:
@@ -145,7 +145,7 @@ def test_letters_without_bodies_are_not_sent(topic: Topic, spark: SparkSession, 
 
 
 def test_letters_that_brokers_do_not_know_are_left(topic: Topic, spark: SparkSession, tmp_path: Path) -> None:
-    topic.send(1)  # so that there is a cluster with a topic
+    topic.send(1)  # creates a cluster with a topic
     files = StoreFiles()
     for number in range(3):
         properties = f"RETRY_TOPIC\x01{topic.name}\x02UNIQ_KEY\x01K{number}"

@@ -1,4 +1,4 @@
-"""`cometmq pipeline dlq` with a real Spark, and what it prints."""
+"""`cometmq pipeline dlq` with a real Spark, and its output."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_a_pattern_knows_the_topics_of_users() -> None:
         ({"source": "/nowhere", "begin_ms": -1}, "begin"),
         ({"source": "store:/nowhere", "pattern": "(("}, "pattern"),
         ({"source": "/nowhere", "end_ms": 10**15}, "end"),
-        ({"source": "/nowhere", "end_ms": 1_795_000_000}, "end"),  # seconds
+        ({"source": "/nowhere", "end_ms": 1_795_000_000}, "end"),  # a time in seconds where ms are expected
         ({"source": "/nowhere", "columns": ["tags", "tags"]}, "columns"),
         ({"source": "/nowhere", "columns": ["boddy"]}, "columns"),
         ({"source": "/nowhere", "columns": ["offset_msg_id"]}, "columns"),

@@ -1,4 +1,4 @@
-"""Jobs that send or make files, while something is killed: this run or the next one ends with all of it."""
+"""Jobs that send messages or write files while a process is killed: this run or the next one completes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_a_rebuild_that_is_killed_begins_again(spark: SparkSession, tmp_path: Pa
 
 
 def once_sent(do: Callable[[], None]) -> Callable[[int, int | None], None]:
-    """A callback of a job that does something once, when the first messages are sent."""
+    """Return a progress callback that calls `do` once, when the first messages are sent."""
     done: list[int] = []
 
     def show(sent: int, _total: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The jobs through Spark Connect and on a cluster of several workers find what they find here."""
+"""The jobs give equal results on this machine, through Spark Connect, and on a cluster of several workers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from cometmq.pipeline.jobs.inputs import messages
 
 SENT = 401
 SLOW = long_form("many JVMs")
-PATIENCE_S = 600  # nearly four minutes of CPU, beside other tests
+PATIENCE_S = 600  # seconds; the jobs need nearly four minutes of CPU, beside other tests
 ROOT = Path(__file__).parents[3]
 
 
@@ -51,7 +51,7 @@ def place(spark: SparkSession, topic: Topic, tmp_path: Path) -> Place:
 
 
 def elsewhere(place: Place, master: str, **env: str) -> Any:
-    """What the jobs say in a process of its own."""
+    """Run the jobs in a process of its own and return their printed results."""
     arguments = [master, place.namesrv, place.topic, place.root, place.group]
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.jobs.all_jobs", *arguments],
@@ -62,7 +62,7 @@ def elsewhere(place: Place, master: str, **env: str) -> Any:
 
 
 def tables(spark: SparkSession, place: Place) -> dict[str, list[str]]:
-    """The rows of all that the jobs have made in one place, in an order of their own."""
+    """Return the rows of everything that the jobs wrote to one place, sorted."""
     found = {}
     for name in ("archive", "audit", "compact", "dedup", "dlq", "run", "throughput", "trace"):
         root = Path(place.new(name))
@@ -75,7 +75,7 @@ def tables(spark: SparkSession, place: Place) -> dict[str, list[str]]:
     names = ["queue_id", "queue_offset", "tags", "keys", "flag", "body", "properties"]
     rows = [row.asDict() for row in sent.select(*names).collect()]
     for row in rows:
-        for name in ("REPLAY_ID", "UNIQ_KEY"):  # of one replay
+        for name in ("REPLAY_ID", "UNIQ_KEY"):  # these differ between replays
             row["properties"].pop(name)
         row["properties"] = sorted(row["properties"].items())
     found["replay"] = [repr(row) for row in rows]
@@ -107,7 +107,7 @@ def test_on_a_cluster(spark: SparkSession, place: Place, tmp_path: Path) -> None
 
 
 def same(spark: SparkSession, here: Place, there: Place, said: Any) -> None:
-    """What the jobs say and make there is what they say and make here."""
+    """Check that results and tables made there equal those made here."""
     expected = json.loads(json.dumps(results(spark, here)))
     assert said == expected
     check(said)
@@ -118,5 +118,5 @@ def same(spark: SparkSession, here: Place, there: Place, said: Any) -> None:
         assert made[name] == rows, name
     assert made_of(Path(there.new("rebuild"))) == made_of(Path(here.store))
     counts = {name: len(rows) for name, rows in wanted.items()}
-    # The one that died is newer.
+    # The dead letter was added after the archive.
     assert (counts["archive "], counts["replay"], counts["dlq triage"]) == (SENT + 1, SENT, 1)

@@ -1,4 +1,4 @@
-"""How far groups are behind: from a real broker, and over samples with known numbers."""
+"""Lag of consumer groups, from a real broker and from samples with known numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_rates_and_the_time_until_retention_are_those_of_the_window(spark: Spark
     found, idle = windows(spark, rows, 60)
     assert (found.samples, found.lag, found.max_lag) == (2, 540, 540)
     assert (found.consumed_per_s, found.stored_per_s, found.time_lag_ms) == (1.0, 5.0, 90_000)
-    # The time lag grows by half a second a second; the message goes when it is an hour old.
+    # The time lag grows by half a second per second; the message expires when it is an hour old.
     assert found.expires_in_s == pytest.approx((HOUR_MS - 90_000) / 1000 / 0.5)
     assert (idle.samples, idle.lag, idle.lost) == (1, 95, 3)
     assert (idle.consumed_per_s, idle.expires_in_s, idle.time_lag_ms) == (None, None, None)
@@ -74,9 +74,9 @@ def test_rates_and_the_time_until_retention_are_those_of_the_window(spark: Spark
 @pytest.mark.parametrize(
     ("before", "after", "consumed", "expires"),
     [
-        ({"group_offset": 90}, {"group_offset": 20, "lag": 80, "time_lag_ms": 10}, None, True),  # set back
-        ({"time_lag_ms": 90}, {"lag": 1, "time_lag_ms": 80}, 0.0, False),  # it catches up
-        ({}, {"lag": 5, "time_lag_ms": 2 * HOUR_MS}, 0.0, True),  # too late
+        ({"group_offset": 90}, {"group_offset": 20, "lag": 80, "time_lag_ms": 10}, None, True),  # a reset
+        ({"time_lag_ms": 90}, {"lag": 1, "time_lag_ms": 80}, 0.0, False),  # the group is catching up
+        ({}, {"lag": 5, "time_lag_ms": 2 * HOUR_MS}, 0.0, True),  # messages have already expired
     ],
 )
 def test_odd_pairs_of_samples(
@@ -88,7 +88,7 @@ def test_odd_pairs_of_samples(
 
 
 async def make_known(group: str, namesrv: str) -> None:
-    """As a first consumer of the group does."""
+    """Register the group, as its first consumer does."""
     async with Admin(namesrv) as admin:
         settings = TopicSettings(topic=RETRY_PREFIX + group, read_queue_nums=1, write_queue_nums=1)
         async for _ in admin.create_topic(settings, cluster="DefaultCluster"):
@@ -97,7 +97,7 @@ async def make_known(group: str, namesrv: str) -> None:
 
 @pytest.fixture
 def consumed(topic: Topic) -> str:
-    """The topic's group, which has consumed the first message of each queue."""
+    """Return the topic's group after it has consumed the first message of each queue."""
     topic.send(8)
     group = f"G{topic.name}"
     asyncio.run(make_known(group, topic.namesrv))
@@ -131,7 +131,7 @@ def test_each_interval_has_one_sample_whatever_is_killed(
 
     table = Samples(output, 60)
     staged = tmp_path / "lag" / "samples" / f"_lag-{NOW:013d}.parquet"
-    staged.write_bytes(b"half a sample")  # of a job that was killed
+    staged.write_bytes(b"half a sample")  # left by a killed job
     at_ms = NOW - NOW % 60_000
     assert table.append([row(at_ms)], at_ms)
     assert not table.append([row(at_ms + 1)], at_ms + 59_000)
@@ -157,7 +157,7 @@ def test_two_samples_without_a_table_and_a_stop(topic: Topic, consumed: str, spa
 
 
 class Answers:
-    """Stands for `sample`: it gives these answers in turn, the last one again and again."""
+    """A replacement for `sample` that returns these results in turn and then repeats the last one."""
 
     def __init__(self, *answers: tuple[list[QueueLag], list[str]] | Exception) -> None:
         self._answers = list(answers)

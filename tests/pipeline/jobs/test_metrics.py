@@ -1,4 +1,4 @@
-"""Numbers for Prometheus: of streams, of the archive job; on a port and in a file; bounded."""
+"""Prometheus metrics of streams and of the archive job, on a port and in a file, limited in number."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_port_that_is_taken_is_an_error() -> None:
 
 
 class Progress:
-    """What Spark says of a batch, as far as it is looked at."""
+    """The fields of Spark's batch progress that the metrics use."""
 
     def __init__(self, end: str, latest: str | None, query: str = "q") -> None:
         self.id, self.numInputRows, self.inputRowsPerSecond, self.processedRowsPerSecond = query, 1, 1.0, 1.0
@@ -137,7 +137,7 @@ def test_numbers_of_queries_that_ended_long_ago_are_removed(monkeypatch: pytest.
     monkeypatch.setattr(module, "QUEUES_MAX", 3)
     position = '{"T": {"b": {"0": 5, "1": 7}}}'
     with PipelineMetrics("0") as metrics:
-        for number in [*range(5), 3]:  # the last begins anew
+        for number in [*range(5), 3]:  # 3 is added again as a new name
             metrics.started(f"id{number}", f"n{number}")
             metrics.progressed(Progress(position, position, f"id{number}"))  # type: ignore[arg-type]
             metrics.ended(f"id{number}", None)
@@ -146,7 +146,7 @@ def test_numbers_of_queries_that_ended_long_ago_are_removed(monkeypatch: pytest.
     assert {f"n{number}" for number in range(5) if f'"n{number}"' in page} == {"n3", "n4"}
     assert 'cometmq_pipeline_rows_total{query="n3"} 2.0' in page
     assert 'cometmq_pipeline_running{query="n4"} 0.0' in page
-    assert page.count("cometmq_pipeline_queue_lag{") == 3  # those of n2 went, and made room
+    assert page.count("cometmq_pipeline_queue_lag{") == 3  # the metrics of n2 were dropped, which made room
     assert "cometmq_pipeline_queues_left_out 1.0" in page
 
 

@@ -1,4 +1,4 @@
-"""The rebuild job with Spark: the same bytes as in one process, also after a kill."""
+"""The rebuild job with Spark writes the same bytes as a rebuild in one process, also after a kill."""
 
 from __future__ import annotations
 

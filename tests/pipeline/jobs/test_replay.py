@@ -1,4 +1,4 @@
-"""Replays: order, what a message keeps, where a run goes on after it was stopped or killed."""
+"""Replays: message order, preserved fields, and continuation after a stop or a kill."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ from cometmq.protocol.record.one import body_crc
 
 
 def sent_to(spark: SparkSession, topic: Topic, name: str) -> list[Row]:
-    """What a target topic holds, queue by queue."""
+    """Return the messages of a target topic, queue by queue."""
     return messages(spark, f"live:{topic.namesrv}", [name]).orderBy("queue_id", "queue_offset").collect()
 
 
 def origins(rows: list[Row]) -> dict[str, list[int]]:
-    """Of each source queue the offsets, in the order in which they lie in the target."""
+    """Return the offsets of each source queue in their order in the target."""
     found = defaultdict(list)
     for row in rows:
         found[row.properties["REPLAY_QUEUE"]].append(int(row.properties["REPLAY_OFFSET"]))
@@ -55,7 +55,7 @@ def origins(rows: list[Row]) -> dict[str, list[int]]:
 
 @pytest.fixture
 def archived(topic: Topic, output: str, spark: SparkSession) -> str:
-    """An archive of 600 messages."""
+    """Create an archive of 600 messages."""
     topic.send(600)
     archive(spark, topic.namesrv, [topic.name], output)
     return output
@@ -235,7 +235,7 @@ def test_another_run_is_named_without_a_key(
     topic: Topic, s3: S3, at: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     topic.send(5)
-    monkeypatch.setattr(ReplayState, "owned_by", lambda *_: False)  # of this process, not of the tasks
+    monkeypatch.setattr(ReplayState, "owned_by", lambda *_: False)  # affects this process, not the tasks
     with pytest.raises(ReplayError, match="another run has taken over") as raised:
         replay(spark, f"live:{topic.namesrv}", topic.namesrv, topics=[topic.name], state=s3.uri(at))
     assert KEY not in str(raised.value)
@@ -273,7 +273,7 @@ def test_groups_go_on_where_they_stood(topic: Topic, spark: SparkSession, tmp_pa
     with Cluster((topic.namesrv,), timeout_ms=10_000) as cluster:
         cluster.write_queues(target.name)
         on = {queue: 10 for queue, offset in target.committed("g").items() if offset}
-        cluster.commit("g", on)  # the group goes on
+        cluster.commit("g", on)  # the group continues to consume
     again = replay(
         spark, source, topic.namesrv, into=target.name, state=str(tmp_path / "state"), positions=stood
     )
@@ -360,7 +360,7 @@ def test_what_cannot_be_done_is_named(
 
 
 class Sink:
-    """A Sender that keeps what it is given."""
+    """A sender that stores its messages."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
@@ -392,7 +392,7 @@ def test_a_task_that_dies_and_runs_again_counts_each_row_once(
         body = None if offset in (2, 5) else b"%d" % offset
         own = [("REPLAY_ID", task.replay)] if offset == 6 else []
         row = ROW | {"queue_id": 1, "queue_offset": offset, "physical_offset": offset, "body": body}
-        rows += [row | {"properties": own}] * 2  # copies of a store
+        rows += [row | {"properties": own}] * 2  # duplicates from a store
 
     def until(count: int) -> Iterator[dict[str, Any]]:
         yield from rows[:count]

@@ -1,4 +1,4 @@
-"""The state directory of a replay: whose it is, what it keeps, and what is left of a killed run."""
+"""The state directory of a replay: its owner, its content, and the remains of a killed run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ASKED = Asked(source="/data", into="{topic}-replay", order="queue")
 
 
 def begun(state: ReplayState, asked: Asked = ASKED, run: str = "one") -> Replay:
-    """A replay that has begun."""
+    """Begin a replay."""
     replay = state.begin(asked)
     replay.queues["T2"] = [MessageQueue("T2", "broker-a", 0)]
     state.start(replay, run, begun=False)

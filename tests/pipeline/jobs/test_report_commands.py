@@ -1,4 +1,4 @@
-"""`cometmq pipeline lag`, `trace`, `throughput` and `dedup` with a real Spark, and what they print."""
+"""`cometmq pipeline lag`, `trace`, `throughput` and `dedup` with a real Spark, and their output."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_what_people_see_of_a_summary(capsys: pytest.CaptureFixture[str]) -> Non
     assert "\x1b" not in seen.out + seen.err
 
 
-# -- `cometmq pipeline replay` with a real Spark: a dry run, a run, and one with nothing left
+# -- `cometmq pipeline replay` with a real Spark: a dry run, a run, and a run with nothing left
 
 
 def test_a_live_topic_into_another(run_job: RunJob, topic: Topic, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The reports of jobs show their summaries, and plots over time where the job left tables."""
+"""Reports of jobs contain their summaries, and plots over time if the job wrote tables."""
 
 from __future__ import annotations
 

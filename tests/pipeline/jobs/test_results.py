@@ -1,4 +1,4 @@
-"""A job's own directory: who may have it, and what is said where Spark cannot write to it."""
+"""A job's own directory: its owner, and the error if Spark cannot write to it."""
 
 from __future__ import annotations
 

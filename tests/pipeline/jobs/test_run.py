@@ -1,4 +1,4 @@
-"""Pipelines of a file: the check against real tables, batches, streams."""
+"""Pipelines from a file: the check against real tables, batches and streams."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_batch_goes_to_all_sinks(spark: SparkSession, topic: Topic, write: Wri
     lines: list[str] = []
     rows: list[int] = []
 
-    for _ in range(2):  # the second time `overwrite` replaces
+    for _ in range(2):  # the second run replaces the output (`overwrite`)
         lines.clear()
         done = run(spark, write(BATCH), show=lines.append, on_progress=lambda done, _total: rows.append(done))
 
@@ -96,7 +96,7 @@ def test_a_batch_goes_to_all_sinks(spark: SparkSession, topic: Topic, write: Wri
     assert lines[0] == 'shown 0: {"tags":"A","n":30}\n'
     copies = spark.read.format("cometmq").options(namesrv=topic.namesrv, topic=f"{topic.name}_copy").load()
     assert copies.select("keys").distinct().count() == 90
-    assert copies.count() == 180  # sent twice: the sink's rows are new messages each time
+    assert copies.count() == 180  # sent twice: each run sends the sink's rows as new messages
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The file of `cometmq pipeline run`: every mistake that can be seen without Spark has its line."""
+"""The file of `cometmq pipeline run`: every mistake that is detectable without Spark is reported."""
 
 from __future__ import annotations
 

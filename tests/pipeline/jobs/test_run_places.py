@@ -1,4 +1,4 @@
-"""Two texts of a file that may be one place."""
+"""Different spellings of paths that may name the same file or directory."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.pipeline.jobs.run_places import local_path, overlap, scheme_of
 
 @pytest.fixture(autouse=True)
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with `real/deep` and a link `link` to `real`."""
+    """Work in a directory with `real/deep` and a link `link` to `real`."""
     monkeypatch.chdir(tmp_path)
     os.makedirs("real/deep")
     os.symlink("real", "link")

@@ -1,4 +1,4 @@
-"""What the throughput job counts in a store with known times."""
+"""Counts of the throughput job for a store with known times."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TEN_S = START_MS - START_MS % 10_000
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """Ten seconds with 20 messages in two queues of `A`; then one of `A` and a large one of `B`."""
+    """Write ten seconds with 20 messages in two queues of `A`, then one of `A`, one of `B`."""
     files = StoreFiles(segment=65536)
     for number in range(20):
         files.add(b"x", "A", number % 2, store_timestamp_ms=TEN_S + number * 500)

@@ -1,4 +1,4 @@
-"""What the trace job says about records with known times, in a store."""
+"""Results of the trace job for a store of trace records with known times."""
 
 from __future__ import annotations
 
@@ -47,8 +47,12 @@ def after(msg_id: str, at_ms: int | None, cost_ms: int, request: str = "q", *, s
 
 @pytest.fixture
 def source(tmp_path: Path) -> str:
-    """100 messages in the first minute, sent in 1 to 100 ms and delivered 10 ms after the middle of the send;
-    in the next minute one with retries, one that is open, one whose send left no record, and bad records."""
+    """Write a store of trace records.
+
+    The first minute has 100 messages, sent in 1 to 100 ms and delivered 10 ms after the middle of the send.
+    The next minute has one message with retries, one in progress, one without a record of its send, and bad
+    records.
+    """
     files = StoreFiles(segment=65536)
 
     def add(*records: str) -> None:
@@ -62,7 +66,7 @@ def source(tmp_path: Path) -> str:
     add(pub("R", late, 4, success=False), before("R", late + 22, "q1"), after("R", None, 7, "q1"))
     add(before("R", late + 50_000, "q2", retries=1), after("R", late + 50_001, 1, "q2"))
     add(before("open", late, group="idle"), "Pub\x01half\x02", "nonsense")
-    add(before("R", late + 22, "q1"))  # sent twice
+    add(before("R", late + 22, "q1"))  # the message was sent twice
     add(pub("early", late + 40, 0), before("early", late + 35, "q3"))
     return f"store:{files.write(tmp_path / 'store')}"
 

@@ -1,4 +1,4 @@
-"""Slices of log files: every record once, whatever bodies hold and whatever is damaged."""
+"""Slices of log files: each record once, whatever bodies contain and whatever is damaged."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SKIP = {"on_bad_record": "skip"}
 
 
 def forged(files: StoreFiles, topic: str, bodies: list[tuple[str, int, int]], head: int = HEAD) -> bytes:
-    """A body for the next record: whole records, each with the log position at which it will lie."""
+    """Build a body for the next record that contains whole records with their future log positions."""
     fakes = [
         encode_record(name, b"forged", b"TAGS\x01fake", queue_offset=offset, queue_id=queue)
         for name, queue, offset in bodies
@@ -92,7 +92,7 @@ def test_a_log_without_queues_is_read_file_by_file(tmp_path: Path) -> None:
 
 
 def misled(topic: str) -> StoreFiles:
-    """A store with a queue of that topic that names a forged record in the body of the second."""
+    """Build a store with a queue of the topic that refers to a forged record in the second record's body."""
     files = StoreFiles()
     files.add(b"x" * 600)
     inside = files.add(forged(files, "T", [(topic, 0, 1)] * 8)) + HEAD
@@ -140,8 +140,8 @@ def test_a_damaged_byte_anywhere_hides_its_record_at_most(
             with pytest.raises(BadStoreRecordError) as caught:
                 positions(root, slice_bytes=700)
             assert (caught.value.position, caught.value.path) == (files.places[5], str(path))
-    # Size, magic, CRC, position, three lengths and five bytes of body, and the byte that says IPv6: what else
-    # is in a record has no checksum.
+    # Checked bytes are size, magic, CRC, position, three lengths, five bytes of body, and the byte with the
+    # IPv6 flags. No other byte of a record has a checksum.
     assert hidden == 33
 
 

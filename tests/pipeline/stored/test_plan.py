@@ -1,4 +1,4 @@
-"""Which stores, files and slices a read covers, and where the log ends."""
+"""Planning of reads from stores: stores, files and slices, and the end of the log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_queues_elsewhere_are_those_of_the_store(tmp_path: Path) -> None:
     parts = plan_slices(given)
     assert {part.file.queues for part in parts} == {str(queues)}
     assert len(parts) > 1
-    # A copy that lies beside its store.
+    # The store is a copy beside its original.
     (tmp_path / "store" / "broker.conf").write_text(
         f"storePathConsumeQueue={queues}\nstorePathRootDir={tmp_path}\n"
     )
@@ -98,7 +98,7 @@ def test_files_deleted_since_the_plan_are_lost(
     else:
         assert list(read_slice(first, arrow_schema(), given)) == []
         assert "log positions 0 to 4096" in caplog.text
-    assert positions(tmp_path) == [place for place in files.places if place >= 4096]  # retention
+    assert positions(tmp_path) == [place for place in files.places if place >= 4096]  # deleted by retention
 
 
 def test_a_file_that_is_missing_in_the_middle_is_lost(
@@ -194,7 +194,7 @@ def test_the_name_of_a_broker(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("committed", [100, 150, 201])
 def test_of_a_raft_member_what_is_committed_is_read(tmp_path: Path, committed: int) -> None:
-    """Over ends of segments, in slices that begin within them, and with long records."""
+    """The committed part ends in any segment, slices begin within segments, and some records are long."""
     store = leader(tmp_path)
     bodies = [b"%d:" % number + bytes(number * 97 % 3000) for number in range(200)]
     add(store, *bodies, bytes(40_000), properties=b"TAGS\x01a")

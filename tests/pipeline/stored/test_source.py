@@ -1,4 +1,4 @@
-"""The format `cometmq-store` in Spark, and what becomes a row."""
+"""The Spark format `cometmq-store` and its rows."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_what_cannot_be_done_says_so(spark: SparkSession, tmp_path: Path) -> Non
     with pytest.raises(PythonException, match=r"log position 0 \(crc\).*onBadRecord=skip"):
         load(spark, files.write(root)).collect()
     assert [row.queue_offset for row in load(spark, root, onBadRecord="skip").collect()] == [1]
-    assert load(spark, root, "topic string").count() == 2  # the bodies are not looked at
+    assert load(spark, root, "topic string").count() == 2  # the bodies are not read
 
 
 def test_options() -> None:
@@ -130,7 +130,7 @@ def test_wrong_options_are_named(key: str, value: str) -> None:
 
 
 def test_every_record_that_apaches_broker_wrote(tmp_path: Path) -> None:
-    """The recorded store of 4.9.7: delayed messages, batches, bodies that only say they are compressed."""
+    """The recorded store of 4.9.7 has delayed messages, batches, and bodies wrongly marked as compressed."""
     root = extract_golden(tmp_path)
     expected = list(read_log(root / "commitlog"))
     for slice_bytes in (1000, 1 << 30):

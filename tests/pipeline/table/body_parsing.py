@@ -1,4 +1,4 @@
-"""What is asked of every parser of bodies."""
+"""Checks that every parser of bodies must pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cometmq.pipeline.table.bodies import Bodies, Parser, with_columns
 
 
 def is_refused(parser: Parser, body: bytes) -> str:
-    """Why a body has no fields."""
+    """Return the reason why a body has no fields."""
     parsed = parser.parse(body)
     assert parsed.value is None
     assert parsed.error
@@ -20,7 +20,7 @@ def is_refused(parser: Parser, body: bytes) -> str:
 
 
 def never_fails(parser: Parser) -> None:
-    """Whatever the bytes are, they give fields or the reason for none."""
+    """Check that any bytes result in fields or in a reason."""
 
     @given(st.binary(max_size=200))
     def ends(body: bytes) -> None:
@@ -31,7 +31,7 @@ def never_fails(parser: Parser) -> None:
 
 
 def columns(parser: Parser, fields: pa.StructType, *bodies: bytes, keep: bool = True) -> list[dict[str, Any]]:
-    """The rows that bodies become, through Arrow."""
+    """Return the rows of bodies, converted through Arrow."""
     batch = pa.record_batch({"queue_offset": range(len(bodies)), "body": pa.array(bodies, pa.binary())})
     found = with_columns(batch, Bodies("json", (b"", ""), fields, fields, keep), parser)
     found.validate(full=True)

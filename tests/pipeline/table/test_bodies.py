@@ -1,4 +1,4 @@
-"""Bodies as columns, whatever the format: every row stays a row, and nothing of a body is lost."""
+"""Bodies as columns in any format: no row is lost, and no part of a body."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def struct(**fields: pa.DataType) -> pa.StructType:
 
 
 class Fixed:
-    """A parser that gives what a test chose for each body."""
+    """A parser with scripted results for each body."""
 
     def __init__(self, parsed: dict[bytes, Parsed]) -> None:
         self.parsed = parsed

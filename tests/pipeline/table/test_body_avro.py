@@ -1,4 +1,4 @@
-"""Avro bodies: one datum each, by the writers' schema."""
+"""Avro bodies: a single datum each, decoded by the writers' schema."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON bodies: exactly into columns or wholly into `body_rest`, and hostile ones do no harm."""
+"""JSON bodies: converted exactly to columns or kept whole in `body_rest`; hostile bodies do no harm."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PARSER = JsonParser(FIELDS)
 
 
 def row(body: bytes, fields: pa.StructType = FIELDS) -> dict[str, Any]:
-    """The columns of a body, through Arrow."""
+    """Return the columns of a body, converted through Arrow."""
     (made,) = columns(JsonParser(fields), fields, body)
     return made
 
@@ -159,7 +159,7 @@ bodies_of_numbers = st.fixed_dictionaries(
 
 
 def said(kind: pa.DataType, value: Any) -> Any:
-    """What a column says, with numbers as decimals: the shortest text that is this double or float."""
+    """Return a column's value, with floats as the shortest decimal that identifies them."""
     if value is None:
         return None
     if pa.types.is_struct(kind):

@@ -1,4 +1,4 @@
-"""Protobuf bodies: one message each, by a descriptor set; what it does not know is kept."""
+"""Protobuf bodies: a single message each, decoded by a descriptor set; unknown fields are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def add(kind: Any, name: str, number: int, what: int, named: str = "", *, many: 
 
 
 def described(*, newer: bool = False) -> bytes:
-    """The descriptor set of shop.Order; a newer one has more fields, also within its item."""
+    """Return the descriptor set of shop.Order; a newer version has more fields, also in its item."""
     file = descriptor_pb2.FileDescriptorProto(name="shop.proto", package="shop", syntax="proto3")
     state = file.enum_type.add(name="State")
     state.value.add(name="NEW", number=0)
@@ -58,7 +58,7 @@ def described(*, newer: bool = False) -> bytes:
 
 
 def message(*, newer: bool = False) -> Any:
-    """The class of shop.Order."""
+    """Return the message class of shop.Order."""
     pool = descriptor_pool.DescriptorPool()
     for file in descriptor_pb2.FileDescriptorSet.FromString(described(newer=newer)).file:
         pool.Add(file)
@@ -129,7 +129,7 @@ def test_no_bytes_make_it_fail() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        b"\x52\x00" * (512 * 1024),  # items without anything in them
+        b"\x52\x00" * (512 * 1024),  # empty items
         b"\x5a\x00" * (512 * 1024),  # empty tags
         b"".join(b"\x62\x07\x0a\x03%03x\x12\x00" % n for n in range(4096)) * 14 + b"\x52\x00" * 250_000,
     ],

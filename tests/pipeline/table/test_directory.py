@@ -1,4 +1,4 @@
-"""The archive's directory: wherever a commit fails or is cut short, the next run has each file once."""
+"""The archive's directory: after a commit failed or was interrupted, the next run has each file once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in
 
 
 class Faults:
-    """Counts the changes made to a disk and fails one of them: before it was made, or just after."""
+    """Count the changes made to a disk, and fail one of them before or just after it is made."""
 
     def __init__(self) -> None:
         self.left = self.made = 10_000
@@ -52,11 +52,11 @@ class Faults:
 
 
 class LocalDisk(fs.LocalFileSystem):
-    """A local file system, as ArchiveTable sees it."""
+    """A local file system as ArchiveTable uses it."""
 
 
 class RemoteDisk:
-    """One that is not local: no locks, no hard links."""
+    """A file system that is not local: no locks and no hard links."""
 
     def __init__(self) -> None:
         self._files = fs.LocalFileSystem()
@@ -67,7 +67,7 @@ class RemoteDisk:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Faults of all tables that `opened` opens and of the few system calls that the table makes itself."""
+    """Inject faults into all tables opened by `opened`, and into the system calls that a table makes."""
     faults = Faults()
     for name in ("link", "fsync", "unlink"):
         monkeypatch.setattr(f"cometmq.pipeline.table.directory.os.{name}", faults.around(getattr(os, name)))
@@ -84,7 +84,7 @@ def opened(output: str, local: bool, faults: Faults) -> ArchiveTable:
 
 
 def commit_of(table: ArchiveTable, batch: int, names: list[str]) -> dict[str, Any]:
-    """Stage a batch's files; its commit."""
+    """Stage a batch's files and return its commit."""
     staging = table.staging(batch)
     staged = [f"{staging}/{os.path.basename(name)}" for name in names]
     for name in staged:
@@ -125,7 +125,7 @@ def test_a_commit_that_fails_at_any_step_is_finished_or_done_again(
         again = opened(output, local, faults)
         last = again.prepare()
         assert last is not None
-        if last["batch"] == 0:  # the commit was not made: its batch is read and written again
+        if last["batch"] == 0:  # the commit failed: its batch is read and written again
             again.commit(commit_of(again, 1, FILES[1:]))
         assert published(output) == FILES, f"step {step}"
         again.close()
@@ -143,7 +143,7 @@ def test_a_commit_that_fails_at_any_step_is_finished_or_done_again(
 def test_a_compaction_that_fails_at_any_step_is_finished_or_done_again(
     tmp_path: Path, faults: Faults, local: bool, ending: str, after: bool
 ) -> None:
-    """At no time a reader who knows nothing of the log finds rows twice."""
+    """A reader without knowledge of the log never finds duplicate rows."""
     error = OSError(errno.ENOSPC, "No space left on device")
     old, new = FILES[:2], [name.replace("part-", "whole-") for name in FILES[:2]]
     for step in range(100):
@@ -176,7 +176,7 @@ def test_a_compaction_that_fails_at_any_step_is_finished_or_done_again(
 
 
 def interrupted(output: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """An archive whose job was killed behind its first commit; the commit."""
+    """Create an archive whose job was killed after its first commit; return the commit."""
     table = ArchiveTable(output)
     table.prepare()
     commit = commit_of(table, 0, FILES)
@@ -217,7 +217,7 @@ def test_a_committed_file_in_neither_place_is_named(output: str, monkeypatch: py
             table.prepare()
         table.close()
         assert len(staged(output)) + len(published(output)) == 2
-    Path(output, "_cometmq/published").write_text("0")  # as the error says
+    Path(output, "_cometmq/published").write_text("0")  # the remedy that the error suggests
     last = ArchiveTable(output).prepare()
     assert last is not None
     assert last["batch"] == 0
@@ -228,7 +228,7 @@ def test_files_that_were_published_are_their_owners(output: str) -> None:
     table.prepare()
     table.commit(commit_of(table, 0, FILES))
     table.close()
-    Path(output, FILES[0]).unlink()  # retention, compaction
+    Path(output, FILES[0]).unlink()  # deleted by retention or a compaction
     assert ArchiveTable(output).prepare() is not None
     assert published(output) == FILES[1:]
 
@@ -246,12 +246,12 @@ def test_after_an_unreadable_mark_the_next_run_looks(
 @pytest.mark.parametrize(
     "name",
     [
-        f"{1:020d}.json.0123456789ab.tmp",  # of a job that was killed while it wrote its commit
+        f"{1:020d}.json.0123456789ab.tmp",  # left by a job that was killed while it wrote its commit
         f"{1:020d}.json.tmp",
         f"{1:019d}.json",
         f"{1:021d}.json",
         f"{1:020d}.json~",
-        "\u0661".rjust(20, "0") + ".json",  # a digit to Python
+        "\u0661".rjust(20, "0") + ".json",  # a digit for Python's isdigit()
     ],
 )
 def test_only_commit_files_are_read_as_commits(output: str, name: str) -> None:
@@ -324,7 +324,7 @@ def test_a_disk_without_locks_is_used_without_one(
     commit = commit_of(first, 0, FILES)
     second.prepare()
     second.close()
-    first.commit(commit)  # what another job has staged today is left alone
+    first.commit(commit)  # files that another job staged today are kept
     with pytest.raises(ArchiveError, match="another job"):
         second.commit(commit_of(second, 0, FILES))
     assert published(output) == FILES

@@ -1,4 +1,4 @@
-"""Pictures of where groups stood: readers see the newest, and few of the old ones stay."""
+"""Snapshots of group positions: readers use the newest, and only few old ones are kept."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def taken_on(picture: Path, day: int) -> None:
 def test_the_newest_hundred_stay_and_one_a_day_before(tmp_path: Path, kept: GroupLog) -> None:
     for number in range(150):
         keep(kept, number, g=number)
-        # Three a day; the last hundred are of no matter.
+        # Three snapshots per day; the times of the last hundred are irrelevant.
         taken_on(pictures(tmp_path)[-1], number // 3)
     keep(kept, 150, g=500)
     numbers = [int(path.stem) for path in pictures(tmp_path)]
@@ -59,7 +59,7 @@ def test_of_days_a_hundred(tmp_path: Path, kept: GroupLog) -> None:
 
 
 def test_two_jobs_thin_out_at_once(tmp_path: Path, kept: GroupLog) -> None:
-    """The other one has deleted what this one has just listed."""
+    """The other job has deleted the files that this job has just listed."""
     for number in range(102):
         keep(kept, number, g=number)
 
@@ -79,7 +79,7 @@ def test_two_jobs_thin_out_at_once(tmp_path: Path, kept: GroupLog) -> None:
 def test_readers_of_the_newest_read_one_file(tmp_path: Path, kept: GroupLog) -> None:
     for number in range(3):
         keep(kept, number, g=number)
-    keep(kept, 3)  # nobody could be asked
+    keep(kept, 3)  # no broker was reachable
     pictures(tmp_path)[0].write_text("not read")
     (tmp_path / "_cometmq/groups/00000000000000000009.json.tmp").write_text("nor this")
     assert kept.newest()["offset"].to_pylist() == [2]

@@ -1,4 +1,4 @@
-"""Archives as Delta and Iceberg tables: their own transaction is the commit, and says where to go on."""
+"""Archives as Delta and Iceberg tables: the table's transaction is the commit and stores the positions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def opened(kind: TableFormat, output: str) -> LakeTable:
 def batch(
     table: LakeTable, number: int, topics: tuple[str, ...] = ("orders",), column: pa.StructType | None = None
 ) -> dict[str, Any]:
-    """What the job hands to `commit` for batch `number`: a file of two rows for each topic."""
+    """Return the commit of batch `number`: a file of two rows for each topic."""
     base: dict[str, Any] = {"batch": number, "run": table.run_id, "offsets": {"orders": {"b": {"0": number}}}}
     base["quarantine"] = []
     commit = with_column(base, column)
@@ -88,7 +88,7 @@ def rows(topic: str, number: int, columns: pa.Schema) -> pa.RecordBatch:
 
 
 def offsets(kind: TableFormat, output: str) -> list[tuple[str, int]]:
-    """(topic, queue offset) of each row, as the format's own reader sees them."""
+    """Return (topic, queue offset) of each row, read by the format's own library."""
     found = read(kind, output)
     return sorted(zip(found["topic"].to_pylist(), found["queue_offset"].to_pylist(), strict=True))
 
@@ -102,7 +102,7 @@ def read(kind: TableFormat, output: str) -> pa.Table:
 
 
 def catalogue(output: str) -> SqlCatalog:
-    """As docs/pipeline.md opens it."""
+    """Open the catalogue as docs/pipeline.md shows."""
     return SqlCatalog("cometmq", uri=f"sqlite:///{output}/_cometmq/catalog.db")
 
 
@@ -217,7 +217,7 @@ def test_maintenance_between_look_and_commit_does_no_harm(
 
 
 def compact(kind: TableFormat, output: str) -> bool:
-    """What the table's owner does: in Delta, files become one; in Iceberg, a snapshot."""
+    """Compact the table as its owner may: join files in Delta, rewrite a snapshot in Iceberg."""
     if kind == "delta":
         DeltaTable(output).optimize.compact()
         return True
@@ -229,7 +229,7 @@ def compact(kind: TableFormat, output: str) -> bool:
 
 
 def forget(kind: TableFormat, output: str) -> None:
-    """What the formats do with time: the log is summed up, old entries of it go."""
+    """Age the table's log as the formats do: write a checkpoint and delete old entries."""
     if kind == "delta":
         table = DeltaTable(output)
         table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})
@@ -424,7 +424,7 @@ def test_files_that_a_killed_job_left_are_deleted_when_they_are_old(
 ) -> None:
     table.prepare()
     table.commit(batch(table, 0))
-    left = batch(table, 1)["files"]  # killed before its transaction
+    left = batch(table, 1)["files"]  # from a job killed before its transaction
     expired, live = batch(table, 1), batch(table, 2)
     table.commit(expired)
     table.commit(live)
@@ -447,10 +447,10 @@ def test_files_that_a_killed_job_left_are_deleted_when_they_are_old(
 def test_the_age_of_files_is_told_by_the_clock_of_the_store(table: LakeTable) -> None:
     table.prepare()
     table.commit(batch(table, 0))
-    batch(table, 1)  # another job is about to commit it
+    batch(table, 1)  # staged by a job that is about to commit
 
     class Late:
-        """A store whose clock is three days late."""
+        """A store whose clock is three days behind."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(fs.LocalFileSystem(), name)
@@ -490,7 +490,7 @@ def test_copies_are_summed_up(
     assert ArchiveTable(output).log().files["batch"].to_pylist() == list(range(5))
     (checkpoints / f"{9:020d}.parquet").touch()
     with closing(opened(kind, output)) as again, pytest.raises(ArchiveError, match="contains batch 9"):
-        again.prepare()  # the table was put back to an older state
+        again.prepare()  # the table was restored to an older version
     assert sorted(int(path.stem) for path in checkpoints.iterdir()) == [1, 3, 9]
 
 

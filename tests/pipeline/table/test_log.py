@@ -1,4 +1,4 @@
-"""The log: what its commits come to is the same with checkpoints and without."""
+"""The archive's log: the combined result of its commits is the same with and without checkpoints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOCAL = fs.LocalFileSystem()
 
 
 def commit_of(number: int) -> dict[str, Any]:
-    """As of a batch with one file."""
+    """Return the commit of a batch with one file."""
     path = f"topic=t/dt=2026-11-22/hour=07/part-{number}.parquet"
     file = {"path": path, "topic": "t", "dt": "2026-11-22", "hour": 7, "rows": 10, "bytes": 100}
     row = {"topic": "t", "broker_name": "b", "queue_id": 0, "start": number, "end": number + 1, "records": 1}
@@ -37,7 +37,7 @@ def commit_of(number: int) -> dict[str, Any]:
 
 
 def add(root: Path, number: int, **more: Any) -> dict[str, Any]:
-    """A commit file; its content."""
+    """Write a commit file and return its content."""
     commit = commit_of(number) | more
     where = root / commit_path(number)
     where.parent.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def test_commits_are_deleted_when_two_checkpoints_and_a_day_are_behind_them(
     commits = Path(output, table_log.COMMITS)
     for number in range(40):
         table.commit(commit_of(number) | {"files": [], "quarantine": []})
-        if number not in (5, 6):  # long ago
+        if number not in (5, 6):  # these commits are old
             os.utime(table.root + "/" + commit_path(number), (0, 0))
     assert sorted(int(path.stem) for path in commits.iterdir()) == [5, 6, *range(30, 40)]
     assert table.log().ranges["start"].to_pylist() == list(range(40))
@@ -148,7 +148,7 @@ def test_commits_are_deleted_when_two_checkpoints_and_a_day_are_behind_them(
 def test_a_checkpoint_that_comes_while_the_log_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A reader begins again: commits behind the old checkpoint may have been deleted before it saw them."""
+    """The reader starts over: commits after the old checkpoint may be deleted before it reads them."""
     for number in range(6):
         add(tmp_path, number)
     whole = rows(read_log(LOCAL, str(tmp_path)))
@@ -176,7 +176,7 @@ def test_a_log_that_never_rests_is_an_error(tmp_path: Path, monkeypatch: pytest.
 
 
 def queue_ranges(root: Path) -> list[tuple[str, int, int, int, int]]:
-    """(topic, start, end, records, lost) of each range."""
+    """Return (topic, start, end, records, lost) of each range."""
     found = read_log(LOCAL, str(root)).ranges.select(["topic", "start", "end", "records", "lost"])
     return [tuple(row.values()) for row in found.to_pylist()]
 
@@ -195,8 +195,8 @@ def test_old_ranges_that_follow_each_other_are_one(tmp_path: Path, monkeypatch: 
         [range_of(9, 20, records=8, lost=3)],
         [range_of(20, 21, records=0, lost=1)],
         [range_of(21, 30), range_of(4, 5, "u")],
-        [range_of(31, 40, first_store_ms=None, last_store_ms=None)],  # behind a hole
-        [range_of(7, 7, replaces=40)],  # another queue from here on
+        [range_of(31, 40, first_store_ms=None, last_store_ms=None)],  # after a gap
+        [range_of(7, 7, replaces=40)],  # a new queue begins here
         [range_of(7, 9)],
         [range_of(9, 11)],
         [range_of(11, 12)],
@@ -295,7 +295,7 @@ def test_checkpoints_without_a_checksum_are_read(tmp_path: Path, caplog: pytest.
     log = read_log(LOCAL, str(tmp_path))
     checkpoint(tmp_path, log)
     path = tmp_path / table_log.checkpoint_path(3)
-    pq.write_table(pq.read_table(path), path)  # as it was written before there were sums
+    pq.write_table(pq.read_table(path), path)  # as written before checksums were introduced
     (tmp_path / commit_path(0)).unlink()
     assert rows(read_log(LOCAL, str(tmp_path))) == rows(log)
     assert not caplog.text

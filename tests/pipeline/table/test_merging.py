@@ -1,4 +1,4 @@
-"""Merging: all rows of all files, each queue's in order, in files near the target, with bounded memory."""
+"""Merging: all rows of all files, in order per queue, in files near the target size, with bounded memory."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Row = tuple[str, int, int]  # broker name, queue, offset
 def files(
     root: Path, *contents: list[Row], codec: str = "zstd", body: int = 20, schema: pa.Schema | None = None
 ) -> list[str]:
-    """A file of hour 5 with these rows for each of `contents`; their paths."""
+    """Write a file of hour 5 for each element of `contents`; return the paths."""
     (root / "staged").mkdir(exist_ok=True)
     paths = []
     for rows in contents:

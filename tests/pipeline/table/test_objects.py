@@ -1,4 +1,4 @@
-"""The archive on an object store: commits are exclusive, and wherever one is cut short the log is right."""
+"""The archive on an object store: commits are exclusive, and the log is right after any interruption."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from cometmq.pipeline.table.directory import ArchiveTable, open_filesystem
 from cometmq.pipeline.table.objects import conditional_put, joined, shown
 
 CHANGES = ("open_output_stream", "delete_file")
-NOW = timedelta(seconds=-5)  # a retention that is over for all files: a store may round times up
+NOW = timedelta(seconds=-5)  # a retention that has passed for all files: a store may round times up
 TIME = "2026-11-23T00:00:00.000+00:00"
 
 
 class Store:
-    """A file system of pyarrow's whose changes may fail."""
+    """A pyarrow file system whose changes may fail."""
 
     def __init__(self, filesystem: Any, faults: Faults) -> None:
         self._filesystem = filesystem
@@ -39,7 +39,7 @@ class Store:
 
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
-    """Faults of all tables that are opened."""
+    """Inject faults into all opened tables."""
     faults, real, real_put = Faults(), open_filesystem, conditional_put
 
     def opened(output: str) -> tuple[Any, str]:
@@ -56,7 +56,7 @@ def faults(monkeypatch: pytest.MonkeyPatch) -> Faults:
 
 
 def written(table: ArchiveTable, name: str) -> dict[str, Any]:
-    """A file under its final name, as a task writes it. name: a hexadecimal digit."""
+    """Write a file under its final name, as a task does; `name` is a hexadecimal digit."""
     path = f"topic=t/dt=2026-11-22/hour=00/part-{name:0>32}.parquet"
     with table.filesystem.open_output_stream(f"{table.root}/{path}") as stream:
         stream.write(name.encode())
@@ -160,7 +160,7 @@ def test_without_the_extra_it_is_named(s3: S3, at: str, monkeypatch: pytest.Monk
 def test_a_job_killed_at_any_step_of_a_commit(
     s3: S3, at: str, faults: Faults, after: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Step 0 writes the file of the batch, the next one the commit, the last ones a checkpoint."""
+    """Step 0 writes the batch's file, the next step the commit, and the last ones a checkpoint."""
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 1)
     monkeypatch.setattr(log, "KEEP", timedelta(0))
     for step in range(20):
@@ -178,7 +178,7 @@ def test_a_job_killed_at_any_step_of_a_commit(
         again = ArchiveTable(uri)
         last = again.prepare()
         assert last is not None
-        if last["batch"] == 2:  # the commit was not made: its batch is read and written again
+        if last["batch"] == 2:  # the commit failed: its batch is read and written again
             again.commit(batch(again, 3, "e"))
         assert live(again)[:3] == ["a", "b", "c"]
         assert len(live(again)) == 4, f"step {step}"
@@ -275,17 +275,18 @@ def test_a_compaction_and_a_batch_commit_beside_each_other(s3: S3, at: str) -> N
     merged = batch(other, 1, "0", removes=old, offsets={"t": 1})
     newer = batch(table, 1, "c", offsets={"t": 2})
     table.commit(newer)
-    other.commit(merged)  # behind the batch, whose offsets it takes over
+    other.commit(merged)  # is placed after the batch and takes over its offsets
     assert (merged["batch"], merged["offsets"]) == (2, {"t": 2})
     more = batch(table, 2, "d", offsets={"t": 3})
-    table.commit(more)  # behind the compaction
+    table.commit(more)  # is placed after the compaction
     assert (more["batch"], more["offsets"]) == (3, {"t": 3})
     assert live(table) == ["0", "c", "d"]
     with pytest.raises(ArchiveError, match="another job"):
-        table.commit(batch(table, 2, "1", removes=old[:1]))  # removed already
+        table.commit(batch(table, 2, "1", removes=old[:1]))  # already removed
     with pytest.raises(ArchiveError, match="another job"):
         table.commit(batch(table, 3, "2"))
-    # Readers of the removed files have the retention's time; a file of no commit is left to its job as long.
+    # Removed files stay for readers until the retention has passed, and uncommitted files stay as long for
+    # jobs.
     assert table.vacuum(timedelta(days=30)) == 0
     assert table.vacuum(NOW) == 2, "those that were replaced"
     assert table.vacuum(NOW, NOW) == 2, "those of no commit"
@@ -309,7 +310,7 @@ def test_the_age_of_files_is_told_by_the_clock_of_the_store(
 ) -> None:
     table = ArchiveTable(s3.uri(at))
     table.prepare()
-    batch(table, 0, "a")  # another job is about to commit it
+    batch(table, 0, "a")  # staged by a job that is about to commit
     monkeypatch.setattr(log, "now_utc", lambda: datetime.now(UTC) + timedelta(days=3))
     assert table.vacuum(timedelta(days=1)) == 0
 
@@ -326,7 +327,7 @@ def test_no_file_is_deleted_while_a_commit_is_missing(s3: S3, at: str) -> None:
 
 
 def test_checkpoints_of_two_jobs(s3: S3, at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An archive job and a compaction commit in turns, and both sum the log up."""
+    """An archive job and a compaction commit in turn, and both write checkpoints."""
     monkeypatch.setattr(log, "CHECKPOINT_EVERY", 3)
     monkeypatch.setattr(log, "KEEP", timedelta(days=-1))
     table, other = ArchiveTable(s3.uri(at)), ArchiveTable(s3.uri(at))

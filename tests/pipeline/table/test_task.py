@@ -1,4 +1,4 @@
-"""What cannot be a row of the archive's table is set aside, and never in the way of the rest."""
+"""Messages that cannot be rows of the archive's table are set aside and do not block the others."""
 
 from __future__ import annotations
 
