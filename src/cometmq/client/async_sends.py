@@ -25,8 +25,8 @@ class AsyncSends:
     """The asynchronous sends of one blocking producer, and the threads that call their callbacks.
 
     A send keeps its slot until its callback has returned, so a slow callback does not let finished sends pile
-    up. A signal handler may raise an exception at any point of a call: slots are futures in sets, so that
-    releasing one twice does no harm.
+    up. A signal handler may raise an exception at any point of a call, so a slot may be released twice. Slots
+    are futures in sets, where a second removal has no effect.
     """
 
     def __init__(self, max_in_flight: int) -> None:
@@ -53,7 +53,8 @@ class AsyncSends:
             callback: Called in a thread with the future, once the future is done.
 
         Raises:
-            ClientStateError: `finish` was called, or the call would never end.
+            ClientStateError: `finish` was called, or the caller runs on the loop, which the wait for a slot
+                would block.
             TooManySends: A callback calls this while twice the permitted number of sends are in progress.
         """
         thread.check_caller()
@@ -73,7 +74,8 @@ class AsyncSends:
         """Wait for a free slot.
 
         A callback does not wait, because only returning callbacks may free slots. It may exceed the limit, up
-        to twice the limit. Raises TooManySends in a callback above that, ClientStateError after `finish`.
+        to twice the limit. Raises TooManySends if a callback would exceed twice the limit, ClientStateError
+        after `finish`.
         """
         called_back = self._called_back
         limit = self._max_in_flight * (2 if called_back else 1)

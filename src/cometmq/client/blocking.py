@@ -129,7 +129,7 @@ class _BlockingClient(Generic[C]):
             thread.run(self._twin.start())
         except BaseException:
             mine, self._thread = self._thread, None
-            if mine is not None:  # without this check, a concurrent stop() would release the thread
+            if mine is not None:  # if a concurrent stop() has taken the thread, that stop releases it
                 mine.release()
             raise
 
@@ -146,7 +146,7 @@ class _BlockingClient(Generic[C]):
             return
         if self._thread is not None:
             self._thread.check_caller()  # on the loop, the wait for sends in progress would never end
-        thread, self._thread = self._thread, None  # in one step, because stops may run concurrently
+        thread, self._thread = self._thread, None  # one step, because stops may be concurrent
         if thread is None:
             return
         asked_by_listener = False
@@ -167,7 +167,7 @@ class _BlockingClient(Generic[C]):
                 self._stop_ended.set()
 
     def _finish_calls(self) -> None:
-        """Wait for background work that earlier calls have started."""
+        """Wait until asynchronous work that earlier calls of this client have started is done."""
 
     def __del__(self, warn: Callable[..., None] = warnings.warn) -> None:
         """Warn about a client that was dropped without `stop()`, and stop it.
@@ -186,7 +186,10 @@ class _BlockingClient(Generic[C]):
             warn(f"{self._name} was dropped without stop()", ResourceWarning, source=self)
 
     async def _release_later(self, thread: LoopThread) -> None:
-        """Wait for a stop that a listener requested, which waits for the listener, and release the thread."""
+        """Release the thread once the stop that a listener requested has ended.
+
+                The stop itself waits for the listener.
+        """
         try:
             await self._twin.wait_stopped()
         finally:

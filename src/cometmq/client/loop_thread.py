@@ -22,9 +22,10 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _SIGNALS_S = 0.5
-"""Interval, in seconds, at which a waiting thread wakes up.
+"""Interval, in seconds, at which a waiting thread wakes up, so that it handles signals.
 
-If a signal arrives just before the main thread waits for a lock, Python handles it only after the wait.
+If a signal arrives just before the main thread waits for a lock, Python handles the signal only after the
+wait.
 """
 
 
@@ -57,7 +58,7 @@ class _Call(Generic[T]):
 
     def _ended(self, task: asyncio.Task[T]) -> None:
         if not task.cancelled():
-            task.exception()  # marks the exception as retrieved, because the caller may have given up
+            task.exception()  # mark the exception as retrieved, because the caller may have stopped waiting
         self.under_way.release()
 
 
@@ -95,7 +96,7 @@ class LoopThread:
     _guards: ClassVar[dict[int, threading.Lock]] = {}
     """The lock of `_shared` by process id.
 
-    A child has its own, as the parent's may be locked forever there.
+    A forked child has its own lock, because the parent's lock may stay locked forever in the child.
     """
 
     def __init__(self) -> None:
@@ -192,8 +193,8 @@ class LoopThread:
     def submit(self, work: Coroutine[Any, Any, T], future: concurrent.futures.Future[T]) -> None:
         """Run a coroutine on the loop and store its result in a future.
 
-        Cancelling the future cancels the coroutine. The future is given by the caller, who can thus cancel
-        the call even if a signal handler raises an exception within this method.
+        Cancelling the future cancels the coroutine. The caller creates the future and can thus cancel the
+        call even if a signal handler raises an exception within this method.
         """
         call = _SubmittedCall(work, future)
         future.add_done_callback(lambda future: self._cancel(call) if future.cancelled() else None)
@@ -219,7 +220,7 @@ class LoopThread:
                         "this client is stopped and cannot be used again; create a new one"
                     )
                 self._new.append(call)
-                if len(self._new) == 1:  # if more calls wait, the loop was already told to begin all of them
+                if len(self._new) == 1:  # otherwise the loop already has the request to begin all calls
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()

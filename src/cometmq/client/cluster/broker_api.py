@@ -78,13 +78,13 @@ from cometmq.text import printable
 B = TypeVar("B", bound=Body)
 
 MAX_MEMBERS = 100_000
-"""The maximum number of members of a group. A rebalance with this many takes about 0.1 s."""
+"""Maximum number of members of a group. It keeps the duration of a rebalance below about 0.1 s."""
 _PULL_S = 10.0
 
 
 @dataclass(eq=False)
 class Calls:
-    """The base class of the typed APIs. `timeout_s` is the timeout of calls without one, in seconds."""
+    """The base class of the typed APIs. `timeout_s` is the default timeout of their calls, in seconds."""
 
     remoting: RemotingClient
     timeout_s: float = 3.0
@@ -100,7 +100,10 @@ class Calls:
         topic: str = "",
         key: str = "",
     ) -> Frame:
-        """Return the answer to a request. Raises BrokerError unless its code is SUCCESS, or RemotingError."""
+        """Return the answer to a request.
+
+        Raises BrokerError for any code but SUCCESS, RemotingError without an answer.
+        """
         answer = await self.ask(addr, Frame.request(code, header, body), timeout_s)
         return succeeded(answer, addr, topic, key)
 
@@ -114,7 +117,10 @@ class Calls:
         timeout_s: float | None = None,
         topic: str = "",
     ) -> B:
-        """Return the body of the answer to a request. Raises as `call` does, or BodyError."""
+        """Return the body of the answer to a request.
+
+        Raises the errors of `call`, and BodyError for an invalid body.
+        """
         return body.decode((await self.call(addr, code, header, timeout_s=timeout_s, topic=topic)).body)
 
     async def ask(self, addr: str, request: Frame, timeout_s: float | None = None) -> Frame:
@@ -154,7 +160,7 @@ class BrokerApi(Calls):
             max_body: The maximum size of a decompressed body in bytes. A larger one stays compressed.
 
         Raises:
-            BrokerError: The code of the answer has no PullStatus.
+            BrokerError: The broker refused the pull: the code of its answer corresponds to no PullStatus.
         """
         answer = await self.ask(
             addr, request, max(self.timeout_s, _PULL_S) if timeout_s is None else timeout_s
@@ -231,7 +237,10 @@ class BrokerApi(Calls):
     # -- offsets of queues
 
     async def max_offset(self, addr: str, queue: MessageQueue) -> int:
-        """Return the offset that the next message will get, 0 for a queue that the broker does not have."""
+        """Return the offset that the next message will get.
+
+        The offset is 0 for a queue that the broker does not have.
+        """
         return offset_in(await self.ask(addr, max_offset_request(queue)), addr, queue)
 
     async def min_offset(self, addr: str, queue: MessageQueue) -> int:
@@ -239,7 +248,7 @@ class BrokerApi(Calls):
         return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset at a store time. 4.9: the nearest message; 5.x: the first that is not older."""
+        """Return the offset for a store time: the nearest message (4.9), or the first not older (5.x)."""
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )
@@ -283,8 +292,8 @@ class BrokerApi(Calls):
     async def _stores_offset(self, addr: str, group: str, queue: MessageQueue) -> bool:
         """Return whether the broker's table of all offsets contains the group's offset.
 
-        Brokers of 4.9 ignore set_zero_if_not_found. A broker that refuses the table to this account is newer,
-        and its 0 is a stored offset.
+        Brokers of 4.9 ignore set_zero_if_not_found. A broker that does not permit this account to read the
+        table is newer than 4.9. The offset 0 that such a broker has returned is a stored offset.
         """
         answer = await self.ask(addr, Frame.request(RequestCode.GET_ALL_CONSUMER_OFFSET), _PULL_S)
         if answer.code == ResponseCode.NO_PERMISSION:
@@ -482,7 +491,10 @@ class BrokerApi(Calls):
         return await self.fetch(addr, RequestCode.GET_RAFT_STATUS, RaftStatus)
 
     async def change_raft_group(self, addr: str, action: str, member: str) -> None:
-        """Change a raft group at its leader: transfer, addLearner, promote or remove a member."""
+        """Change a raft group at its leader.
+
+        `action` is transfer (the leadership), addLearner, promote or remove.
+        """
         await self.call(
             addr, RequestCode.CHANGE_RAFT_GROUP, ChangeRaftGroupHeader(action=action, member=member)
         )
@@ -492,7 +504,7 @@ class BrokerApi(Calls):
         return await self.fetch(addr, RequestCode.GET_BROKER_HA_STATUS, HaRuntimeInfo)
 
     async def reset_master_flush_offset(self, addr: str, offset: int) -> None:
-        """Set the master's flush offset at a slave."""
+        """Set the value that a slave has recorded as its master's flush offset."""
         header = ResetMasterFlushOffsetHeader(master_flush_offset=offset)
         await self.call(addr, RequestCode.RESET_MASTER_FLUSH_OFFSET, header)
 

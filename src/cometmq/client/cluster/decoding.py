@@ -97,7 +97,7 @@ def decode_one(body: Buffer, broker_name: str, *, refuse_large: bool = False) ->
 def _records(body: Buffer, broker_name: str, damaged: list[int] | None) -> list[MessageExt]:
     """Return the messages as stored.
 
-    Raises RecordError for invalid records, and for damage without `damaged`.
+    Raises RecordError for invalid records and, if `damaged` is None, for damaged messages.
     """
     try:
         return list(iter_records(body, broker_name=broker_name, check_crc=True))
@@ -130,8 +130,8 @@ def _inflate(messages: Sequence[MessageExt], max_body: int) -> tuple[list[int], 
 
     Return the indexes of the bodies that are too large, and the number of messages processed.
 
-    A body that cannot be decompressed counts as one of the maximum size, because the attempt may have cost as
-    much.
+    A body that cannot be decompressed counts as a body of the maximum size, because the failed attempt may
+    have produced as many bytes.
     """
     oversized: list[int] = []
     left = max(PLAIN_BUDGET, max_body)

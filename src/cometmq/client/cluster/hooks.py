@@ -112,7 +112,7 @@ class ConsumeHook(Protocol):
 
 
 FilterHook = Callable[[MessageExt], bool]
-"""A function that decides whether a listener receives a pulled message. A rejected one counts as consumed."""
+"""A function that accepts or rejects a pulled message. A rejected message counts as consumed."""
 
 _log_limit = logs.LogLimiter()
 

@@ -13,13 +13,14 @@ from cometmq.protocol.addresses import parse_address
 from cometmq.protocol.ids import UniqueKeys
 
 _ANYWHERE = "192.0.2.1"
-"""An address reserved for documentation. It stands for any other machine whose address is unknown."""
+"""An address reserved for documentation. It stands for any remote machine whose address is unknown."""
 
 
 def local_address(towards: str) -> str:
-    """Return this machine's address on the way to `host:port`, or 127.0.0.1 if there is none.
+    """Return the local address from which this machine reaches `host:port`, or 127.0.0.1 if there is none.
 
-    Sends no packet. A host name is not resolved: unless it is localhost, it stands for any other machine.
+    Sends no packet. A host name other than localhost is not resolved: the result is then the local address
+    from which this machine reaches the internet.
     """
     host, port = parse_address(towards) or (towards, 9)
     if host == "localhost":

@@ -54,7 +54,7 @@ _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which the route of a topic that did not exist is requested again: it may exist by then."""
 _USED_WITHIN_S = 600.0
-"""Interval in seconds at which routes that were not used during it are dropped, except the newest ones."""
+"""Seconds after which a route that no call has read is dropped. The newest unused routes stay."""
 
 
 def _before_leaving(
@@ -150,7 +150,7 @@ class ClientInstance(LifeCycle):
         """The number of producers registered so far, and how many of them heartbeats have announced."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
-        """The reply topics whose route is known. Each cluster that stores a topic of a request has one."""
+        """The known reply topics: one for each cluster that stores the topic of a request."""
         self._clusters_known = False
         self.traces: Traces | None = None
         if self.options.trace is not None:
@@ -209,8 +209,8 @@ class ClientInstance(LifeCycle):
         """Return the route with the queues to which messages of a topic may be sent.
 
         A topic without a route gets the route of the template topic, whose brokers create a topic at its
-        first message. This does not apply to an ordered topic, which exists, but whose brokers are
-        unreachable.
+        first message. This does not apply to an ordered topic without reachable brokers, because the topic
+        exists.
 
         Raises:
             NoRouteError: There is no route.
@@ -341,7 +341,7 @@ class ClientInstance(LifeCycle):
         return failures
 
     def _forget_routes(self) -> set[str]:
-        """If `_USED_WITHIN_S` has passed since the last time, drop unused routes. Return their topics.
+        """Drop unused routes, at most once per `_USED_WITHIN_S` seconds. Return the topics of dropped routes.
 
         With a transaction producer all routes are kept, because their brokers may send transaction checks.
         """
@@ -453,7 +453,8 @@ class ClientInstance(LifeCycle):
     def register_transactions(self, group: str, peer: TransactionPeer) -> None:
         """Register a transaction producer, which receives the brokers' transaction checks.
 
-        Raises ClientStateError if another one of the group is registered at this client instance.
+        Raises ClientStateError if another transaction producer of the group is registered at this client
+        instance.
         """
         if group in self.transactions:
             why = f"client {self.client_id} has a transaction producer of group {group} already"
@@ -463,7 +464,7 @@ class ClientInstance(LifeCycle):
     def register_consumer(self, group: str, peer: ConsumerPeer) -> None:
         """Register a consumer for heartbeats and brokers' requests.
 
-        Raises ClientStateError if its group has one.
+        Raises ClientStateError if another consumer of the group is registered.
         """
         if group in self.consumers:
             raise ClientStateError(f"client {self.client_id} already has a consumer of group {group}")
@@ -486,7 +487,7 @@ class ClientInstance(LifeCycle):
     async def _unregister(self, producer_group: str | None = None, consumer_group: str | None = None) -> None:
         """Unregister at all brokers.
 
-        Otherwise other members would rebalance only after a timeout of 120 s.
+        Without the request, the other members would rebalance only after a timeout of 120 s.
         """
 
         async def unregister(addr: str) -> None:
@@ -526,7 +527,9 @@ class ClientInstance(LifeCycle):
             del self.heartbeat_problems[addr]
 
     async def introduce(self, route: TopicRoute, end: float) -> None:
-        """Send heartbeats to all brokers that may forward a reply: those of the clusters that store a topic.
+        """Send heartbeats to all brokers that may forward a reply.
+
+        These are the brokers of the clusters that store the topic.
 
         If a broker does not accept its heartbeat, later calls do not wait for this broker again.
 

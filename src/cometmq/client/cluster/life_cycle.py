@@ -79,8 +79,8 @@ class LifeCycle(Running):
             done: Future[None] = Future()
             done.set_result(None)
             return done
-        # Use a new context: a signal may arrive while a listener runs, but then the listener is not the
-        # caller.
+        # Use a new context. A signal handler may call this while a listener runs; with the listener's context
+        # variables, the call would count as a call by the listener.
         return Context().run(asyncio.run_coroutine_threadsafe, self.stop(), self._loop)
 
     def _has_stopped(self) -> None:

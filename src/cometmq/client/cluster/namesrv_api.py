@@ -32,14 +32,14 @@ _PATIENCE_S = 0.5
 class NamesrvApi(Calls):
     """The API of the name servers.
 
-    They are independent: if one does not know a topic, the others are asked.
+    Name servers are independent: if a name server has no route of a topic, the request goes to the others.
     """
 
     def __init__(self, remoting: RemotingClient, addrs: Sequence[str], timeout_s: float = 3.0) -> None:
         super().__init__(remoting, timeout_s)
         self.addrs: tuple[str, ...] = ()
         self.current = ""
-        """The address of the name server that is asked first, "" while no name server is known."""
+        """The address of the name server that receives requests first, "" while no name server is known."""
         self.use(addrs)
 
     def use(self, addrs: Sequence[str]) -> None:
@@ -90,12 +90,12 @@ class NamesrvApi(Calls):
     async def route(self, topic: str) -> TopicRouteData:
         """Return the route of a topic.
 
-        Without one, raise a NoRouteError with the answers of all name servers.
+        Raises NoRouteError with the answers of all name servers if none of them has a route.
         """
         return await self.route_as(topic, lambda data: data)
 
     async def route_as(self, topic: str, read: Callable[[TopicRouteData], T]) -> T:
-        """Return what `read` makes of a topic's route.
+        """Return the result of `read` for a topic's route.
 
         Raises:
             NoRouteError: No name server returned a route.
@@ -147,6 +147,6 @@ class NamesrvApi(Calls):
         await self.call(addr, RequestCode.PUT_KV_CONFIG, header)
 
     async def delete_kv_config(self, addr: str, namespace: str, key: str) -> None:
-        """Delete a key at one name server, where it may be absent. Each server needs the request."""
+        """Delete a key at one name server, if it exists there. Each name server needs its own request."""
         header = GetKVConfigRequestHeader(namespace=namespace, key=key)
         await self.call(addr, RequestCode.DELETE_KV_CONFIG, header)

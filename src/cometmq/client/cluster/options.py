@@ -23,9 +23,9 @@ ADDRESS_MAP_ENV = "COMETMQ_ADDRESS_MAP"
 
 
 SOME_TIME = (0.001, math.inf)
-"""The permitted seconds of an interval or a timeout.
+"""The permitted range of an interval or a timeout, in seconds.
 
-Zero is excluded: a program would never pause or succeed.
+Zero is excluded: an interval of zero would loop without a pause, and a timeout of zero would always expire.
 """
 
 Range = tuple[float, float]

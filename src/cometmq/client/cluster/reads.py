@@ -21,9 +21,9 @@ log = logs.logger("cometmq.client")
 T = TypeVar("T")
 
 _PROBE_INTERVALS_S = (0.5, 10.0)
-"""Seconds before the first probe of an unreachable broker, and their maximum.
+"""Delay, in seconds, before the first probe of an unreachable broker, and the maximum delay.
 
-They double after each probe.
+The delay doubles after each probe.
 """
 
 

@@ -97,10 +97,10 @@ class NameServersUnreachable(NoRouteError):
 
 
 class RouteAnswers(Generic[T]):
-    """The answers of the name servers to the request for a topic's route. An invalid route is passed over.
+    """The answers of the name servers to the request for a topic's route. An invalid route is ignored.
 
-    `read` makes the result from a route, or raises BodyError. `first` is the address of the first name server
-    with a valid answer, "" while there is none.
+    `read` converts a route to the result, or raises BodyError. `first` is the address of the first name
+    server with a valid answer, "" while there is none.
     """
 
     def __init__(self, topic: str, read: Callable[[TopicRouteData], T]) -> None:
@@ -113,7 +113,7 @@ class RouteAnswers(Generic[T]):
     def take(self, addr: str, answer: Frame | RemotingError) -> T | None:
         """Record the answer of a name server.
 
-        Return what `read` makes of its route, None without a valid route.
+        Return the result of `read` for the route in the answer, None without a valid route.
         """
         if not isinstance(answer, Frame):
             self._asked.append((addr, str(answer)))
@@ -145,7 +145,7 @@ class RouteAnswers(Generic[T]):
 def ordered_error(error: NoRouteError, order_conf: str) -> NoRouteError:
     """Return the error for an ordered topic without a route: its brokers are unreachable.
 
-    It gets no queues of other brokers, because that would break the order.
+    The topic gets no queues of other brokers, because that would break the order.
     """
     brokers = printable(order_conf, 200)
     return NoRouteError(
@@ -214,7 +214,9 @@ def pull_request(
     suspend_s: float = 0.0,
     bulk: bool | None = None,
 ) -> Frame:
-    """Return the request to pull messages. The response codes in PULL_STATUS are no refusals.
+    """Return the request to pull messages.
+
+    A response code in PULL_STATUS is the result of the pull, not a refusal.
 
     Args:
         carry_expression: Send the filter expression. False: the broker uses the one in the group's heartbeat.
@@ -257,13 +259,16 @@ def min_offset_request(queue: MessageQueue) -> Frame:
 
 
 def max_offset_request(queue: MessageQueue) -> Frame:
-    """Return the request for the offset of a queue's next message (`offset_in`), 0 for an unknown queue."""
+    """Return the request for the offset of a queue's next message, see `offset_in`.
+
+    The offset is 0 for an unknown queue.
+    """
     header = GetMaxOffsetRequestHeader(topic=queue.topic, queue_id=queue.queue_id, bname=queue.broker_name)
     return Frame.request(RequestCode.GET_MAX_OFFSET, header)
 
 
 def committed_request(group: str, queue: MessageQueue, *, set_zero_if_not_found: bool | None = None) -> Frame:
-    """Return the request for a group's offset (`offset_in`). The code of the answer may be QUERY_NOT_FOUND.
+    """Return the request for a group's offset, see `offset_in`. The response code may be QUERY_NOT_FOUND.
 
     If the group has no offset, a broker that still stores the queue's first message answers 0. With
     set_zero_if_not_found=False, CometMQ's broker and 5.x answer QUERY_NOT_FOUND instead.

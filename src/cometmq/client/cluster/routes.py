@@ -43,7 +43,7 @@ class ReadTarget(NamedTuple):
 
 
 MAX_QUEUES = 262_144
-"""Maximum number of queues in a route: four times the maximum of one broker. They take about 40 MB."""
+"""Maximum number of queues in a route (about 40 MB of memory): four times the maximum of one broker."""
 MAX_ADDRESSES = 10_000
 """Maximum number of addresses in one route, because each address gets a connection and heartbeats."""
 MAX_IDLE_ROUTES = 256
@@ -157,7 +157,7 @@ class RouteTable:
         return self._routes.get(topic)
 
     def use(self, topic: str) -> None:
-        """Mark a route as used."""
+        """Mark a topic's route as used, so that the next `forget_unused` keeps it."""
         self._used.add(topic)
 
     def forget_unused(self, kept: Collection[str]) -> list[str]:

@@ -47,7 +47,7 @@ log = logs.logger("cometmq.client")
 class Replies:
     """The client's requests that wait for a reply, by correlation id.
 
-    ProducerOptions.max_requests limits them.
+    ProducerOptions.max_requests limits their number.
     """
 
     def __init__(self) -> None:
@@ -97,7 +97,7 @@ def pushed_reply(frame: Frame) -> MessageExt:
 
 
 class ConsumerPeer(Protocol):
-    """What a client instance and brokers use of a consumer."""
+    """The methods of a consumer that its client instance calls, by itself or for a broker's request."""
 
     def topics(self) -> Collection[str]: ...
 
@@ -117,7 +117,7 @@ class ConsumerPeer(Protocol):
 
 
 class TransactionPeer(Protocol):
-    """What a client instance and brokers use of a transaction producer."""
+    """The methods of a transaction producer that its client instance calls, also for brokers' requests."""
 
     def topics(self) -> Collection[str]: ...
 

@@ -1,7 +1,7 @@
 """The trace records of a client instance about sends and listener calls.
 
-Nothing waits for a trace: records go into a bounded queue. Its records are sent twice a second, and whenever
-they fill a trace message (docs/reference/client.md, Traces).
+Sends and listener calls do not wait for traces: their records go into a bounded queue. The queued records are
+sent twice a second, and whenever they fill a trace message (docs/reference/client.md, Traces).
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _CLOUD_TRACE_TOPIC = SYSTEM_TOPIC_PREFIX + "TRACE_DATA_"
 _EVERY_S = 0.5
 _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
-"""Size in bytes at which a trace message's body takes no further record, as in Java's 4.9 client."""
+"""Size in bytes at which a trace message's body accepts no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Maximum size in bytes of a trace message's keys. All its properties may take 32,767 bytes at most."""
+"""Maximum size in bytes of a trace message's keys. All its properties may take 32,767 bytes together."""
 _LINE_BYTES = 4 << 20
 """Maximum size of the waiting records in bytes, which is about 15,000 records."""
 
@@ -59,7 +59,8 @@ class TraceLine:
         self._keys: deque[bytes] = deque()
         """The keys of each record.
 
-        Pairs of record and keys in one deque would burden the garbage collector.
+        They have a deque of their own: pairs of record and keys in one deque would burden the garbage
+        collector.
         """
         self._bytes = 0
         self._keys_bytes = 0
@@ -381,5 +382,5 @@ def traced(
 
 
 def trace_polled(traces: Traces, group: str, messages: Sequence[MessageExt]) -> None:
-    """Record messages that a caller has polled, as consumed with success: their processing is unknown."""
+    """Record that polled messages were consumed successfully. How the caller processes them is unknown."""
     traces.consumed(traces.consuming(group, messages), ConsumeCode.SUCCESS, success=True)

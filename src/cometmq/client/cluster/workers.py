@@ -105,9 +105,9 @@ def _is_ordinary(error: BaseException) -> bool:
 
 
 def _is_for_program(error: BaseException) -> bool:
-    """Return whether `error` is an exit in the main thread.
+    """Return whether `error` is an exit in the main thread, which ends the program.
 
-    A loop in another thread serves other clients, too.
+    An exit in any other thread must not end the loop there, because that loop serves other clients, too.
     """
     in_main = threading.current_thread() is threading.main_thread()
     return in_main and isinstance(error, SystemExit | KeyboardInterrupt)
@@ -171,7 +171,7 @@ async def for_each(items: Iterable[T], work: Callable[[T], Awaitable[R]], at_onc
     failures: list[Exception] = []
 
     async def worker() -> None:
-        # The workers can share the iterator, because no other task runs while one takes the next item.
+        # The workers can share the iterator, because no other task runs while a worker fetches the next item.
         for number, item in source:
             try:
                 results[number] = await work(item)

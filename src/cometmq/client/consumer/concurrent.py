@@ -79,17 +79,17 @@ class Concurrent:
             await self._handoff.finish_rebalance(held)
 
     def locked_at(self, queue: MessageQueue) -> float | None:
-        """Return None: brokers and administrators see the locks of orderly consumers only."""
+        """Return None: brokers and administrators receive the locks of orderly consumers only."""
 
     def holds(self, queue: MessageQueue) -> bool:
         del queue
         return False
 
     def drop_expired(self) -> None:
-        """Do nothing: the next rebalance requests the locks."""
+        """Do nothing: the next rebalance requests the locks that have expired."""
 
     def wake(self) -> None:
-        """Do nothing: a handoff's locks are requested by the next rebalance."""
+        """Do nothing: the next rebalance requests the locks that a handoff needs."""
 
     # -- batches
 
@@ -97,7 +97,7 @@ class Concurrent:
         self._user.consume(batches)
 
     def begin(self, batch: Batch) -> ConsumeContext | None:
-        """Return the context of a batch's call, or None if it was sent back or its queue was revoked."""
+        """Return the context of a batch's call, None if the batch was sent back or its queue was revoked."""
         queue = batch.queue
         if batch.done or queue.dropped or queue.leaving:
             return None

@@ -15,7 +15,7 @@ S = TypeVar("S", bound=Enum)
 
 
 class ModeUser(Protocol):
-    """What a consume mode uses of its consumer."""
+    """The methods of a consumer that its consume mode calls."""
 
     def made_room(self, queue: ProcessQueue) -> None:
         """Pull a queue again if its limits allow it.

@@ -58,7 +58,7 @@ class Consuming(Generic[C, S]):
     _idle: deque[asyncio.Future[None]] = field(default_factory=deque)
     _workers: set[asyncio.Task[None]] = field(default_factory=set)
     _failing: Tasks = field(default_factory=Tasks)
-    """Tasks that end the calls of cancelled workers."""
+    """Tasks that acknowledge, as failed, the batches of cancelled workers."""
     _stopping: bool = False
     running: int = 0
     """The number of running listener calls."""
@@ -116,7 +116,7 @@ class Consuming(Generic[C, S]):
             self._wake(1)
 
     async def drop_lost(self) -> None:
-        """Do nothing: a listener's calls end by themselves."""
+        """Do nothing: the calls for lost queues end when their listener returns."""
 
     def _wake(self, count: int) -> None:
         while count > 0 and self._idle:
@@ -161,7 +161,7 @@ class Consuming(Generic[C, S]):
                 continue
             batch = ready.popleft()
             if ready and in_a_row == 0:
-                self._wake(1)  # wakes another worker for the other batches, because this listener may wait
+                self._wake(1)  # another worker begins the remaining batches, because this listener may wait
             context = self._mode.begin(batch)
             if context is None:
                 continue

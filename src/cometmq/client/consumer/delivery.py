@@ -1,4 +1,4 @@
-"""The delivery of messages to a caller who acknowledges each message. It takes the place of a listener.
+"""The delivery of messages to a caller that acknowledges each message, instead of to a listener.
 
 A message stays in the queue until the caller requests it. Messages that are not requested or not acknowledged
 count towards the limits of their queue (FlowLimits). A queue at its limit is not pulled.
@@ -191,7 +191,7 @@ class Delivery(Generic[C, S]):
         self._trace_end(delivered, done=done)
 
     def _keep_unacknowledged(self, delivered: _Delivered[C]) -> None:
-        """Leave a message unacknowledged, unless the mode delivers it again."""
+        """Leave a message unacknowledged, unless the consume mode delivers it again by itself."""
         if not self._mode.repeats:
             context = self._mode.begin(delivered.batch)
             if context is not None:
@@ -228,7 +228,7 @@ class Delivery(Generic[C, S]):
         return delivered
 
     def leave(self) -> None:
-        """Record that the caller has left: a stop then waits only for acknowledgements in progress."""
+        """Record that the caller has left, so that a stop waits only for acknowledgements in progress."""
         self._left = True
         self._settled.set()
 
@@ -236,8 +236,8 @@ class Delivery(Generic[C, S]):
         """Deliver no more messages and wait until delivered ones are acknowledged.
 
         Messages that are not acknowledged in time are delivered again from their queue's committed offset. If
-        a later message was acknowledged, the unacknowledged ones go to the retry topic instead, so that the
-        later message is not repeated.
+        a later message was acknowledged, the unacknowledged messages go to the retry topic instead, so that
+        the later message is not repeated.
         """
         self._stopping = True
         self._line.clear()

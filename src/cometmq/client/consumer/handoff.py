@@ -1,10 +1,10 @@
 """The handoff of a queue between two members of a group, without consuming messages twice.
 
 Members that consume concurrently lock their queues, as orderly members do, but under a separate group name:
-brokers of 5.x treat a group with locks as an orderly one and send its retries to the dead-letter queue. The
+brokers of 5.x treat a group with locks as an orderly group and send its retries to the dead-letter queue. The
 previous member waits for running calls, stores the offset, and unlocks the queue. The next member waits for
-the unlock for a limited time, because the previous one may have been killed. Java's members do not take part:
-they do not wait, and no member waits for them.
+the unlock for a limited time, because the previous member may have been killed. Java's members do not take
+part: they do not wait, and no member waits for them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cometmq.protocol.codes import HANDOFF_PREFIX
 log = logs.logger("cometmq.client.consumer.handoff")
 
 _GRACE_S = 1.0
-"""Seconds that the next member waits beyond the previous member's own wait for its running calls.
+"""Seconds that the next member waits longer than the previous member waits for its running calls.
 
 Also the grace period for a disconnected member to rejoin its group.
 """
@@ -38,7 +38,7 @@ class Handoff:
         self.locks = QueueLocks(group.instance, HANDOFF_PREFIX + group.name, self._lost)
         self._leaving: dict[MessageQueue, ProcessQueue] = {}
         self._timers: dict[MessageQueue, asyncio.TimerHandle] = {}
-        """Timers for the timeouts of revoked queues with running calls."""
+        """Timers that limit the wait for the running calls of each revoked queue."""
         self._tasks = Tasks()
         self._waiting: dict[MessageQueue, float] = {}
         """The time at which the first lock request for a queue was refused."""
@@ -51,10 +51,13 @@ class Handoff:
         log.debug("group %s: %d locks lost; the next rebalance requests them", self._group.name, len(queues))
 
     async def take(self, queues: Iterable[MessageQueue], *, alone: bool) -> list[MessageQueue]:
-        """Lock queues and return those that may be pulled now, including those whose wait has ended.
+        """Lock queues.
 
-        alone: The group has no other member, so the owner of a lock has been killed or disconnected. A member
-        that is alone does not wait before it has begun, which is the restart of a group's only member.
+        Return those that may be pulled now: the locked ones, and those whose maximum wait has passed.
+
+        alone: The group has no other member, so the owner of any lock has been killed or disconnected. A
+        member that is alone and has had no queues yet does not wait: it is the restarted only member of its
+        group.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.acquire(wanted)
@@ -75,9 +78,9 @@ class Handoff:
         return [queue for queue in wanted if queue not in refused]
 
     async def finish_rebalance(self, held: Collection[MessageQueue]) -> None:
-        """Complete a rebalance: unlock queues that are not assigned, and lock assigned ones without a lock.
+        """Complete a rebalance: unlock queues that are not assigned, and lock assigned queues without a lock.
 
-        An assigned queue has no lock if the lock belonged to another member, or if the broker has lost it.
+        The lock of an assigned queue is missing if another member had it, or if the broker has lost it.
         """
         self._waiting = {q: at for q, at in self._waiting.items() if q in self._refused and q not in held}
         self._refused.clear()

@@ -31,12 +31,12 @@ class ConsumeStatus(Enum):
 
 @dataclass(slots=True)
 class ConsumeContext:
-    """The second argument of a listener: the queue of the messages, and settings of the result.
+    """The second argument of a listener: the queue of the messages, and settings that the listener may set.
 
     Attributes:
         queue: The queue of the messages.
-        ack_index: With SUCCESS: the index of the last consumed message. Later messages are consumed again.
-            None: all messages are consumed.
+        ack_index: With SUCCESS: the index of the last consumed message. The messages after it are consumed
+            again. None: all messages are consumed.
         delay_level: The delay before messages are consumed again. 0: the broker chooses it. 1 to 18: a delay
             level. -1: the messages go to the dead-letter queue immediately.
     """
@@ -66,12 +66,12 @@ class OrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class OrderlyContext:
-    """The second argument of an orderly listener: the queue of the messages, and settings of the result.
+    """The second argument of an orderly listener: the queue of the messages, and settings that it may change.
 
     Attributes:
         queue: The queue of the messages.
         auto_commit: False: SUCCESS of this call does not move the offset; a later COMMIT does. The listener
-            must set it in each call.
+            must set auto_commit in each call.
         suspend_current_queue_s: The delay before the next call after SUSPEND_CURRENT_QUEUE_A_MOMENT and
             ROLLBACK, 0.01 to 30 seconds. None: PushOptions.suspend_current_queue_s.
     """
@@ -109,7 +109,7 @@ S = TypeVar("S", bound=Enum)
 BoundListener = Callable[[list[MessageExt], C], Awaitable[S]]
 NoneMeans = Literal["success", "retry", "error"]
 HANDLED: Any = object()
-"""The result of an internal listener for SUCCESS, in both modes and whatever PushOptions.none_means is."""
+"""The result of an internal listener that means SUCCESS in both consume modes, whatever none_means is."""
 
 
 def check_listener(listener: object) -> None:
@@ -197,7 +197,7 @@ class _Statuses(Generic[S]):
     _statuses: type[S]
     _none_means: NoneMeans
     _returned: set[bool] = field(default_factory=set)
-    """The kinds of results returned so far: True for None, False for a status."""
+    """The kinds of results returned so far: True stands for None, False for a status."""
 
     def __call__(self, result: object) -> S:
         if result is HANDLED:

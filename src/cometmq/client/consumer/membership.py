@@ -20,7 +20,7 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects a queue's offset twice within these seconds, the queue pauses for as long."""
+"""If a broker corrects a queue's offset twice within this many seconds, pulls of the queue pause as long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Membership:
             held.puller.resume()
 
     async def stop_pulling(self) -> None:
-        """Stop rebalances and pulls. AssignedQueue messages may still be acknowledged."""
+        """Stop rebalances and pulls. Messages that were pulled before may still be acknowledged."""
         self._ended = True
         tasks = [held.task for held in self.held.values()]
         for task in tasks:
@@ -161,9 +161,9 @@ class Membership:
         await self._mode.revoke([held.queue for held in gone])
 
     async def _offset_illegal(self, queue: ProcessQueue, corrected: int) -> None:
-        """Start a queue again at the offset that the broker returned.
+        """Drop a queue and assign it again at the offset that the broker returned.
 
-        The old queue object is dropped, because late results must not restore the old offset.
+        The queue gets a new ProcessQueue, because late results must not restore the old offset.
         """
         message_queue = queue.message_queue
         if self.held.get(message_queue) is None or self.held[message_queue].queue is not queue:
@@ -185,8 +185,8 @@ class Membership:
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         """Apply an administrator's reset: drop held messages and start at the given offsets.
 
-        The offsets of other members' queues are not stored, because the members may have consumed more since
-        the reset.
+        The offsets of other members' queues are not stored, because those members may have consumed more
+        messages since the reset.
         """
         async with self.rebalance.lock:
             ours = {queue: offset for queue, offset in table.items() if queue in self.held}

@@ -3,7 +3,7 @@
 At most one batch of a queue is in progress: from the time when it is submitted to a worker until it is
 acknowledged. The queue belongs to this member while this member holds its lock. A release happens in this
 order: the running call ends, its offset is stored, the lock is released. So the next member continues where
-this one ended, and never concurrently.
+this member ended, and never consumes the queue concurrently.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Orderly:
             self._user.consume([batch])
 
     def begin(self, batch: Batch) -> OrderlyContext | None:
-        """Return the context of the call, or None while the queue may not be consumed."""
+        """Return the context of a batch's listener call, or None while the queue may not be consumed."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         if not queue.begin():
@@ -151,14 +151,15 @@ class Orderly:
         if not self.locks.holds(queue.message_queue):
             queue.put_back()
             self.locks.renew_soon()
-            # This is for the case that the lock renewal does not drop the queue.
+            # Try again later, in case the lock renewal does not drop the queue. Otherwise the batch would
+            # never be consumed.
             self._pauses.start(self._enqueue_batch_later(queue, RETRY_INTERVAL_S))
             return None
         self._called.add(queue.message_queue)
         return OrderlyContext(queue.message_queue)
 
     async def acknowledge(self, batch: Batch, status: OrderlyStatus, context: OrderlyContext) -> None:
-        """Commit the offset, or consume the same messages again after a moment."""
+        """Commit the offset after a success, or consume the same messages again after a moment."""
         queue = batch.queue
         assert isinstance(queue, OrderlyQueue)
         again = True
@@ -232,7 +233,7 @@ class Orderly:
     async def _send_to_dead_letters(self, message: MessageExt) -> bool:
         """Send the message to the dead-letter queue and return whether that succeeded.
 
-        If sending fails, the message is consumed again.
+        If it fails, the message is consumed again.
         """
         try:
             await self.retry_topic.send(message)

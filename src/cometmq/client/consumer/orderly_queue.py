@@ -12,10 +12,10 @@ from cometmq.client.group.process_queue import Batch, ProcessQueue
 from cometmq.message import MessageExt, MessageQueue
 
 LOCK_LIVE_S = 30.0
-"""Validity of a lock in seconds from the time of the request.
+"""Validity of a lock in seconds, counted from the time of the request.
 
-Brokers keep a lock for 60 s from a later time. Both clocks include the time of a suspended machine and cannot
-be set.
+The broker's lock lasts longer: 60 s from the time at which the broker handled the request. Both sides use a
+clock that includes the time of a suspended machine and cannot be set.
 """
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.01, 30.0
 
@@ -34,8 +34,8 @@ def suspension_s(wanted_s: object, usual_s: float) -> float:
 class OrderlyQueue(ProcessQueue):
     """An assigned queue with at most one batch in progress.
 
-    Its first batches are taken (delivered to the listener but not committed), the others are waiting. So the
-    offset to commit is that of the first batch, as in every process queue.
+    Its first batches are taken (delivered to the listener but not committed), the later batches are waiting.
+    The offset to commit is the offset of the first batch, as in every process queue.
     """
 
     under_way: Batch | None = None
@@ -80,14 +80,14 @@ class OrderlyQueue(ProcessQueue):
         self._taken -= 1
 
     def commit(self) -> None:
-        """Finish the batch in progress and all batches that were taken before it."""
+        """Remove the batch in progress and all batches taken before it, because they are committed."""
         self.mark_consumed()
         while self._taken:
             self.finish(self._batches[0])
             self._taken -= 1
 
     def mark_consumed(self) -> None:
-        """Mark the batch in progress as consumed. A later commit finishes it."""
+        """Mark the batch in progress as consumed. The next commit removes it."""
         self.called, self.under_way = False, None
 
     def roll_back(self) -> None:
@@ -132,7 +132,10 @@ class OrderlyQueue(ProcessQueue):
 
 @dataclass(slots=True)
 class LockTable:
-    """The locks that this member has according to its own table. Times are those of `boottime`."""
+    """The locks of queues that this member holds according to its own table.
+
+    Times are those of `boottime`.
+    """
 
     _until: dict[MessageQueue, float] = field(default_factory=dict)
 
@@ -151,7 +154,7 @@ class LockTable:
 
         Returns:
             The queues whose locks were not renewed, or may have belonged to another member in the meantime.
-                Their locks are removed.
+                These queues are removed from the table.
         """
         lost = [queue for queue in asked if queue not in got or not self.holds(queue, now)]
         self.taken(asked, requested_at)

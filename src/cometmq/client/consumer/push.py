@@ -109,7 +109,9 @@ class PushConsumer(QueryClient):
         failures = await client.refresh_routes(session.group.subscriptions)
         unreachable = [error for error in failures.values() if isinstance(error, NameServersUnreachable)]
         if len(unreachable) == len(session.group.subscriptions):
-            raise failures[next(iter(self._subscriptions))]  # not of the retry topic
+            raise failures[
+                next(iter(self._subscriptions))
+            ]  # the error of a user's topic, not of the retry topic
         for subscription in self._subscriptions.values():
             await session.group.check_expression(subscription)
         await session.join()
@@ -278,7 +280,7 @@ class PushConsumer(QueryClient):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        The brokers are asked for the present end of each queue.
+        The max offset of each queue is requested from its broker.
 
         Returns:
             The number of messages, by queue.

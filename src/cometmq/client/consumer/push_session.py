@@ -65,7 +65,9 @@ _DIRECT_RESULTS: dict[Enum, str] = {
 
 
 class PushSession(Member):
-    """The running consumer (ConsumerPeer, ModeUser). Create it in the loop of a started client instance.
+    """The running consumer (ConsumerPeer, ModeUser).
+
+    Must be created in the loop of a started client instance.
 
     Args:
         delivers: Deliver messages one by one (Delivery); the listener is for administrators only.
@@ -134,7 +136,7 @@ class PushSession(Member):
         return _LISTENING.set(self)
 
     def in_listener(self) -> bool:
-        """Return whether this is called by an async listener of this session."""
+        """Return whether the caller is an async listener of this session."""
         return _LISTENING.get() is self
 
     async def start(self) -> None:
@@ -202,7 +204,7 @@ class PushSession(Member):
 
     def wake_rebalance(self) -> None:
         self.members.rebalance.wake()
-        self._mode.wake()  # a broker that restarted sends this notice; the restart has lost all its locks
+        self._mode.wake()  # a restarted broker, which has lost all locks, sends this notice
 
     async def reset_offsets(self, table: Mapping[MessageQueue, int]) -> None:
         await self.members.reset_offsets(table)

@@ -23,13 +23,16 @@ from cometmq.protocol.frame import Frame
 log = logs.logger("cometmq.client.consumer")
 
 PULL_MAX_IDLE_S = 120.0
-"""Seconds without an answer to a pull until a queue is reassigned (docs/reference/client.md, Rebalance)."""
+"""Seconds without answer to a pull until its queue is reassigned (docs/reference/client.md, Rebalance)."""
 _FLOW_CONTROL_DELAY_S = 0.02
 _FLOW_CONTROL_LONG_S = 3.0
 IDLE_S = 0.1
 """Minimum seconds between two pulls that return no messages."""
 _HELD_S = 1.0
-"""Seconds after which the broker is assumed to hold a pull until messages arrive: a refusal comes faster."""
+"""Seconds after which the broker is assumed to hold a pull until messages arrive.
+
+A refusal arrives earlier.
+"""
 _FIRST_ERRORS_DELAY_S = 0.1
 _UNANNOUNCED = (
     ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -40,7 +43,10 @@ _UNANNOUNCED = (
 """Codes with which a broker may refuse a pull that arrives before the first heartbeat of this client."""
 
 _LATE_S = 60.0
-"""Seconds without an answer after which a pull is a problem. Brokers hold a pull for a shorter time."""
+"""Seconds without an answer after which a pull is reported as a problem.
+
+Brokers hold a pull for less time.
+"""
 
 
 def unanswered(now: float, requested_at: float | None) -> str | None:
@@ -53,16 +59,20 @@ def unanswered(now: float, requested_at: float | None) -> str | None:
 
 @dataclass(slots=True)
 class FlowControl:
-    """The answers of a broker that it refuses the pulls of a queue because of flow control.
+    """The refusals of a queue's pulls by its broker because of flow control.
 
-    Occasional refusals are normal for a busy broker. If they continue, the consumer reports a problem.
+    Occasional refusals are normal for a busy broker. If every pull is refused for long, the consumer reports
+    a problem.
     """
 
     since: float | None = None
     """The time of the first refusal since the last pull with another outcome."""
 
     def refused(self, error: Exception, now: float) -> tuple[float, str | None] | None:
-        """Return the seconds until the next pull and any problem to report. None if it is another error."""
+        """Return the seconds until the next pull and any problem to report.
+
+        None for errors other than flow control.
+        """
         if not isinstance(error, BrokerError) or error.code != ResponseCode.FLOW_CONTROL:
             self.since = None
             return None
@@ -79,7 +89,7 @@ OffsetIllegal = Callable[[ProcessQueue, int], Awaitable[None]]
 class QueuePuller:
     """Pulls one queue. `run` ends when the queue is dropped.
 
-    After a failure the pull is repeated. A failure is logged unless it equals the last one.
+    After a failure the pull is repeated. A failure is logged unless it equals the previous failure.
     """
 
     _group: ConsumerGroup
@@ -105,13 +115,16 @@ class QueuePuller:
         return self.queue.message_queue
 
     def problem(self, now: float) -> str | None:
-        """Return the error of the last pull. None if that succeeded or the broker holds the present pull."""
+        """Return the error of the last pull.
+
+        None if the last pull succeeded or the broker holds the present pull.
+        """
         if self._requested_at is not None and now - self._requested_at > _HELD_S:
             return unanswered(now, self._requested_at)
         return self._problem
 
     def lost(self, now: float) -> bool:
-        """Return whether the pull in progress should long have been answered or timed out."""
+        """Return whether the pull in progress has exceeded every timeout, so that its answer must be lost."""
         limit = max(PULL_MAX_IDLE_S, self._group.options.suspend_timeout_s)
         return self._requested_at is not None and now - self._requested_at > limit
 
@@ -151,8 +164,8 @@ class QueuePuller:
         try:
             delay = await self._pull_once()
         except Exception as error:
-            # Any other exception than a CometError is a bug or a lack of memory. It is logged, and pulling
-            # goes on.
+            # An exception that is no CometError is a bug or a lack of memory. It is logged, and pulling
+            # continues.
             return self._failed(error)
         finally:
             self._requested_at = None
@@ -190,9 +203,9 @@ class QueuePuller:
         if subscription is None:
             self._problem = "not subscribed any more"
             return options.pull_error_delay_s
-        # A pull of an orderly group carries no offset to store. A broker that serves such a pull late would
-        # replace the final offset of a released queue by this older one, and messages would be consumed again
-        # after later ones.
+        # A pull of an orderly group carries no offset to store. If a broker handled such a pull late, it
+        # would replace the final offset of a released queue with an older offset, and messages would be
+        # consumed again after later messages.
         carries = group.stored_by_brokers and not options.orderly
 
         async def request(target: ReadTarget) -> Frame:

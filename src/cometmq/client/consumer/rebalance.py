@@ -18,7 +18,10 @@ from cometmq.protocol.codes import RETRY_PREFIX
 _MAX_CONCURRENT_ASSIGNMENTS = 32
 """Maximum number of queues assigned concurrently. Each assignment takes one or two requests to a broker."""
 _RETRY_TOPIC_PATIENCE = 10
-"""Maximum number of quick rebalances to wait for a retry topic, which brokers may refuse to create."""
+"""Maximum number of rebalances at the short interval that wait for a retry topic.
+
+Brokers may refuse to create it.
+"""
 
 log = logs.logger("cometmq.client.consumer.rebalance")
 
@@ -34,7 +37,7 @@ class Holder(Protocol):
         """The assigned queues."""
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Return whether an assigned queue must be revoked and assigned again."""
+        """Return whether an assigned queue must be revoked and assigned again because its pull was lost."""
 
     async def claim(self, queues: Sequence[MessageQueue], *, alone: bool) -> Collection[MessageQueue]:
         """Return the queues of this member's share that may be assigned now.
@@ -51,7 +54,7 @@ class Holder(Protocol):
         """Revoke assigned queues."""
 
     async def finish_rebalance(self) -> None:
-        """Complete a rebalance after all assignments."""
+        """Complete a rebalance after all its assignments."""
 
 
 class Rebalance:
@@ -71,14 +74,14 @@ class Rebalance:
             asyncio.get_running_loop(), self._interval_s, self.run, name=f"rebalance of group {group.name}"
         )
         self._unlisted: set[str] = set()
-        """The topics whose broker did not name this member in the last rebalance's list of members."""
+        """The topics whose broker did not list this member at the last rebalance."""
         self._retry_topic_misses = 0
         self._reported: dict[str, tuple[list[MessageQueue], list[MessageQueue]]] = {}
-        """By topic: all queues and this member's share, as last passed to the user's queue listener."""
+        """By topic: all queues and this member's share, as in the last call of the user's queue listener."""
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # brokers may list this member and have its retry topic soon
+        self._periodic.soon()  # again soon: by then, brokers may list this member and have its retry topic
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""

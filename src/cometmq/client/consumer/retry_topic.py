@@ -32,7 +32,7 @@ def check_delay_level(delay_level: object) -> None:
 class RetryTopic:
     """The retry topic of a group, with a producer that is started when the first message is sent to it.
 
-    most: The number of retries after which a message goes to the dead-letter queue.
+    `most` is the number of retries after which a message goes to the dead-letter queue.
     """
 
     def __init__(self, client: ClientInstance, group: str, most: int) -> None:
@@ -72,7 +72,7 @@ class RetryTopic:
         """Send a message to the retry topic, see send_back. Raises CometError if no broker accepts it."""
         if self._producer.state == "new":
             await self._producer.start()
-        # If the body was not decompressed, it is sent unchanged, so the message keeps its compression type.
+        # A body that was not decompressed is sent unchanged, so the message keeps its compression type.
         packed = message.sys_flag & _COMPRESSION
         await self._producer.send_raw(
             prepare_system(self._again(message, delay_level), self._client.keys, packed)
@@ -81,9 +81,10 @@ class RetryTopic:
     def _again(self, message: MessageExt, delay_level: int) -> Message:
         """Return the message for the retry topic, with the same body, flag and unique key.
 
-        The dead-letter queue gets the message in the same cases as after a send-back. The message then has no
-        DELAY property, which RocketMQ 4.9.7 would apply. 4.9 retries a message whose number of retries is
-        below the maximum, 5.x also one at the maximum (docs/reference/storage.md, Send back).
+        The message goes to the dead-letter queue in the same cases as after a send-back. It then has no DELAY
+        property, because RocketMQ 4.9.7 would apply the property there. A send-back to 4.9 leads to a retry
+        if the number of retries is below the maximum, to 5.x also if the number equals the maximum
+        (docs/reference/storage.md, Send back).
         """
         tries = message.reconsume_times + 1
         most = self._most if delay_level >= 0 else min(self._most, tries - 1)

@@ -46,7 +46,7 @@ async def lag_of(
 
 @dataclass(slots=True)
 class _QueuePosition:
-    """The position of a queue, and when it last changed, in monotonic seconds."""
+    """The position of a queue, and the time of its last change in monotonic seconds."""
 
     position: tuple[int | None, int]
     """The committed offset, and the offset of the next pull minus the number of held messages."""
@@ -58,8 +58,8 @@ class Watchdog:
     """A periodic check of a consumer's queues. Stalled queues are in `problems` and are logged once.
 
     A queue is stalled if it holds messages, is not suspended, and no message was consumed for `_after_s`
-    seconds. With scheduled pulls, it is stalled if a call has run for that time without moving an offset. (A
-    pull without an answer is a separate problem, see QueueHealth.)
+    seconds. With scheduled pulls, a queue is stalled if a call has run for `_after_s` seconds and the offset
+    has not changed. (A pull without an answer is a separate problem, see QueueHealth.)
     """
 
     _name: str
@@ -82,8 +82,8 @@ class Watchdog:
         seen, self._seen = self._seen, {}
         problems: dict[MessageQueue, str] = {}
         for each in self._look(now):
-            # A pull alone must not look like progress. It increases next_offset and held_count by the same
-            # number.
+            # A pull alone is no progress: it increases next_offset and held_count by the same number, so
+            # their difference stays the same.
             position = (each.committed_offset, each.next_offset - each.held_count)
             before = seen.get(each.queue)
             if before is None or before.position != position:
@@ -103,7 +103,7 @@ class Watchdog:
         self.problems = problems
 
     def sentences(self) -> tuple[str, ...]:
-        """Return the sentences for ConsumerHealth.problems."""
+        """Return a sentence about each stalled queue, for ConsumerHealth.problems."""
         return tuple(
             f"{queue.topic}/{queue.broker_name}/{queue.queue_id}: {problem} for {seconds(self._after_s)}"
             for queue, problem in sorted(self.problems.items())
@@ -113,7 +113,7 @@ class Watchdog:
 QueuesChanged = Callable[[str, tuple[MessageQueue, ...]], Awaitable[None] | None]
 """A function called with a topic and its new queues.
 
-An async one runs on the loop, a plain one in a thread.
+An async function runs on the loop, a plain function in a thread.
 """
 
 

@@ -23,10 +23,10 @@ _ANOTHER = "another member"
 
 
 class Agreement:
-    """The subscriptions of the other members of a group.
+    """The comparison of this member's subscriptions with those of the other members of its group.
 
-    They are compared before each heartbeat of this member: a broker may store only the subscription of the
-    latest heartbeat, and at that time it is still another member's.
+    It takes place before each heartbeat of this member. A broker may store only the subscriptions of the
+    latest heartbeat, and at that time the latest heartbeat is another member's.
     """
 
     def __init__(self, group: Group) -> None:

@@ -33,9 +33,9 @@ class AllocateStrategy(Protocol):
 
 
 def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
-    """Return the index of this client.
+    """Return the index of this client among the members.
 
-    None, which means no queues, while the broker does not list the client.
+    The index is None while the broker does not list the client, which then gets no queues.
     """
     try:
         return client_ids.index(client_id)
@@ -92,7 +92,10 @@ class AllocateByConfig:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoom:
-    """Even shares of some queues: those of brokers named `<room>@<name>` whose room is in `rooms`."""
+    """A strategy that divides the queues of some rooms evenly among the members.
+
+    The queues are those of brokers named `<room>@<name>` whose room is in `rooms`.
+    """
 
     rooms: Collection[str]
     name: str = "MACHINE_ROOM"
@@ -117,7 +120,9 @@ class AllocateByMachineRoom:
 
 @dataclass(frozen=True, slots=True)
 class AllocateByMachineRoomNearby:
-    """The queues of a room go to the members in that room. If there are none, they go to all members.
+    """The queues of a room go to the members in that room.
+
+    The queues of a room without members go to all members.
 
     Args:
         queue_room: Returns the room of a queue, usually from its broker's name. The room must not be empty.
@@ -164,18 +169,24 @@ def _ring_hash(text: str) -> int:
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """Return the queue's text in Java, from which Java's client computes the hash."""
+    """Return the text form of a queue in Java, which Java's client hashes."""
     return f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name}, queueId={queue.queue_id}]"
 
 
 @dataclass(frozen=True, slots=True)
 class AllocateByConsistentHash:
-    """A hash ring. If a member joins or leaves, only the queues next to its points on the ring move."""
+    """A strategy with a hash ring.
+
+    If a member joins or leaves, only the queues next to its points on the ring move.
+    """
 
     virtual_node_count: int = 10
     name: str = field(default="CONSISTENT_HASH")
     hashed_as: Callable[[MessageQueue], MessageQueue] | None = None
-    """Adds the namespace to a queue before it is hashed, as in Java's client. None without a namespace."""
+    """Adds the namespace to a queue before the queue is hashed, as in Java's client.
+
+    None without a namespace.
+    """
 
     def __post_init__(self) -> None:
         if self.virtual_node_count < 0:
@@ -201,7 +212,10 @@ class AllocateByConsistentHash:
 
 
 def hashing(strategy: AllocateStrategy, how: Callable[[MessageQueue], MessageQueue]) -> AllocateStrategy:
-    """Return a strategy that hashes `how(queue)` for each queue, or the given one if it hashes no queues."""
+    """Return a strategy that hashes `how(queue)` for each queue.
+
+    A strategy without a hash is returned unchanged.
+    """
     if isinstance(strategy, AllocateByConsistentHash):
         return replace(strategy, hashed_as=how)
     if isinstance(strategy, AllocateByMachineRoomNearby):

@@ -1,4 +1,4 @@
-"""The sending of pulls: to a broker of the queue or, with a filter class, to one of its filter servers."""
+"""The sending of pulls to a broker of the queue or, with a filter class, to one of its filter servers."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
 
 @dataclass(eq=False)
 class Pulls:
-    """The pulls of one group. The first pull sent to a filter server uploads the filter class before."""
+    """The pulls of one group.
+
+    Before the first pull from a filter server, the filter class is uploaded to it.
+    """
 
     instance: ClientInstance
     group: str
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
-    """Name and source of the class uploaded to a filter server, by (address, topic). A failure removes it."""
+    """Name and source of the class uploaded to a filter server, by (address, topic).
+
+    A failed pull removes it.
+    """
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0
     _suggested: dict[MessageQueue, int] = field(default_factory=dict)
@@ -43,7 +49,7 @@ class Pulls:
         timeout_s: float,
         max_body: int,
     ) -> PullResult:
-        """Pull a queue from the broker that the last answer suggested, or from another one (Reads.run).
+        """Pull a queue from the broker that the last answer suggested, or from another broker (Reads.run).
 
         Args:
             queue: The queue.
@@ -97,7 +103,7 @@ class Pulls:
             except BrokerError as error:
                 if error.code != ResponseCode.FILTER_DATA_NOT_EXIST:
                     raise
-            # The filter server has dropped the class, which was not used for a while: upload it again.
+            # The filter server has dropped the class, which no pull had used for a while. Upload it again.
             self._uploaded.pop((addr, queue.topic), None)
             await self._upload(addr, queue.topic, wanted)
             return await brokers.pull(addr, queue, request, timeout_s, max_body)

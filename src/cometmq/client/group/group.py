@@ -28,7 +28,10 @@ _MAX_COMPILED_EXPRESSIONS = 1_000
 
 
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
-    """Return the options, with a stable client id for the local offsets of BROADCASTING."""
+    """Return the client options.
+
+    With BROADCASTING the client id is stable, because the offset file has its name.
+    """
     given = given if given is not None else ClientOptions()
     if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:
         return replace(given, instance_name="DEFAULT")
@@ -47,7 +50,7 @@ class Group:
     pulls: Pulls = field(init=False)
     stats: Statistics = field(default_factory=Statistics)
     _compiled: set[tuple[str, str, str]] = field(default_factory=set)
-    """Broker address, topic and expression of the SQL92 filters that brokers have compiled."""
+    """The SQL92 filters that brokers have compiled: broker address, topic and expression."""
     _start_time_ms: int = field(init=False)
     _file: FileOffsets | None = field(init=False, default=None)
 
@@ -113,14 +116,17 @@ class Group:
         self._compiled.add(asked)
 
     async def start_offset(self, queue: MessageQueue, stored: int | None) -> int:
-        """Return the start offset of a queue. stored: the group's stored offset, or None if there is none."""
+        """Return the start offset of a queue.
+
+        `stored` is the group's stored offset, or None if there is none.
+        """
         where = self.options.consume_from_where
         offset = await start_offset(self.instance, queue, stored, where, self._start_time_ms)
         if stored is None and self.options.start_strictly:
             if where is ConsumeFromWhere.TIMESTAMP:
                 offset = await self._not_older(queue, offset)
-            # The offset is stored even if nothing is consumed. Otherwise the next member might start at a
-            # later end of the queue and skip messages.
+            # The offset is stored even if no message is consumed. Otherwise the next member might start at
+            # the end that the queue has by then, and skip messages.
             self.offsets.update(queue, offset)
         return offset
 

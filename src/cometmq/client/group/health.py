@@ -17,7 +17,7 @@ class QueueHealth:
         next_offset: The offset of the next pull.
         committed_offset: The offset that this client will store. None: no message was consumed yet.
         done_offset: The offset below which all messages are consumed. lag() counts from it. None: a scheduled
-            function that has not set an offset yet, so lag() asks committed().
+            function has not set an offset yet, so lag() uses committed().
         held_count: The number of pulled messages that are not consumed yet.
         held_bytes: The size of these messages in bytes.
         since_pull_s: The seconds since the last pull.

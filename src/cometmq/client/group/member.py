@@ -51,7 +51,7 @@ class Member:
     def info_of(
         self, queues: dict[MessageQueue, ProcessQueueInfo], more: Mapping[str, str] | None = None
     ) -> ConsumerRunningInfo:
-        """Return the information about this member for administrators. more: further properties."""
+        """Return this member's information for administrators, with the further properties in `more`."""
         group, options = self.group, self.group.options
         properties = {
             "PROP_NAMESERVER_ADDR": ";".join(group.instance.namesrv.addrs),

@@ -4,13 +4,13 @@ The offsets of a BROADCASTING consumer are stored where Java stores them:
 
     <dir>/<client id>/<group>/offsets.json
 
-The group and the topics in the file include their namespace. Only one consumer at a time can use a file: it
-holds the lock of `offsets.json.lock` from its first use to its stop. Two consumers of the same file would
-continue at each other's offsets and skip messages.
+The group and the topics in the file include their namespace. Only one consumer at a time can use a file. The
+consumer holds the lock of `offsets.json.lock` from the first use to its stop, because two consumers of the
+same file would continue at each other's offsets and skip messages.
 
-The map keys are objects, so the file is not standard JSON. A new version is written to a temporary file,
-which then replaces the main file. The previous version becomes `offsets.json.bak`, which is read if the main
-file is missing or damaged.
+The keys of the offset table are objects, so the file is not standard JSON. A new version is written to a
+temporary file, which then replaces the main file. The previous version becomes `offsets.json.bak`, which is
+read if the main file is missing or damaged.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def local_path(directory: str | None, client_id: str, group: str) -> str:
 class FileOffsets:
     """An OffsetStorage that keeps the offsets of one consumer in a local file.
 
-    No other consumer of this or another process can use the file until this one has stopped.
+    No other consumer of this or another process can use the file until this consumer has stopped.
 
     Args:
         path: The path of the file. Missing directories are created.
@@ -95,8 +95,8 @@ class FileOffsets:
     async def _in_thread(self, work: Callable[[], T]) -> T:
         """Run blocking work in a thread, one piece of work at a time.
 
-        A thread cannot be cancelled and the number of threads is limited, so a hanging thread must not be
-        joined by a second one.
+        A hanging thread cannot be cancelled and the number of threads is limited, so no second thread may
+        hang in the same file.
         """
         async with self._turn:
             if self._disk.locked():
@@ -179,7 +179,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
             raise ValueError(f"{key!r} is no queue")
         try:
             queue = MessageQueue(str(fields["topic"]), str(fields["brokerName"]), int(fields["queueId"]))
-            # Some versions write an AtomicLong as a number, others as {"value": n}.
+            # Some versions of Apache's client write an offset as a number, others as {"value": n}.
             table[queue] = int(offset["value"] if isinstance(offset, dict) else offset)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r}: {error!r}") from None

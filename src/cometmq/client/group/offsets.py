@@ -32,7 +32,7 @@ WriteOffset = Callable[[dict[MessageQueue, int]], Awaitable[dict[MessageQueue, E
 
 @dataclass(slots=True, eq=False)
 class OffsetStore:
-    """The offsets in memory. read: returns a stored offset or None; write: stores a table."""
+    """The offsets in memory. `read` returns a stored offset or None; `write` stores a table of offsets."""
 
     _read: ReadOffset
     _write: WriteOffset
@@ -90,7 +90,7 @@ class OffsetStore:
             pass
 
     async def persist_last(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store and verify the offsets of queues (None: all) that other members will read from now on.
+        """Store and verify the offsets of queues (None: all) that other members will consume from now on.
 
         A pull request contains its queue's offset, so a broker that serves an earlier pull late overwrites
         the confirmed offset with an older one. The stored offsets are therefore read back, and stored again
@@ -114,11 +114,11 @@ class OffsetStore:
             pass  # `persist` has logged the error
 
     async def release(self, queues: Iterable[MessageQueue]) -> None:
-        """Store and forget the offsets of queues that another member reads from now on."""
+        """Store and forget the offsets of queues that another member will consume from now on."""
         queues = list(queues)
         try:
-            # If this fails, the next owner starts at the last stored offset and consumes the later messages
-            # again.
+            # If the store fails, the next owner starts at the last stored offset and repeats the messages
+            # after it.
             await self.persist_last(queues)
         finally:
             for queue in queues:
@@ -177,7 +177,10 @@ class RemoteOffsets:
     _client: ClientInstance
     _group: str
     _strictly: bool = False
-    """Distinguish "no offset" from 0, except in a retry topic, which belongs to the group."""
+    """Distinguish "no offset" from 0, except in retry topics.
+
+    A retry topic belongs to its group alone, so 0 is right there.
+    """
 
     async def read(self, queue: MessageQueue) -> int | None:
         exact = self._strictly and not queue.topic.startswith(RETRY_PREFIX)
@@ -185,8 +188,8 @@ class RemoteOffsets:
         try:
             return await self._client.brokers.consumer_offset(addr, self._group, queue, exact=exact)
         except ConnectError:
-            # The route may still list a master that has stopped. While the name server lists that master, the
-            # offsets of its replica are not used, because they may be older.
+            # Refresh the route, which may still list a master that has stopped. While the name server lists
+            # that master, the offsets of its replica are not used, because they may be older.
             await self._client.refresh_routes([queue.topic])
             other = await self._client.find_addr(queue)
             if other == addr:
@@ -209,10 +212,10 @@ class RemoteOffsets:
 
 
 def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], list[MessageQueue]]:
-    """Return the first queue of each topic, and the other queues, which must be committed after them.
+    """Split queues into the first queue of each topic and the other queues, which must be committed later.
 
-    Apache 4.9's broker creates a group's table of a topic at the first commit. Two concurrent commits each
-    create one, and the offsets in the table that is replaced are lost although they were confirmed.
+    Apache 4.9's broker creates a group's table of a topic at the first commit. Two concurrent first commits
+    each create a table. One table replaces the other, whose offsets are lost although they were confirmed.
     """
     first: dict[str, MessageQueue] = {}
     rest = [queue for queue in queues if first.setdefault(queue.topic, queue) is not queue]
@@ -222,11 +225,11 @@ def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], l
 async def start_offset(
     client: ClientInstance, queue: MessageQueue, stored: int | None, where: ConsumeFromWhere, time_ms: int
 ) -> int:
-    """Return the start offset of a queue. stored: the group's stored offset, None if there is none.
+    """Return the start offset of a queue. `stored` is the group's stored offset, None if there is none.
 
     A broker that still has the first message of a queue answers 0 for an unknown group, so a new group on a
-    young topic starts at 0 even with LAST_OFFSET, unless `start_strictly` is set. If a store cannot be read,
-    the caller must raise an error: None would skip messages.
+    young topic starts at 0 even with LAST_OFFSET, unless `start_strictly` is set. If the stored offset cannot
+    be read, the caller must raise an error, because `stored=None` would skip messages.
     """
     if stored is not None:
         return stored
@@ -249,7 +252,7 @@ def default_start_time_ms() -> int:
 
 
 def warn_of_moved_offset(queue: MessageQueue, offset: int, result: PullResult) -> None:
-    """Log that the broker does not have the offset from which this client pulled."""
+    """Log that the broker no longer has, or does not have yet, the offset from which this client pulled."""
     logs.logger("cometmq.client.consumer").warning(
         "%s: offset %d is outside the broker's %d to %d; going on at %d",
         queue, offset, result.min_offset, result.max_offset, result.next_begin_offset,

@@ -47,7 +47,7 @@ _PUSH_RANGES = {
     "drain_timeout_s": _ANY_TIME,
     "pull_error_delay_s": _ANY_TIME,
 }
-"""The permitted ranges: Java's (docs/reference/client.md), without values that would stop a consumer."""
+"""The permitted ranges: Java's (docs/reference/client.md), except values that would stop a consumer."""
 
 
 class ConsumeFromWhere(Enum):
@@ -77,9 +77,9 @@ class MessageModel(Enum):
 
 
 class OffsetStorage(Protocol):
-    """A user's storage for the offsets of a group.
+    """A user-defined storage for the offsets of a group.
 
-    If a method raises an exception, the operation is tried again.
+    If a method raises an exception, its operation is tried again.
     """
 
     async def read(self, queue: MessageQueue) -> int | None:
@@ -90,7 +90,7 @@ class OffsetStorage(Protocol):
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]
-"""A function called after a change with a topic, all queues of the topic, and this member's share of them."""
+"""A function called after a change with a topic, all its queues, and this member's share of these queues."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,8 @@
 """The pulled but not yet consumed messages of one queue, and the offset that may be committed.
 
 Pulled messages are divided into batches, the unit of a listener call. Batches finish in any order. The offset
-to commit is the first offset of the oldest unfinished batch, or one past the highest offset if none is left.
-So a crash repeats messages and never skips one. Work is per batch, never per message.
+to commit is the first offset of the oldest unfinished batch, or one past the highest offset if no batch is
+unfinished. So a crash repeats messages and never skips a message. Work is per batch, never per message.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class ProcessQueue:
 
     @property
     def taken(self) -> tuple[int, int, int]:
-        """First offset, last offset and number of taken, uncommitted messages (OrderlyQueue)."""
+        """First offset, last offset and number of the messages taken but not committed (see OrderlyQueue)."""
         return 0, 0, 0
 
     def oldest_started_before(self, moment: float) -> Batch | None:

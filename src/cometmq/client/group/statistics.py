@@ -18,9 +18,9 @@ _OF_AN_HOUR = 360
 
 @dataclass(slots=True)
 class Totals:
-    """Totals since the start. Times are in seconds.
+    """Totals of messages and durations since the start. Durations are in seconds.
 
-    Messages are counted when pulled, consumed, and failed.
+    Messages are counted when they are pulled, when they are consumed, and when they fail.
     """
 
     pulls: int = 0
@@ -34,7 +34,7 @@ class Totals:
 
 @dataclass(slots=True, eq=False)
 class TopicStats:
-    """The totals of a topic, and samples of them, taken every 10 s, for the last hour."""
+    """The totals of a topic, and samples of these totals, taken every 10 s during the last hour."""
 
     totals: Totals = field(default_factory=Totals)
     _samples: deque[Totals] = field(default_factory=lambda: deque([Totals()], _OF_AN_HOUR + 1))
@@ -57,13 +57,13 @@ class TopicStats:
             totals.failed += messages
 
     def sample(self) -> None:
-        """Store the totals. Called every SAMPLE_S."""
+        """Store a sample of the totals. Called every SAMPLE_S."""
         self._samples.append(replace(self.totals))
 
     def status(self) -> ConsumeStatus:
-        """Return rates and times of the last minute, and failures of the last hour.
+        """Return rates and durations of the last minute, and failures of the last hour.
 
-        The duration of calls is that of the last hour if the last minute had none.
+        If no listener call ended in the last minute, the duration of calls is that of the last hour.
         """
         samples = self._samples
         newest, oldest = samples[-1], samples[0]
@@ -91,7 +91,7 @@ class Statistics:
         return self._topics.setdefault(topic, TopicStats())
 
     def sample(self) -> None:
-        """Store the totals of all topics. Called every SAMPLE_S."""
+        """Store a sample of the totals of all topics. Called every SAMPLE_S."""
         for stats in self._topics.values():
             stats.sample()
 

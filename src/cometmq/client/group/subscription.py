@@ -16,7 +16,8 @@ from cometmq.protocol.properties.values import tags_code
 class Subscription:
     """One subscription.
 
-    `version` is its time in milliseconds: a broker replaces it only by a higher version.
+    `version` is the time of the subscription in milliseconds. A broker replaces a subscription only by a
+    higher version.
     """
 
     topic: str
@@ -57,9 +58,10 @@ class Subscription:
         return cls(topic, expression, expression_type="SQL92")
 
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Drop messages whose tags only have the same hash as a subscribed tag.
+        """Return the messages without those whose tag is not subscribed.
 
-        Brokers compare hashes only.
+        The broker compares only hashes of tags, so it also sends messages whose tag merely has a subscribed
+        hash.
         """
         if not self.tags:
             return list(messages)
@@ -73,7 +75,7 @@ class Subscription:
         return replace(self, version=before.version + 1)
 
     def data(self) -> SubscriptionData:
-        """Return the form of the subscription in heartbeats."""
+        """Return the subscription in the form that heartbeats contain."""
         names = sorted(self.tags)
         return SubscriptionData(
             topic=self.topic,

@@ -1,6 +1,6 @@
 """Idempotency keys in the database that a handler changes.
 
-One transaction contains the key and the changes.
+One transaction stores the key and the changes of the handler.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logs.logger("cometmq.client.idempotency")
 
 T = TypeVar("T")
 Mark = Sequence[tuple[str, object]]
-"""The columns of a stored key (scope, key and time) as pairs of name and value."""
+"""The columns of a stored key (scope, key and time) as pairs of column name and value."""
 
 _PLACES: dict[str, Callable[[int, str], str]] = {
     "qmark": lambda _number, _name: "?",
@@ -32,9 +32,9 @@ _PLACES: dict[str, Callable[[int, str], str]] = {
     "format": lambda _number, _name: "%s",
     "pyformat": lambda _number, name: f"%({name})s",
 }
-"""How a statement refers to a parameter, by `paramstyle` of PEP 249."""
+"""The notation of a parameter in a statement, by `paramstyle` of PEP 249."""
 _PURGES = 100
-"""Number of deletions of old keys during the lifetime of a key. At least a minute lies between them."""
+"""Number of purges of old keys during the lifetime of a key. At least a minute passes between two purges."""
 
 
 class DatabaseMarks:
@@ -42,8 +42,8 @@ class DatabaseMarks:
 
     The changes of the handler and the key are committed together or not at all. The handler must not commit
     or roll back, nor call `executescript` of sqlite3, which commits. If a handler commits and then raises an
-    exception, its key is deleted, but its changes remain, and the message is delivered again. A message waits
-    in the database while another one with the same key is processed.
+    exception, its key is deleted, but its changes remain, and the message is delivered again. While a message
+    is processed, the database blocks the processing of another message with the same key.
 
     Args:
         connect: Returns a PEP 249 connection without autocommit to a database that supports `ON CONFLICT DO
@@ -108,10 +108,10 @@ class DatabaseMarks:
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call act(cursor) unless the key is stored, in the transaction that stores the key, see Marks.once.
+        """Call `act(cursor)` in the transaction that stores the key, unless the key exists, see Marks.once.
 
-        If the database raises an error, nothing is committed, unless only the confirmation of a commit was
-        lost.
+        If the database raises an error, nothing is committed, except if only the confirmation of a successful
+        commit was lost.
         """
         mark = (("scope", scope), ("message_key", key), ("done_at", max(self._clocks())))
         marked = False
@@ -127,8 +127,8 @@ class DatabaseMarks:
                     raise _autocommits()
                 act(cursor)
                 ended = _is_ended(cursor)
-                # Look whether the key is stored: after an error that the handler has suppressed, PostgreSQL
-                # confirms the commit although it rolls everything back.
+                # Check that the key is stored. If the handler has suppressed a database error, PostgreSQL
+                # confirms the commit but rolls everything back.
                 if not self._is_there(cursor, mark):
                     raise ClientStateError(f"the handler of key {shown(key)} rolled its transaction back")
                 if ended:
@@ -136,7 +136,7 @@ class DatabaseMarks:
                         f"the handler of key {shown(key)} ended its transaction, by commit() or "
                         "executescript(), which is not allowed"
                     )
-                marked = False  # from here on, the outcome of the commit decides
+                marked = False  # from here on, the commit decides whether the key is stored
             return first
 
         try:
@@ -156,7 +156,7 @@ class DatabaseMarks:
     def _unmark(self, mark: Mark) -> None:
         """Delete the key of a handler that committed the key and then failed.
 
-        If another consumer has stored the key since then, it has a different time and is not deleted.
+        If another consumer has stored the key since then, that key has a different time and is not deleted.
         """
 
         def work(cursor: Any) -> None:
@@ -234,10 +234,10 @@ class DatabaseMarks:
         cursor.execute(text, dict(values) if named else tuple(value for _, value in values))
 
     def _clocks(self) -> tuple[float, float]:
-        """Return the wall-clock time and the time that an unadjusted clock would show.
+        """Return the wall-clock time, and the time of a wall clock that was never adjusted.
 
-        A key is stored with the later of the two. Its age is computed from the earlier of the two, so that a
-        step of the clock deletes no key early.
+        A key is stored with the later of the two times. Its age is computed from the earlier time, so that an
+        adjustment of the clock deletes no key early.
         """
         return time.time(), self._began + boottime()
 
@@ -251,7 +251,7 @@ class DatabaseMarks:
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )
         except Exception as error:
-            # The present message is processed nevertheless. The deletion is tried again soon.
+            # The present message is processed nevertheless. The purge is tried again soon.
             log.warning("old keys of table %s could not be deleted: %s", self._table, error)
 
 
@@ -281,7 +281,10 @@ class SqliteMarks(DatabaseMarks):
 
 
 def _is_ended(cursor: Any) -> bool:
-    """Return whether the cursor's connection has no open transaction. False if its module does not tell."""
+    """Return whether the cursor's connection has no open transaction.
+
+    False if the database module cannot tell.
+    """
     return getattr(getattr(cursor, "connection", None), "in_transaction", True) is False
 
 

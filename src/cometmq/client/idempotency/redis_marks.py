@@ -17,7 +17,7 @@ log = logs.logger("cometmq.client.idempotency")
 
 _DONE = "done"
 _IF_OURS = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0"
-# This is a script and not a MULTI, because EXEC would set the key even if a command before it has failed.
+# This is a script and not a MULTI, because EXEC would set the key even if an earlier command had failed.
 # ARGV: the token, the value, its lifetime in ms, then for each command the number of its words and the words.
 _DO_ALL = """
 if redis.call('get', KEYS[1]) ~= ARGV[1] then return 0 end
@@ -36,11 +36,11 @@ return 1
 class RedisMarks:
     """Idempotency keys in Redis for async handlers, which receive a pipeline.
 
-    One script runs the commands of the pipeline and stores the key, so that no command of another client
-    comes in between. If a command fails, for example because a Redis key has another type, the script ends
+    One script runs the commands of the pipeline and stores the key, so that no command of another client runs
+    between them. If a command fails, for example because a Redis key has another type, the script ends
     without storing the key, and the message is delivered again. Redis does not roll back the commands before
-    the failed one, so these run twice. Scripts cannot contain commands that block, subscribe or run scripts
-    (EVAL, EVALSHA), nor commands of 8,000 or more words. The handler must not call `execute`.
+    the failed command, so these commands run twice. Scripts cannot contain commands that block, subscribe or
+    run scripts (EVAL, EVALSHA), nor commands of 8,000 or more words. The handler must not call `execute`.
 
     If the process is killed, no effect of the pipeline is repeated. An effect outside Redis is repeated,
     after the lease has expired, if the process was killed between the effect and the storing of the key.
@@ -109,7 +109,10 @@ class RedisMarks:
         return bool(done)
 
     async def _take(self, name: str, token: str, key: str) -> bool:
-        """Reserve the key for this call. Return False if the key is stored, so its message was processed."""
+        """Reserve the key for this call.
+
+        Return False if the key is stored, because its message was processed before.
+        """
         for _ in range(2):
             if await self._redis.set(name, token, nx=True, px=self._lease_ms):
                 return True
@@ -118,7 +121,8 @@ class RedisMarks:
                 return False
             if held is not None:
                 break
-            # The lease of another consumer expired between the two commands. The message is delivered again.
+            # The lease of another consumer expired between the two commands. Raise, so that the message is
+            # delivered again.
         raise BeingHandled(key)
 
     async def _release_lease(self, name: str, token: str) -> None:

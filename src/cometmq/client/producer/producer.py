@@ -79,7 +79,7 @@ def _check_queue(queue: object, topic: str) -> None:
 
 
 class Producer(QueryClient):
-    """A producer: sends messages to the brokers of a cluster.
+    """A producer, which sends messages to the brokers of a cluster.
 
     Use it with `async with`, or call start() and stop(). start() sends no request to any server. stop() waits
     for the sends in progress, unregisters the producer at the brokers and closes the connections. A producer
@@ -326,7 +326,8 @@ class Producer(QueryClient):
                 try.
             selector: A function that chooses the queue from the writable queues.
             argument: The argument of the selector.
-            timeout_s: The timeout in seconds, including the wait for other requests and the send.
+            timeout_s: The timeout in seconds. It includes the wait until fewer than `max_requests` requests
+                are in progress, the send, and the wait for the reply.
 
         Returns:
             The reply.
@@ -366,7 +367,7 @@ class Producer(QueryClient):
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                pass  # ReplyTimeout is raised below, so that it holds no reference to this error's frame
+                pass  # ReplyTimeout is raised after this block, so it holds no reference to this error
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
@@ -448,7 +449,7 @@ class Producer(QueryClient):
             self._ended()
 
     async def _next_queue(self, topic: str, failed: str, attempts: SendAttempts) -> MessageQueue:
-        """Return the queue of the next try, after a pause if the last broker has refused temporarily."""
+        """Return the queue of the next try, after a pause if the last broker's refusal was temporary."""
         await asyncio.sleep(attempts.route_pause_s)
         route = await self._route_within(topic, attempts.timeout_s(self.client.loop.time()))
         chosen = self._choose(route, failed)

@@ -20,9 +20,9 @@ RETRY_RESPONSE_CODES = frozenset(
         ResponseCode.GO_AWAY,
     }
 )
-"""The codes after which Java 5.3 retries.
+"""The response codes after which Java's 5.3 client retries a send.
 
-4.9 lacks SYSTEM_BUSY and GO_AWAY: there, a busy broker fails sends.
+Java's 4.9 client does not retry after SYSTEM_BUSY and GO_AWAY, so a busy broker makes its sends fail.
 """
 
 MOMENTARY_CODES = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
@@ -54,7 +54,7 @@ class SendAttempts(msgspec.Struct):
     stored: SendResult | None = None
     """The result of the last try that stored the message, but with another status than SEND_OK."""
     failure: CometError | None = None
-    """The error of the last try that failed."""
+    """The error of the last failed try."""
 
     def timeout_s(self, now: float) -> float:
         """Return the timeout of the next try: the time left, at most `per_try_s` before the last try."""
@@ -66,8 +66,8 @@ class SendAttempts(msgspec.Struct):
     def failed(self, broker_name: str, error: CometError, now: float) -> bool:
         """Record a failed try and return whether another try is allowed.
 
-        A NoRouteError allows one: it means that the broker no longer has a master, as Java's code 10003 does
-        (docs/reference/client.md, Sends and retries).
+        Another try is allowed after a NoRouteError, which means that the broker no longer has a master, as
+        Java's code 10003 does (docs/reference/client.md, Sends and retries).
         """
         self.outcomes.append((broker_name, str(error)))
         self.failure = error
@@ -96,9 +96,9 @@ class SendAttempts(msgspec.Struct):
         return self._may_go_on(now)
 
     def outcome(self, topic: str, took_s: float) -> SendResult:
-        """Return the result of a try that stored the message.
+        """Return the result of the try that stored the message.
 
-        If there is none, raise the last try's error.
+        If no try stored it, raise the error of the last try.
         """
         if self.stored is not None:
             return self.stored

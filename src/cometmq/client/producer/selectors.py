@@ -16,11 +16,11 @@ _COUNTER_MASK = 0x7FFFFFFF
 
 _LATENCY_S = (0.05, 0.1, 0.55, 1.8, 3.0, 5.0, 15.0)
 _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
-"""Seconds for which a broker is avoided, by how many thresholds in `_LATENCY_S` the try has reached."""
+"""Seconds for which a broker is avoided, by the number of thresholds in `_LATENCY_S` that a try reached."""
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
-"""Maximum number of remembered brokers, more than one route contains."""
+"""Maximum number of brokers whose avoidance is remembered. One route contains fewer brokers."""
 
 
 class SlowBrokers:
@@ -56,7 +56,7 @@ class SlowBrokers:
 class RoundRobin:
     """The round-robin choice of a producer.
 
-    A random `start` keeps producers from using the same queues at once.
+    With a random `start`, producers do not all use the same queue at the same time.
     """
 
     __slots__ = ("_counter",)
@@ -67,7 +67,7 @@ class RoundRobin:
     def select(
         self, queues: Sequence[MessageQueue], failed: str | None = None, slow: Collection[str] = ()
     ) -> MessageQueue:
-        """Return the next queue, if possible of a broker that is not slow and not the one that `failed`."""
+        """Return the next queue, if possible of a broker other than `failed` and those in `slow`."""
         count = len(queues)
         counter = self._counter
         if failed is not None or slow:
@@ -95,7 +95,8 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argu
         One of the queues.
     """
     del message
-    # In Java, % keeps the sign of the dividend, and Math.abs follows. The result is |hash| mod n.
+    # In Java, % keeps the sign of the dividend, and Math.abs follows. The result is |hash| mod n, as computed
+    # here.
     return queues[abs(_java_hash_of(argument)) % len(queues)]
 
 

@@ -48,7 +48,7 @@ class Polling:
         self._last_iterated: tuple[MessageExt, ...] = ()
         """The message that the iteration returned last, until the caller requests the next message."""
         self._consumed: dict[MessageQueue, int] = {}
-        """With auto_commit=False: the offset up to which each queue was consumed since the last commit."""
+        """With auto_commit=False: the offset below which each queue is consumed but not committed yet."""
 
     async def close(self) -> None:
         await self._fetcher.close()
@@ -93,7 +93,7 @@ class Polling:
     async def assign(self, queue: MessageQueue) -> bool:
         """Read a queue from its committed offset.
 
-        If there is none, `consume_from_where` determines the start.
+        If the queue has no committed offset, `consume_from_where` determines the start.
         """
         if self._fetcher.closed:
             return False
@@ -124,7 +124,7 @@ class Polling:
         """Return the next messages of one queue, or an empty list after the timeout."""
         self._count_given()
         if self._rest:
-            # The caller left an iteration within a batch: return the rest of that batch.
+            # The caller left an iteration within a batch, so return the rest of that batch.
             assert self._iterated is not None
             self._last_polled = self._iterated
             self._last_polled.messages = list(self._rest)
@@ -136,7 +136,7 @@ class Polling:
     async def _next_batch(self, timeout_s: float | None) -> Fetched | None:
         begun_ns = time.time_ns()
         fetched = await self._fetcher.next_batch(timeout_s)
-        if self._fetcher.closed:  # a stopped consumer must not block the caller
+        if self._fetcher.closed:  # raise here, because a stopped consumer must not block the caller
             raise self._ended()
         traces = self._group.instance.traces
         if fetched is not None and traces is not None:
@@ -147,7 +147,7 @@ class Polling:
         return fetched
 
     async def each(self) -> AsyncIterator[MessageExt]:
-        """Yield messages. Each counts as consumed when the caller requests the next message."""
+        """Yield messages. A message counts as consumed when the caller requests the next message."""
         self._count_given()
         while True:
             while not self._rest:
@@ -190,9 +190,9 @@ class Polling:
                     raise
 
     def _left_at(self, messages: list[MessageExt], number: int) -> None:
-        """Keep the messages after number `number`, the last returned one, for the next poll or iteration.
+        """Keep the messages after index `number` for the next poll or iteration.
 
-        Message `number` itself is not consumed yet.
+        The message at index `number` was returned last and is not consumed yet.
         """
         given = self._last_polled
         if given is not None and given.messages is messages:

@@ -240,7 +240,8 @@ class PullConsumer(SinglePulls):
     async def assign(self, queues: Iterable[MessageQueue], *, expression: Expression = "*") -> None:
         """Replace the set of assigned queues, from which `poll` and iteration return messages.
 
-        A new queue starts at its committed offset, or at `PullOptions.consume_from_where` if there is none.
+        A new queue starts at its committed offset, or at `PullOptions.consume_from_where` if the group has
+        none.
 
         Args:
             queues: All queues to read. If it is empty, the consumer may subscribe afterwards.
@@ -383,9 +384,9 @@ class PullConsumer(SinglePulls):
     async def lag(self) -> dict[MessageQueue, int]:
         """Return the lag of each assigned queue: the number of messages that are not consumed yet.
 
-        The count begins at the committed offset, or if there is none, at the offset at which reading began.
-        It includes the messages of the last poll and, without `auto_commit`, all messages that were not
-        committed.
+        The count begins at the committed offset or, without a committed offset, at the offset at which
+        reading began. It includes the messages of the last poll and, without `auto_commit`, all messages that
+        were not committed.
 
         Returns:
             The number of messages, by queue.

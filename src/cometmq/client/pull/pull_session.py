@@ -40,7 +40,10 @@ class PullSession(Member):
         self.rebalance.start()
 
     async def leave(self) -> None:
-        """Stop rebalancing. The holder then releases its queues before the consumer is unregistered."""
+        """Stop rebalancing.
+
+        After this call, the holder must release its queues before the consumer is unregistered.
+        """
         await self.rebalance.stop()
 
     # -- requests of brokers and the client instance

@@ -1,8 +1,8 @@
 """Prefetching of assigned queues for PullConsumer.poll and its iteration.
 
-One task per message queue pulls with long polling. The batches of all message queues wait in one line in
-order of arrival, so that no message queue starves another. Callers receive them in this order. A message
-queue with enough waiting batches is pulled again after the caller has received one.
+One task per message queue pulls with long polling. The batches of all message queues wait in one common line,
+in order of arrival, so that no message queue starves another message queue. Callers receive them in this
+order. A message queue with enough waiting batches is pulled again after the caller has received one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logs.logger("cometmq.client.consumer")
 _BATCHES_AHEAD = 2
 _ERROR_DELAY_S = 1.0
 _MOVED_AGAIN_S = 5.0
-"""Maximum seconds before the next pull while a broker refuses even the offsets that it suggested itself."""
+"""Maximum seconds before the next pull while a broker refuses even the offsets that it has suggested."""
 
 PullAt = Callable[[MessageQueue, int], Awaitable[PullResult]]
 
@@ -57,12 +57,15 @@ class _Reader:
     paused: bool
     ahead: int = 0
     last: Fetched | None = None
-    """The batch that was pulled last."""
+    """The newest batch of this reader."""
     room: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
     pulled_at: float = 0.0
     given_at: float = 0.0
-    """The time at which a caller last received a batch, at first the start, in monotonic seconds."""
+    """The time, in monotonic seconds, at which a caller last received a batch.
+
+    At first: the start of the reader.
+    """
     requested_at: float | None = None
     """The time at which the pull in progress began."""
     flow_control: FlowControl = field(default_factory=FlowControl)
@@ -206,8 +209,8 @@ class Fetcher:
             loop = asyncio.get_running_loop()
             reader.requested_at = loop.time()
             try:
-                # Each request has its own timeout. This longer one ends the wait if the client itself lost an
-                # answer.
+                # Each request has its own timeout. This longer timeout ends the wait if the client itself
+                # lost an answer.
                 async with asyncio.timeout(queue_puller.PULL_MAX_IDLE_S):
                     result = await self._pull(queue, reader.offset)
             except Exception as error:
@@ -224,7 +227,7 @@ class Fetcher:
                 await asyncio.sleep(pause_s)
 
     def _failed(self, reader: _Reader, error: Exception) -> float:
-        """Log the error unless it equals the last one. Return the seconds until the next pull."""
+        """Log the error unless it equals the previous error. Return the seconds until the next pull."""
         queue = reader.queue
         refused = reader.flow_control.refused(error, asyncio.get_running_loop().time())
         if refused is not None:
@@ -234,7 +237,7 @@ class Fetcher:
         else:
             delay_s, text = _ERROR_DELAY_S, str(error) if isinstance(error, CometError) else repr(error)
         if self.problems.get(queue) != text:
-            # Any other exception than a CometError is a bug or a lack of memory. Log its traceback and go on.
+            # An exception that is no CometError is a bug or a lack of memory. Log its traceback and continue.
             expected = isinstance(error, CometError)
             log.warning("%s: pull failed: %s", queue, text, exc_info=None if expected else error)
         self.problems[queue] = text

@@ -33,7 +33,7 @@ class Turn(Protocol):
 class _Loop:
     called_at: float
     ended_at: float
-    """The end of the last call in monotonic seconds.
+    """The time at which the last call ended, in monotonic seconds.
 
     Before the first call: the time of the assignment.
     """
@@ -97,7 +97,10 @@ class Schedule:
             )
 
     def stop(self, queue: MessageQueue) -> None:
-        """Stop calling the function for a queue. After a call in progress, store the offset and forget it."""
+        """Stop calling the function for a queue.
+
+        When a call in progress has ended, store and forget the offset.
+        """
         loop = self._loops.pop(queue, None)
         if loop is not None:
             self._ending[queue] = loop
