@@ -188,7 +188,7 @@ class _BlockingClient(Generic[C]):
     async def _release_later(self, thread: LoopThread) -> None:
         """Release the thread once the stop that a listener requested has ended.
 
-                The stop itself waits for the listener.
+        The stop itself waits for the listener.
         """
         try:
             await self._twin.wait_stopped()
