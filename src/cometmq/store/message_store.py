@@ -199,7 +199,7 @@ class MessageStore:
             flusher=flusher, appender=self.appender, dispatcher=self.dispatcher, deleted=self.deleted,
             ends=ends,
         )  # fmt: skip
-        """In raft mode, the log as a raft log."""
+        """The raft log, which reads and writes the commit log as entries; None unless in raft mode."""
         flusher.on_flushed.append(self.dispatcher.flushed if self.raft_log is None else self.raft_log.flushed)
 
     def _make_background(self, clock: Clock) -> None:
@@ -382,7 +382,7 @@ class MessageStore:
         self.space.reserve()
         if self.raft_log is not None:
             self.raft_log.written()
-            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible once committed
+            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible after the group's commit
             if self.config.sync_flush:
                 self.flusher.request()
             elif not self.config.flush_commit_log_timed:

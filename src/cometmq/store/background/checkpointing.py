@@ -15,7 +15,8 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-_MAX_RECORDS_BEHIND = 300_000  # records after the checkpoint, which recovery scans in one or two seconds
+# The maximum number of records after the checkpoint. Recovery scans this number in one or two seconds.
+_MAX_RECORDS_BEHIND = 300_000
 _MAX_BYTES_BEHIND = 384 << 20
 
 
@@ -72,15 +73,16 @@ class Checkpointing:
 
     def covered(self) -> Covered:
         """Return the records that a write cycle covers if it begins now."""
-        # The sum is left out during a deletion. The deletion is recorded with an earlier end of the log, so
-        # recovery would find fewer queues and could not attribute that to the deletion.
+        # The sum of the maximum offsets is left out while topics are deleted. The deletion is recorded with
+        # an earlier end of the log, so recovery would find fewer queues than the sum implies, and could not
+        # attribute the difference to the deletion.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Return the arguments for `move`. Call it after queues and index were written, before the sync.
+        """Return a checkpoint position, and the time (ms) up to which index files are full, for `move`.
 
-        They are the checkpoint position, and the time (ms) up to which the index files are full.
+        Call this method after queues and index were written, and before they are synced.
         """
         self._behind -= covered.behind
         self._tried = covered.position
@@ -104,7 +106,8 @@ class Checkpointing:
     def clock_stepped_back(self, now_ms: int) -> None:
         """Lower the checkpoint, because the clock was set back to `now_ms`.
 
-        Otherwise recovery would treat later records, whose times are earlier, as durable.
+        Otherwise recovery would treat the next records as durable, because their store times are lower than
+        the time in the checkpoint.
         """
         checkpoint = self.checkpoint
         self._step_backs += 1

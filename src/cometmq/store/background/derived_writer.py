@@ -33,7 +33,8 @@ log = logs.logger(__name__)
 
 _MIN_RECORDS_PER_SEARCH = 4096
 _MANY_FILES = 256  # above this number of files, one sync of the whole file system is cheaper
-_SLICES_PER_CYCLE = 2  # writes a few hundred busy queues every second, ten thousand every 20 s
+# With this number, a few hundred busy queues are written every second, and ten thousand every 20 s.
+_SLICES_PER_CYCLE = 2
 _SLICE = 256  # queues written per iteration of the loop
 _CYCLE = "writing queues and index"
 
@@ -41,13 +42,13 @@ _CYCLE = "writing queues and index"
 def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()) -> None:
     """Sync files and directories. Files and directories that no longer exist are skipped. Raises OSError.
 
-    It runs in a thread.
+    Call this function in a thread, because it waits for the device.
     """
     if len(paths) > _MANY_FILES and _synced_at_once(disk, paths):
         return
     for directory in directories:
         if disk.is_dir(directory):
-            with suppress(FileNotFoundError):  # the topic has just been deleted
+            with suppress(FileNotFoundError):  # the topic of the directory has just been deleted
                 disk.fsync_dir(directory)
     for path in paths:
         with suppress(FileNotFoundError), opened(disk, path) as fd:
@@ -57,7 +58,7 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
     """Sync the whole file system, through a directory of one of these files. Return whether it was synced."""
     for path in paths:
-        with suppress(FileNotFoundError):  # the topic was deleted
+        with suppress(FileNotFoundError):  # the topic of the file has just been deleted
             return disk.sync_filesystem(os.path.dirname(path))
     return False
 
@@ -82,8 +83,8 @@ class DerivedWriter:
 
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
-        self._unwritten = 0  # records since the last search for queues with many unwritten units
-        self._search_at = _MIN_RECORDS_PER_SEARCH  # the number of such records that starts the next search
+        self._unwritten = 0  # number of records since the last search for queues with many unwritten units
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # the next search starts when `_unwritten` reaches this
         self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
         self._unsynced_names: set[str] = set()  # directories that must still be synced
@@ -92,10 +93,7 @@ class DerivedWriter:
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """Process the event that `count` more records are visible.
-
-        Write queues or index if much is unwritten.
-        """
+        """Count `count` more visible records. Write queues or index if much is unwritten."""
         self._unwritten += count
         index = self.index
         if self._unwritten < self._search_at and not index.has_batch_waiting():
@@ -146,7 +144,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # each cycle tries again; log only once
+        if self.flags.reasons.get(part) != reason:  # each cycle tries again, but only one is logged
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 
@@ -169,7 +167,7 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # after a timeout, the next cycle syncs again; after a failure, none does
+            return  # the next cycle syncs again after a timeout; no cycle syncs after a failure
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:
@@ -240,10 +238,7 @@ class DerivedWriter:
             raise OSError("the recovered store could not be written")
 
     def _to_sync(self) -> tuple[list[str], list[str]]:
-        """Return the files and directories of queues and index to sync.
-
-        Those of a failed sync are included.
-        """
+        """Return the files and directories of queues and index to sync, including those of a failed sync."""
         for paths, directories in (self.queues.collect_unsynced(), self.index.collect_unsynced()):
             self._unsynced_files.update(paths)
             self._unsynced_names.update(directories)

@@ -34,7 +34,10 @@ class Fullness:
         self.log_ratios: dict[str, float] = {}
         """For each directory of the log, the used share of its partition."""
         self.log_ratio = 0.0
-        """The lowest of these used shares, which counts in Apache's broker, too."""
+        """The lowest share in `log_ratios`.
+
+        As in Apache's broker, the log counts as full only if all its partitions are full.
+        """
         self.queue_ratio = 0.0
         self.index_ratio = 0.0
 

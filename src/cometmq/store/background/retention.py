@@ -83,10 +83,10 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # beginning of the log at the last correction
+        self._corrected_min = self.commit_log.min_position  # log beginning when minimums were last corrected
         self._derived_min = -1
         self._sweep_end = -1  # end of the log when deletion on a full disk last began; see _gains_nothing
-        self._swept = 0  # bytes by which moved messages have lengthened the log since then
+        self._swept = 0  # bytes by which moved messages have lengthened the log since `_sweep_end` was set
         self._logged_full = False
         self._logged_needed = -1  # end of the last segment that was logged as needed by a slave
         self.synced_min = -1
@@ -108,9 +108,9 @@ class Retention:
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
     async def run_now(self, *, log_too: bool) -> None:
-        """Run the log cycle, or, without `log_too`, only correct the queues. Then start the other cycle.
+        """Run the log cycle or, without `log_too`, only correct the minimum offsets.
 
-        It waits for the first part, but not for the other cycle.
+        Then start the cycle for queues and index, without waiting for it.
         """
         if log_too:
             await self.tasks.run_again(_LOG_CYCLE, self._log_cycle_first)
@@ -138,9 +138,9 @@ class Retention:
         return deleted
 
     async def _check_last_segment(self) -> None:
-        """Accept no more messages if somebody has deleted the file of the last segment.
+        """Accept no more messages if another program has deleted the file of the last segment.
 
-        Messages written to it would be lost.
+        Messages written to this file would be lost.
         """
         path = self.commit_log.path_of(self.commit_log.segments[-1]) if self.commit_log.segments else ""
         if path and await self.executor.run(self.disk.facts, path) is None:
@@ -192,7 +192,7 @@ class Retention:
         return deleted
 
     def _is_needed(self, path: str, behind: int, forced: bool) -> bool:
-        """Return whether the first segment must stay because a slave needs it. It ends at `behind`."""
+        """Return whether the first segment, which ends at `behind`, must stay because a slave needs it."""
         wanted = self.first_needed_position()
         if wanted >= behind:
             return False
@@ -268,7 +268,7 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # one request at a time, because each holds a list of all queues
+        async with self._correcting:  # one correction at a time: each holds a list of all queues
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -338,7 +338,7 @@ class Retention:
         return True
 
     async def _shorten_ext(self, deleted: list[str]) -> bool:
-        """Delete ext files that no visible unit refers to, and those of deleted queues.
+        """Delete ext files that no visible unit refers to, and the ext files of deleted queues.
 
         Returns False if a deletion failed or the store is stopping. Raises OSError.
         """

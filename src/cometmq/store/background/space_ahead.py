@@ -1,10 +1,10 @@
 """Prepares space in the commit log before records need it: it reserves segments and writes zeros.
 
 Under SYNC_FLUSH, a thread writes zeros to a segment well before the records. The file system treats a
-reserved segment as never written. The first write to each part changes that, and the next sync carries the
-change through the journal: that takes three more writes and twice the time. Zeros written in advance spare
-the sync of the records this. Reserved space reads as zeros anyway, so nothing changes for readers, recovery
-and power loss.
+reserved segment as never written. The first write to a part of the segment changes this state, and the next
+sync writes the change to the journal: that takes three more writes and twice the time. If zeros were written
+first, the sync of the records avoids this cost. Reserved space reads as zeros anyway, so nothing changes for
+readers, recovery and power loss.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failure, unless retention has freed space
+_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failed reservation, unless retention frees space
 PART = 512 << 10  # bytes of zeros per write, which the next sync of the log includes
-# The minimum distance, in bytes, from the end of the log to zeros that are being written. Records rarely
-# reach the zeros before they are written.
+# The minimum distance, in bytes, from the end of the log to zeros that are being written. Because of this
+# distance, records rarely reach an area whose zeros are still being written.
 MARGIN = 16 << 20
 AHEAD = 32 << 20  # zeros are written at most this far, in bytes, ahead of the end of the log
 _PAGE = 4096
@@ -38,18 +38,18 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # the part that is being written, or was written last
+        self._start = self._stop = 0  # the part whose zeros are being written, or were written last
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
-        """Start to write the next part, unless one is being written or enough zeros lie ahead."""
+        """Start to write zeros to the next part, unless a part is being written or enough zeros lie ahead."""
         commit_log = self._log
         if self._task is not None:
             if not self._task.done():
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # without zeros, syncs only take longer
+            if failure is not None:  # continue, because without zeros only syncs take longer
                 log.warning("the next part of the log could not be allocated: %s", failure)
                 self._stop = commit_log.limit  # write no more zeros in this segment
         start = max(self._stop, commit_log.next + MARGIN)
@@ -80,14 +80,14 @@ class SpaceAhead:
     def __post_init__(self) -> None:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
-        self._retry_at = 0.0  # monotonic time of the next attempt after a failure
+        self._retry_at = 0.0  # monotonic time of the next reservation after a failed one
         self._unreserved_segment = -1  # the segment whose successor could not be reserved
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool
 
     def add_zeros(self, zeros: ZeroAhead) -> None:
-        """From now on, have `zeros` write zeros to segments before records are written there."""
+        """Use `zeros` from now on to write zeros to segments before records are written there."""
         self._zeros = zeros
         self.commit_log.before_write = zeros.wait_for_zeros
 
@@ -109,7 +109,7 @@ class SpaceAhead:
             self.commit_log.reservation_started(base, self._pool.submit(self.commit_log.reserve_file, base))
 
     def retry_reservation(self) -> None:
-        """Allow another reservation immediately after a failure, because files were deleted."""
+        """Allow a failed reservation to be repeated immediately, because deleted files have freed space."""
         self._retry_at = 0.0
 
     def write_zeros(self) -> None:

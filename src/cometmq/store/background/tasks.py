@@ -13,7 +13,7 @@ Work = Callable[[], Coroutine[Any, Any, object]]
 
 
 class BackgroundTasks:
-    """Runs tasks by name on a loop. Without a loop, none is started. For the loop thread only."""
+    """Runs tasks by name on a loop. Without a loop, no task is started. For the loop thread only."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None

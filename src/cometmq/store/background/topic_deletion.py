@@ -152,8 +152,9 @@ class TopicDeletion:
             await self.executor.run(self._record, list(left), end, begin)
         self.appender.encode_pending()  # encode the messages that arrived during the recording
         if self.commit_log.end < end and tries <= 2 * TRIES:
-            # Messages before `end` have not been written: their write has failed or may fail. Later messages
-            # of the topics could then lie before `end`, and would count as deleted.
+            # Nothing is deleted now, because messages before `end` have not been written: their write has
+            # failed or may fail. Later messages of the topics could then lie before `end`, and would count as
+            # deleted.
             return 0
         gone = 0
         for topic in list(left):
@@ -182,7 +183,7 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            self.deleted.lower(self.commit_log.end)  # the log may have been cut meanwhile
+            self.deleted.lower(self.commit_log.end)  # the log may have been cut during the recording
             self.min_offsets.save()
         except OSError as failure:
             log.error("the deletion of %s will be finished at the next start: %s", ", ".join(topics), failure)
@@ -190,7 +191,8 @@ class TopicDeletion:
     async def _remove_files(self, topics: Sequence[str]) -> None:
         try:
             await self.executor.run(self.queues.empty_trash)
-            await self.executor.run(self.ext.remove, topics)  # a new topic of that name has no ext files
+            # New topics with the names of deleted ones lose nothing, because CometMQ writes no ext files.
+            await self.executor.run(self.ext.remove, topics)
         except OSError as failure:
             log.error("files of deleted topics remain until the next start: %s", failure)
         self.queues.drop_trash()

@@ -209,7 +209,7 @@ class Purge:
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
-        """Hide the messages below these offsets permanently. An OSError changes nothing."""
+        """Hide the messages below these offsets permanently. If OSError is raised, nothing has changed."""
         found = {self.queues.find_queue(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.min_offsets.by_topic.get(topic, {})
         self.min_offsets.set_offsets(topic, floors)

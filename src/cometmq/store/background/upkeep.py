@@ -21,7 +21,7 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 
-_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # the same interval as in DLedger
+_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # the interval that DLedger uses
 
 
 @dataclass(eq=False, kw_only=True)

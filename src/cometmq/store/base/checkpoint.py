@@ -37,7 +37,7 @@ class CheckpointPosition(NamedTuple):
 
     Attributes:
         position: Every record before this log position is durable.
-        last: The position at which one of the last of these records begins; -1 if unknown.
+        last: The log position of one of the newest durable records; -1 if unknown.
         queue_ends: The sum of the maximum offsets of all queues; 0 if unknown.
         index_name: The name of the newest index file, as a number; 0 if there is none.
         index_count: Entries of that index file with a smaller number are durable.
@@ -104,8 +104,8 @@ class Checkpoint:
     def reset(self) -> None:
         """Reset the checkpoint to zeros and sync it. Raises OSError.
 
-        A rebuild that starts before the checkpoint calls this first. If it is interrupted, the next recovery
-        then also starts before the old checkpoint.
+        A rebuild that starts before the checkpoint calls this method first. If the rebuild is interrupted,
+        the next recovery then also starts before the old checkpoint.
         """
         if self.physic_ms or self.logics_ms or self.index_ms or self.saved is not None:
             self.physic_ms = self.logics_ms = self.index_ms = 0
@@ -115,8 +115,8 @@ class Checkpoint:
     def reset_index(self) -> None:
         """Reset the index part of the checkpoint and sync it. Raises OSError.
 
-        A recovery that overwrites index entries below the checkpoint calls this first. The new entries may
-        differ from the old ones, because the keys of topics that have been deleted since are left out.
+        A recovery that overwrites index entries below the checkpoint calls this method first. The new entries
+        may differ from the old ones, because the keys of topics that have been deleted since are left out.
         """
         if self.index_ms or self.saved is not None:
             self.index_ms = 0
@@ -124,9 +124,9 @@ class Checkpoint:
             self.flush()
 
     def lower(self, stored_ms: int) -> None:
-        """Lower the checkpoint to `stored_ms` and sync it. This must precede a cut of the log.
+        """Lower the checkpoint to `stored_ms` and sync it. Raises OSError.
 
-        Raises OSError.
+        The caller must do this before it cuts the log.
         """
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)

@@ -48,8 +48,8 @@ class StoreConfig:
     """The settings of a store. Immutable; `replace` returns a changed copy.
 
     Apache's broker limits some values only where it uses them (diskMaxUsedSpaceRatio to 10 to 95, for
-    example). Such limits are applied where the value is used here, too. Java cannot map an index file of more
-    than 2 GiB.
+    example). Such limits are applied where the value is used here, too. The ranges of maxHashSlotNum and
+    maxIndexNum follow from 2 GiB, the largest file that Java can map.
     """
 
     store_path_root_dir: Annotated[str, FIXED] = "~/store"
@@ -146,7 +146,7 @@ class StoreConfig:
 
     @property
     def directories(self) -> dict[str, tuple[str, ...]]:
-        """The directories that each setting names. Settings that name none are left out."""
+        """The directories that each setting names. Settings that name no directory are left out."""
         paths, files = self.paths, (CHECKPOINT, ABORT)
         return {
             **{key: paths[key] for key in paths if key not in files},
@@ -259,9 +259,9 @@ def _paths(text: str) -> tuple[str, ...]:
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
-_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # eight digits of days are 270,000 years
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: so many days are 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_MAX_DELAY_LEVELS = 256  # each level has its own queue and offset
+_MAX_DELAY_LEVELS = 256  # limited, because each level has its own queue and offset
 
 RANGES = annotations_of(StoreConfig, Range)
 """The permitted range of each numeric setting, by key."""

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from cometmq.store.base.disk import Disk
 
 _MAX_DESCRIPTORS = 16_384
-_RESERVED_DESCRIPTORS = 8_192  # left for connections if the limit of the process is high
+_RESERVED_DESCRIPTORS = 8_192  # descriptors left for connections if the limit of the process is high
 
 
 def fair_share() -> int:

@@ -33,7 +33,7 @@ from cometmq.private import keep_mode, make_private_directory
 Buffer = bytes | bytearray | memoryview
 
 NO_FILE = "not a file, or a link: below its top level a store follows none (docs/store.md)"
-"""The error text for a path where a file or directory of a store is expected and something else is."""
+"""The error text for a path at which a store expects a file or directory, but something else exists."""
 
 NOT_A_FILE = (errno.ELOOP, errno.EINVAL, errno.ENXIO)
 """The error numbers with which `Disk.open` fails if something other than a regular file is at the path."""
@@ -144,7 +144,8 @@ class OsDisk:
     def pread_cached(self, fd: int, length: int, offset: int) -> Buffer | None:
         """Return `length` bytes if all of them are in the page cache, else None.
 
-        The result is also None at the end of the file. A read that may wait shows which of the two it is.
+        The result is also None at the end of the file. Only a read that may wait can distinguish the two
+        cases.
         """
         if not self._nowait:
             return self.pread(fd, length, offset)
@@ -229,7 +230,10 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """Return the facts about the file at the path, or None. A link is not followed."""
+        """Return the facts about the file at the path, or None if it does not exist.
+
+        A link is not followed.
+        """
         try:
             status = os.lstat(path)
         except FileNotFoundError:

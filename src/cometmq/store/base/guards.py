@@ -23,7 +23,9 @@ from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file,
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
 _LOCK_TEXT = b"lock"
-_held: set[str] = set()  # locked in this process, for which POSIX record locks exclude no second owner
+# The lock files that this process has locked. POSIX record locks exclude other processes only, so a second
+# owner within this process must be excluded by this set.
+_held: set[str] = set()
 
 
 def _lock_path(root: str) -> str:
@@ -114,7 +116,10 @@ def lock_held(disk: Disk, root: str) -> bool:
 
 
 def is_store(disk: Disk, root: str) -> bool:
-    """Return whether a directory has the `lock` of a store, running or not, or one that cannot be read."""
+    """Return whether a directory holds the `lock` of a store, or a `lock` that cannot be read.
+
+    The store need not be running.
+    """
     try:
         path = _lock_path(root)
         if path in _held:
@@ -127,9 +132,10 @@ def is_store(disk: Disk, root: str) -> bool:
 
 
 def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
-    """Check that a file belongs to no other store. Outside the store directory, record this store as owner.
+    """Check that a file belongs to no other store. Raises ConfigError, OSError.
 
-    A store that has moved, or no longer exists, owns nothing. Raises ConfigError, OSError.
+    If the file lies outside the store directory, this store is recorded as the owner. Another recorded owner
+    does not count if that store has moved or no longer exists.
     """
     root, path = os.path.realpath(config.root), config.location(key)
     record = f"{path}.owner"
@@ -146,7 +152,7 @@ def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
 
 
 class AbortFile:
-    """The `abort` file."""
+    """The file `abort`, which exists while a store is open and after an unclean stop."""
 
     __slots__ = ("_disk", "_path")
 

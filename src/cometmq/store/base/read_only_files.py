@@ -17,7 +17,7 @@ _BLOCK = 1 << 16
 
 
 class ReadOnlyFiles:
-    """Reads files and keeps a few dozen descriptors open. It is a context manager, which closes them."""
+    """Reads files and keeps a few dozen descriptors open. A context manager, which closes them at the end."""
 
     __slots__ = ("_descriptors", "disk")
 

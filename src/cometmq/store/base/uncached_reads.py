@@ -33,7 +33,7 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._passing = asyncio.Lock()  # held by the only query that gets its bytes directly
+        self._passing = asyncio.Lock()  # held by the query that gets its bytes directly; one at a time
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Return the result of a query for which the range `missing` was not in memory. Raises OSError."""
@@ -68,9 +68,10 @@ class UncachedReads:
             await self._read(whole)
 
     async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Repeat the query with the bytes of each range that it lacked before, until it completes.
+        """Repeat the query with the bytes of each range that was not in memory before, until it completes.
 
-        If the device cannot read a range, the query gets the error. It may be able to do without the range.
+        If the device cannot read a range, the query gets the error. The query may be able to do without the
+        range.
         """
         fetched: dict[FileRange, bytes | OSError] = {}
         while True:

@@ -172,7 +172,7 @@ class ConsumeQueue:
     def make_last_file(self) -> None:
         """Create the last file of a queue that has no files but an end above 0, with fillers up to that end.
 
-        Without the file, the next start would take the end for a loss. Raises OSError.
+        Without the file, the next start would assume that units are lost. Raises OSError.
         """
         last = (self.max_offset - 1) * UNIT
         base = last - last % self.file_size
@@ -229,7 +229,7 @@ class ConsumeQueue:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # a new queue may use files of this name
+            return None  # files of this name may belong to a new queue
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -323,7 +323,7 @@ class ConsumeQueue:
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
         """Return the files, oldest first, whose records are all before `log_min`.
 
-        The last file is never one.
+        The result never includes the last file.
         """
         expired: list[str] = []
         for base in self.positions[:-1]:
@@ -398,7 +398,7 @@ class ConsumeQueue:
     def _units_in(self, base: int, allocated: int, log_end: int) -> int:
         """Return the number of valid units at the start of a file, whose records lie before `log_end`.
 
-        The search for the last one begins at `allocated`, the number of bytes that the device holds.
+        The search for the last valid unit begins at `allocated`, the number of bytes that the device holds.
         """
         fd = self._files.descriptors.get(self.path_of(base))
         pages: dict[int, bytes] = {}
@@ -438,7 +438,7 @@ class ConsumeQueue:
         return 0
 
     def _check_after_end(self, end: int, log_end: int) -> None:
-        """Record damage if units after the end refer to records in the log: then it is not the true end."""
+        """Record damage if units after `end` refer to records in the log: `end` is then not the true end."""
         disk = self._files.disk
         self.zeros_after_end = True
         for base in self.positions:

@@ -100,11 +100,9 @@ class IndexFile:
     # -- making, loading --------------------------------------------------------------------------
 
     def create(self, seed_ms: int, seed_position: int) -> None:
-        """Create the file, sparse.
+        """Create the index file as a sparse file. Raises OSError.
 
-        Its header begins with the end of the previous file, as in Apache's broker.
-
-        Raises OSError.
+        Its begin time and begin position are the end of the previous file, as in Apache's broker.
         """
         disk = self._files.disk
         fd = disk.open(self.path, create=True, exclusive=True)
@@ -189,7 +187,7 @@ class IndexFile:
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
-        good &= (position > 0) | (entries["hash"] > 0)  # a lost sector reads as zeros
+        good &= (position > 0) | (entries["hash"] > 0)  # not all zeros, as a lost sector reads as zeros
         if len(entries):
             good[0] &= first > 1 or position[0] == self.begin_position
             good[-1] &= position[-1] == self.end_position
@@ -254,7 +252,7 @@ class IndexFile:
     def add(self, hashes: IntArray, positions: IntArray, times_ms: IntArray) -> int:
         """Append entries (absolute hashes, ascending positions).
 
-        Return the number that the file had room for.
+        Return the number of entries for which the file had room.
         """
         added = min(len(hashes), self.capacity - self.count)
         if added <= 0:

@@ -32,7 +32,7 @@ _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key; no 
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
 _MIN_BATCH = 1024  # number of waiting records that are hashed together
-_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # entries; recovery adds them to the slots in 0.1 s
+_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # maximum; recovery adds this number in 0.1 s
 
 
 @dataclass(slots=True)
@@ -65,7 +65,8 @@ class IndexService:
         self.files: list[IndexFile] = []
         self.full_until_ms = 0  # end time, in ms, of the newest file that was full when written
         self._waiting = _Waiting()
-        # Hashes, positions and times of the oldest waiting keys, as far as they are not in a file yet.
+        # Hashes, positions and times of the oldest waiting keys: those that are hashed, but not in a file
+        # yet.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unchecked_files: list[IndexFile] = []
@@ -257,7 +258,7 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if counted is not None and saved is not None and path >= counted.path:
                 if path > counted.path:
-                    self._files_to_delete.append(path)  # created after the checkpoint position
+                    self._files_to_delete.append(path)  # the file was created after the checkpoint position
                     continue
                 file, good = counted, True
                 if file.full and file.slots_lack < file.count:
@@ -305,7 +306,7 @@ class IndexService:
             self.files[-1].resume(rebuild_slots=not clean)
         for file in self._unchecked_files:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # its slots were not checked
+                file.resume(rebuild_slots=True)  # rebuild the slots, which were not checked
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)

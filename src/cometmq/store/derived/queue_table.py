@@ -51,7 +51,7 @@ class QueueTable:
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # hot code reads it and must not change it
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # other modules must not change the dict
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
         self._dirty: deque[ConsumeQueue] = deque()  # the queue that waits longest comes first
 
@@ -88,7 +88,7 @@ class QueueTable:
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            topic = sys.intern(topic)  # all queues share one string, which saves memory accesses per message
+            topic = sys.intern(topic)  # all queues of the topic share one string, which saves memory accesses
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
             self.by_key[topic, queue_id] = queue
@@ -240,7 +240,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # so that `write_dirty` skips it
+            queues.pop(queue_id).mark_deleted()  # so that `write_dirty` skips the queue
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)

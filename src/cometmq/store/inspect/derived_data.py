@@ -77,7 +77,7 @@ class DerivedData:
 
     @property
     def waiting(self) -> int:
-        """The number of units, or of keys if that is larger, since the last `take`."""
+        """The number of units or the number of keys, whichever is larger, since the last `take`."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
@@ -147,7 +147,7 @@ class QueueBuilder:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # by log position: tags codes of records that may wait
+        self._codes: dict[int, int] = {}  # tags codes of records that may wait, by log position
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         """Return the queue of records with this topic and queue id; None if the pair is invalid."""

@@ -85,8 +85,8 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # keys of records that lie after the last entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of wrong ones, the first
+        self._behind = _Keys()  # keys of records after the record of the last entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of wrong entries, first wrong entry
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -155,7 +155,7 @@ class IndexCheck:
     def _peek(self, count: int) -> IntArray:
         """Make `_ahead` hold at least `count` entries, or all remaining ones.
 
-        Return the positions in them.
+        Return the record positions in these entries.
         """
         while len(self._ahead.position) < count and (more := next(self._unread, None)) is not None:
             self._ahead += more
@@ -185,8 +185,8 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # The entries up to the last match are processed here, and so are the following ones that point before
-        # these records.
+        # The entries up to the last match are processed here. So are the entries after the last match that
+        # point to records before the given ones.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1

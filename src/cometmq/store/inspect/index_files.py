@@ -57,7 +57,10 @@ class IndexFiles:
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Return whether slots and header of a readable file are complete. Those of the newest may not be."""
+        """Return whether slots and header of a readable file are complete.
+
+        The newest file's may be incomplete.
+        """
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
     def chunks(self, file: StoreFile, header: Header) -> Iterator[tuple[int, NDArray[np.void]]]:

@@ -1,8 +1,8 @@
 """A scan of a commit log from outside: its records, oldest first, and the damage between them.
 
 Of a raft member's log, the scan only returns entries that are known to be committed. Three sources show which
-entries are: the member's checkpoint, by the index of an entry; the checkpoint of the store; and each queue,
-by its last unit, because a queue never has units of uncommitted entries.
+entries are committed: the member's checkpoint, by the index of an entry; the checkpoint of the store; and
+each queue, by its last unit, because a queue never has units of uncommitted entries.
 
 A broker may be writing the log. Its end may then contain incomplete records. So apparent damage is read a
 second time before it is reported, and the end is never reported as torn.
@@ -65,7 +65,7 @@ class LogWalk:
     def __post_init__(self) -> None:
         self._size = self.layout.config.mapped_file_size_commit_log
         self._rechecked = -1
-        self._open: tuple[StoreFile, int, bool] | None = None  # segment, end of its last record, dirty
+        self._open: tuple[StoreFile, int, bool] | None = None  # segment, end of its last record, is dirty
         self.segments = 0
         self.log_min = self.layout.log_min
         self.end = self.layout.log_min
@@ -148,7 +148,7 @@ class LogWalk:
             self._torn(file, file.base)
 
     def _enter(self, file: StoreFile) -> None:
-        """Report damage, at the first record of a segment, unless the previous one is closed or full."""
+        """At the first record of a segment, report damage unless the previous segment is closed or full."""
         if self._open is None or self._open[0] == file:
             return
         before, end, _ = self._open

@@ -88,7 +88,7 @@ class QueueProgress:
     units: UnitFiles
     next: int
     behind: int = 0  # number of records whose units would lie after the queue's end
-    behind_at: array[int] = field(default_factory=lambda: array("q"))  # the positions of the first ones
+    behind_at: array[int] = field(default_factory=lambda: array("q"))  # positions of the first such records
 
     @property
     def name(self) -> str:
@@ -129,8 +129,8 @@ class QueueCheck:
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
-        self._to_correct: list[int] = []  # records of this group whose queue offsets are damaged
-        self._gone: dict[str, int] = {}  # by topic without queues and table entry: number of records
+        self._to_correct: list[int] = []  # records of the current group whose queue offsets are damaged
+        self._gone: dict[str, int] = {}  # number of records, by topic without queues and table entry
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
@@ -216,7 +216,7 @@ class QueueCheck:
         """Record that the units [start, stop) have their records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        if state.behind:  # their queue offsets belong to later records
+        if state.behind:  # the records in `behind` have offsets of later records
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")
@@ -312,7 +312,7 @@ class QueueCheck:
     def _find_true_queue(self, facts: Facts) -> bool:
         """Search for the unit of a record in other queues and at other offsets.
 
-        If it is there, report the record as damaged. Return whether it was found.
+        If the unit is found, report the record as damaged. Return whether the unit was found.
         """
         if self._searches <= 0:
             return False

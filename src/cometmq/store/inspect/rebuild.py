@@ -98,7 +98,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
         if disk.is_link(path):
             raise StoreError("a symbolic link; a rebuild replaces only real directories", path)
     for path in {*scratch.values()}:
-        remove_tree(disk, path)  # an interrupted run may have left it
+        remove_tree(disk, path)  # an interrupted rebuild may have left this directory
         disk.makedirs(path)
     files = StoreFiles(disk)
     try:

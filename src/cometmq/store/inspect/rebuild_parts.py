@@ -190,7 +190,7 @@ class RebuildParts:
                     if each not in own and self.part_of(*each) == part:
                         queue = own[each] = builder.queue(*each)
                         if queue is not None:
-                            remove_tree(disk, queue.path)  # left by an interrupted process
+                            remove_tree(disk, queue.path)  # an interrupted process may have left files
                 table = [own.get(each) for each in segment.queues]
                 for number, begins in enumerate(segment.chunks):
                     begin, end = begins[part : part + 2]
@@ -213,7 +213,7 @@ class RebuildParts:
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
-        remove_tree(disk, directory)  # left by an interrupted process
+        remove_tree(disk, directory)  # an interrupted process may have left files
         disk.makedirs(directory)
         index = IndexService(files, clock or SystemClock(), self._new_config())
         try:

@@ -35,9 +35,9 @@ from cometmq.store.tables.table_checks import TOPICS
 
 
 class RecordFinder:
-    """Finds the records of a store directory.
+    """Finds the records of a store directory. A context manager, which closes the files at the end.
 
-    It is a context manager; StoreError means that there is no store.
+    The constructor raises StoreError if there is no store.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class RecordFinder:
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
         """Return the messages with this id.
 
-        It is read as an offset id if a record confirms that, otherwise as a unique key.
+        The id is interpreted as an offset id if a record confirms that, otherwise as a unique key.
         """
         try:
             named = decode_offset_id(message_id)
@@ -184,7 +184,7 @@ class RecordFinder:
         return False
 
     def _walk(self, start: int) -> Iterator[Facts]:
-        """Yield the records from log position `start` on. No record need begin there."""
+        """Yield the records from log position `start` on. `start` need not be the beginning of a record."""
         walk = LogWalk(self._disk, self.layout, Findings())
         size = self.layout.config.mapped_file_size_commit_log
         total = len(self.layout.segments) * size

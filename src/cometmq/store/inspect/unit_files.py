@@ -17,7 +17,7 @@ from cometmq.store.recovery.store_layout import QueueFiles
 _CHUNK_UNITS = 4096  # units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # equal to the limit in recovery
+_MAX_HOLE_UNITS = 1_000_000  # the same limit as in recovery
 
 
 class UnitFiles:

@@ -232,7 +232,7 @@ class TableCheck:
         try:
             self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
-            pass  # already reported as a finding
+            pass  # the problem is already reported as a finding
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
         """Return the table (or None) and the problem with it (or ""). A missing file is no problem."""

@@ -34,7 +34,7 @@ log = logs.logger(__name__)
 
 _READ_FDS = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ROLL_WAIT_S = 5.0  # as long as Apache's broker waits for the thread that allocates segments
+_ROLL_WAIT_S = 5.0  # seconds; Apache's broker waits equally long for the thread that allocates segments
 
 
 class Extent(msgspec.Struct, gc=False):
@@ -64,11 +64,11 @@ class CommitLog:
         self.end = 0
         self.next = 0
         self.segment_base = -1  # the segment that contains `next`; -1 if there is none yet
-        self.limit = 0  # the position at which that segment ends
+        self.limit = 0  # the position at which the segment `segment_base` ends
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
-        # Writes copy slices of this view, because each slice of a bytearray would itself be a copy.
+        # The bytes to write are slices of this view, because a slice of the bytearray itself would be a copy.
         self._view = memoryview(self.buffer)
         self.used = 0
         self._extents: list[Extent] = []  # parts of this tick's data, each within one segment and one chunk
@@ -80,8 +80,8 @@ class CommitLog:
         # The areas (descriptor, segment, first position, end) in which failed writes may have left bytes.
         # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
-        self.before_write: Callable[[int], None] | None = None  # called before a write, with its end
-        self.unsynced: dict[int, int] = {}  # by segment with unsynced data: its descriptor
+        self.before_write: Callable[[int], None] | None = None  # called before a write, with its end position
+        self.unsynced: dict[int, int] = {}  # descriptors of the segments that have unsynced data
 
     # -- segments ---------------------------------------------------------------------------------
 
@@ -96,7 +96,8 @@ class CommitLog:
         """Create the segment that starts at `base` at full length, and return its descriptor.
 
         Any thread may call it. An attempt on a full disk uses up all remaining space for a moment. So after a
-        failure for lack of space, the next attempt is made only once the disk has more space than then.
+        failure for lack of space, the next attempt is made only once the disk has more space than at that
+        failure.
 
         Raises:
             OSError: The segment cannot be created (ENOSPC …). No file is left.
@@ -398,7 +399,8 @@ class CommitLog:
         The caller deletes its file.
 
         Returns:
-            A descriptor, or -1. The caller closes it in another thread, because closing frees the space.
+            The segment's descriptor, or -1 if it is not open. The caller closes the descriptor in another
+                thread, because closing a deleted file frees its space, which takes time.
         """
         base = self.segments.pop(0)
         self.blocks.clear()

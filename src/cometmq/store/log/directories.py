@@ -18,7 +18,10 @@ from cometmq.store.base.disk import Disk
 
 
 class LogDirectories:
-    """The directories of one log. Those in `full` get new segments only if all writable ones are full."""
+    """The directories of one log.
+
+    Those in `full` get new segments only if all writable directories are full.
+    """
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
 

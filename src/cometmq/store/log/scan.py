@@ -90,8 +90,8 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank record holds no message. So if only this one follows the damage, the damage is a
-                    # torn end, unless a later segment holds messages.
+                    # A blank record holds no message. So if only this blank record follows the damage, the
+                    # damage is a torn end, unless a later segment holds messages.
                     self.end = self.damage.pop().start
                     self.dirty = True
                     return
@@ -130,7 +130,7 @@ class SegmentScan:
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
         """Return up to `most` records, checked one by one, and, in a raft log, the heads of their entries.
 
-        It is used where a window ends or holds few records, and before damage.
+        This method is used where a window ends or holds few records, and before damage.
         """
         found: list[Facts] = []
         heads = b""

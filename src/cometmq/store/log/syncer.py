@@ -31,7 +31,7 @@ Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
 _RESTART_DELAY_S = 1.0  # seconds until a lost process is replaced; doubled after each loss
-_MAX_RESTART_DELAY_S = 60.0  # maximum delay; a process that ran this long resets it
+_MAX_RESTART_DELAY_S = 60.0  # seconds; a process that ran for this time resets the delay
 
 
 class Unsynced(NamedTuple):

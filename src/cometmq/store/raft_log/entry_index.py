@@ -157,7 +157,10 @@ def location_on_disk(files: ReadOnlyFiles, directory: str, index: int) -> EntryL
 
 
 def _locations_of(data: Buffer, index: int) -> list[EntryLocation]:
-    """Return the locations in the units `data`, up to the first invalid unit. The first has `index`."""
+    """Return the locations in the units `data`, up to the first invalid unit.
+
+    The first location is that of the entry `index`.
+    """
     units = np.frombuffer(data, _KIND)
     good = (units["magic"] == ENTRY_MAGIC) & (units["index"] == index + np.arange(len(units)))
     wrong = np.flatnonzero(~good)

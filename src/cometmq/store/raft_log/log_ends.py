@@ -127,7 +127,7 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Return position and index of the last entry known as committed and synced, or the first entry."""
+        """Return position and index of the last entry known as committed and synced, or of the first one."""
         index = self.checkpoint.committed
         if self.checkpoint.synced >= 0:
             index = min(index, self.checkpoint.synced)

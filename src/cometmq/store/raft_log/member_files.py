@@ -35,7 +35,7 @@ class TermAndVote(NamedTuple):
 class RaftLogCheckpoint(NamedTuple):
     """The indexes of the last entry (`end`), the last committed entry, and the last synced entry.
 
-    The index is -1 if there is no such entry or if it is unknown.
+    An index is -1 if there is no such entry or if the index is unknown.
     """
 
     end: int = -1
@@ -46,7 +46,8 @@ class RaftLogCheckpoint(NamedTuple):
 def read_term(disk: Disk, directory: str) -> TermAndVote | None:
     """Return the content of `currterm`, or None if the file is missing.
 
-    If the file cannot be read, StoreError is raised: without its vote, the member might vote twice in a term.
+    If the file cannot be read, StoreError is raised: without the vote in the file, the member might vote
+    twice in a term.
     """
     path = os.path.join(directory, "currterm")
     found = _read(disk, path)

@@ -180,8 +180,8 @@ class RaftLog:
     def range(self, first: int, stop: int, most: int) -> EntryRange:
         """Return the range of entries from `first` to before `stop`, as far as they fit into `most` bytes.
 
-        All of them are in one segment and have the same term. There is at least one, however large. Raises
-        OSError, and StoreError if the entry `first` does not exist.
+        All of them are in one segment and have the same term. The range has at least one entry, however
+        large. Raises OSError, and StoreError if the entry `first` does not exist.
         """
         start = self.location_of(first)
         locations = self._locations(first, min(stop - first, _MAX_ENTRIES_PER_LOOKUP)) or [start]
@@ -274,7 +274,8 @@ class RaftLog:
             raise RaftLogMismatch(expected, index[0], "indexes or terms are not consecutive")
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # writing to a full disk raises an error of its own
+        # A full disk is no reason to refuse entries here, because the write itself then raises an error.
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:
             raise StoreError(f"the store accepts no entries: {self._flags.why()}")
         self._claim(head, len(data))
         self._log.put(data)
@@ -300,7 +301,7 @@ class RaftLog:
         for queue in self._queues:  # these are queues from before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # without fillers, even if the next message has a much higher offset
+                queue.forget_all()  # continue without fillers, even at a much higher offset
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -401,7 +402,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # `close_segments` will close the descriptors
+        for segment in self._log.segments_to_sync():  # sync before `close_segments` closes the descriptors
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()

@@ -177,10 +177,11 @@ class Lookup:
         Args:
             queue: The queue.
             timestamp_ms: The store time.
-            mode: None (4.9): the nearest message; of two that are equally near the earlier one, and of
-                several with the same time the one next to the requested time. "LOWER" (5.x): the first
-                message stored at or after the time, or else the queue's end. "UPPER" (5.x): the last message
-                stored at or before the time, or else the queue's beginning.
+            mode: None (4.9): the message whose store time is nearest; of two equally near times, the earlier
+                one. Of several messages with the nearest time, the first if that time is at or after the
+                requested time, else the last. "LOWER" (5.x): the first message stored at or after the time,
+                or else the queue's end. "UPPER" (5.x): the last message stored at or before the time, or else
+                the queue's beginning.
         """
         if queue is None:
             return 0

@@ -37,13 +37,13 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # maximum number of fillers that one pull skips, in 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # maximum number of fillers that one pull skips, which takes 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # maximum number of units that are checked together, without numpy
-_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read may load, in 3 ms
+_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read may load, which takes 3 ms
 _UNITS_PER_CACHED_READ = 1024  # units (20 KiB) that are read and cached for the next pulls
-_MAX_CACHED_QUEUES = 64  # queues whose units are cached, in up to 1.3 MiB
+_MAX_CACHED_QUEUES = 64  # queues whose units are cached; the cache takes up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 RecordFilter = Callable[[Buffer], bool | None] | None
@@ -177,7 +177,7 @@ class QueueReader:
             status, corrected = _outside(offset, low, high)
             return ReadResult(status, [], 0, corrected if correct else offset, low, high, False)
         limits = _narrowed(BULK if bulk else self._limits, max_count, max_bytes)
-        several = max(1, limits.messages, limits.messages_on_disk)  # one unit per message, without a filter
+        several = max(1, limits.messages, limits.messages_on_disk)  # without a filter, each unit is a message
         if tags is not None or records is not None:
             several = max(self._config.max_filter_message_size // UNIT, several)
         data = self._units(queue, offset, min(several, high - offset), reads)
@@ -196,7 +196,7 @@ class QueueReader:
                 count, found = self._records(positions, sizes, reads, partly=bulk)
             if found is not None:
                 if count < len(positions):
-                    # The next pull will begin with the remaining records.
+                    # Some chosen records were not read. The next pull will begin with the first of them.
                     places = np.frombuffer(data, UNIT_DTYPE)["position"]
                     scanned = max(count, int(np.flatnonzero(places == positions[count])[0]))
                     last = positions[count - 1]
@@ -228,7 +228,10 @@ class QueueReader:
         return data[begin : begin + count * UNIT]
 
     def _skip_fillers(self, queue: ConsumeQueue, data: Buffer, offset: int, reads: Reads) -> int:
-        """Return the offset after the fillers at `offset`; `offset` unless `data` ends with a filler."""
+        """Return the offset after the fillers that begin at `offset`.
+
+        If `data` does not end with a filler, the result is `offset`.
+        """
         if data[-UNIT:] != FILLER:
             return offset
         begin = offset
@@ -266,9 +269,9 @@ class QueueReader:
         return positions, sizes, count, positions[-1]
 
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
-        """Do the same as `_pick_all` for more units than it checks.
+        """Choose records as `_pick_all` does, but from more units than `_pick_all` checks at once.
 
-        Records above the size limit are left out.
+        Records that would exceed the size limit are left out.
         """
         units = np.frombuffer(data, UNIT_DTYPE, count)
         sizes, positions = units["size"].astype(np.int64), units["position"].astype(np.int64)
@@ -359,7 +362,7 @@ class QueueReader:
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
         """Return bytes of the log, or None if some are unreadable.
 
-        The caller then reads each record by itself.
+        After None, the caller reads each record by itself.
         """
         try:
             return self._log.read(position, length, reads)

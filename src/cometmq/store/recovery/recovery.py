@@ -77,7 +77,7 @@ class Recovery:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
-        self._index_until = _NOWHERE  # later records are not indexed
+        self._index_until = _NOWHERE  # records after this position are not indexed
         self._whole_from = _NOWHERE  # the `whole_from` of RecoveryScan
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
@@ -192,7 +192,7 @@ class Recovery:
         return self._checked_start(None) if saved is None else saved.position
 
     def _queue_loss(self, start: int, saved: CheckpointPosition | None) -> str:
-        """Describe how queues have lost units of records before the checkpoint position; "" if not."""
+        """Describe how queues have lost units from before the checkpoint position; "" if none is lost."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"

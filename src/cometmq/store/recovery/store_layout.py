@@ -443,7 +443,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # position of entry 0 if the last entry is here
+        first = at - 4 - (count - 1) * ENTRY.size  # position of entry 0 if the last entry matches here
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -483,11 +483,11 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # the last clean stop confirms it, so thousands of directories need not be read
+        return  # the last clean stop confirms the length, which saves reading thousands of directories
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):
-        files += found  # none has the configured length, so check all
+        files += found  # no sampled file has the configured length, so check all files
     where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
 

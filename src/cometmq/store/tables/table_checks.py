@@ -90,7 +90,10 @@ class LogCutTable(Body, forbid_unknown_fields=True):
 
 
 def read_table(text: bytes, rule: TableRule | None = None) -> Table:
-    """Return the table that a file's text contains, in either dialect of JSON. Raises ProtocolError."""
+    """Return the table that a file's text contains, in standard JSON or fastjson's dialect.
+
+    Raises ProtocolError.
+    """
     try:
         plain = text.decode()
     except UnicodeDecodeError as error:
@@ -123,8 +126,8 @@ def _crc_of(table: Table) -> str:
 def render(value: Any, level: int = 0) -> str:
     """Return the text of a table, or of a value in a table, in the style of Apache's broker.
 
-    Each level is indented by one TAB. Lines are separated by LF, and none follows the last line. A map from
-    numbers to numbers is on one line, with keys without quotes (docs/reference/storage.md, Tables).
+    Each level is indented by one TAB. LF separates lines, and the last line has no LF. A map from numbers to
+    numbers is on one line, with keys without quotes (docs/reference/storage.md, Tables).
     """
     if not isinstance(value, (dict, list, tuple)):
         return json.dumps(value, ensure_ascii=False)

@@ -470,7 +470,7 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                self._refuse(message, refusal.with_traceback(None))  # the traceback refers to all messages
+                self._refuse(message, refusal.with_traceback(None))  # its traceback refers to all messages
                 continue
             if in_queue:
                 queue.next_offset = queue_offset + 1

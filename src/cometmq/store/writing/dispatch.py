@@ -134,7 +134,7 @@ class Dispatcher:
             if not message.in_queue:
                 continue
             queue, offset, tags_code = message.queue, message.queue_offset, message.tags_code
-            if offset == queue.max_offset:  # same as ConsumeQueue.push, without a call
+            if offset == queue.max_offset:  # does the same as ConsumeQueue.push, without a call
                 queue.window += _pack(message.physical_offset, message.size, tags_code)
                 queue.max_offset = offset + 1
             else:
@@ -182,7 +182,7 @@ class Dispatcher:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
-        for queue in touched | received.finish():  # the next record may arrive late
+        for queue in touched | received.finish():  # do not wait, as the next record may arrive late
             queue.next_offset = queue.max_offset
             if not queue.dirty:
                 self._queues.add_dirty(queue)

@@ -51,14 +51,14 @@ class QueueOrder:
         self.waiting: dict[ConsumeQueue, Facts] = {}
 
     def add(self, queue: ConsumeQueue, facts: Facts, *, may_wait: bool = True) -> bool:
-        """Process the next record of a queue. Return False and change nothing if it would have to wait.
+        """Process the next record of a queue. Return whether it was processed or waits.
 
-        With `may_wait` it may wait, and the result is always True.
+        Without `may_wait`, a record that would have to wait changes nothing, and the result is False.
         """
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                self._push(queue, before)  # the records before it are lost
+                self._push(queue, before)  # the records before the waiting record are lost
             else:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:

@@ -191,7 +191,7 @@ class RecordDispatch:
                     )
                     self._queue_one(facts, may_wait)
                 continue
-            queue.window += _pack(position, size, codes[row])  # same as ConsumeQueue.push, without a call
+            queue.window += _pack(position, size, codes[row])  # same as ConsumeQueue.push, but without a call
             queue.max_offset = offset + 1
             queue.max_physical = position + size
             touched.add(queue)

@@ -107,7 +107,7 @@ class ReplicaLog:
 
     @property
     def end(self) -> int:
-        """The end of the written log. After a new connection, the master continues there.
+        """The end of the written log. After a new connection, the master continues at this position.
 
         It is 0 if the log holds no record. The master then selects the segment with which to begin.
         """
@@ -141,7 +141,7 @@ class ReplicaLog:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
-            self._flusher.flushed = position  # no record before it needs a flush
+            self._flusher.flushed = position  # no record before this position needs a flush
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
@@ -155,7 +155,8 @@ class ReplicaLog:
         done = ReplicaCommit(self._log.end)
         if self._waiting < max(self._wanted, 1):
             return done
-        if self._flags.reasons.keys() - {Flag.DISK_FULL}:  # writing to a full disk raises an error of its own
+        # A full disk is no reason to refuse bytes here, because the write itself then raises an error.
+        if self._flags.reasons.keys() - {Flag.DISK_FULL}:
             why = f"the store accepts no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
         data = b"".join(self._chunks)
