@@ -139,13 +139,13 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    PURGE_TOPIC = 21001  # CometMQ's own code; Apache's brokers refuse it
-    LIST_TIMERS = 21002  # CometMQ's own code
-    GET_RAFT_STATUS = 21003  # CometMQ's own code
-    CHANGE_RAFT_GROUP = 21004  # CometMQ's own code
-    COPY_SETTINGS = 21005  # CometMQ's own code
-    LIST_ACCOUNTS = 21006  # CometMQ's own code
-    EXPLAIN_ACCESS = 21007  # CometMQ's own code
+    PURGE_TOPIC = 21001  # a request that only CometMQ has; Apache's brokers refuse it
+    LIST_TIMERS = 21002  # a request that only CometMQ has
+    GET_RAFT_STATUS = 21003  # a request that only CometMQ has
+    CHANGE_RAFT_GROUP = 21004  # a request that only CometMQ has
+    COPY_SETTINGS = 21005  # a request that only CometMQ has
+    LIST_ACCOUNTS = 21006  # a request that only CometMQ has
+    EXPLAIN_ACCESS = 21007  # a request that only CometMQ has
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -339,7 +339,7 @@ def version_name(number: int) -> str:
     if number < _FIRST_EXACT:
         return "V3"
     line, within = divmod(number - _FIRST_EXACT, 20)
-    if line >= 20:  # releases after 5.9
+    if line >= 20:  # the number belongs to a release after 5.9
         return "HIGHER_VERSION"
     return f"V{4 + line // 10}_{line % 10}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
 

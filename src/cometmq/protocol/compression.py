@@ -25,7 +25,10 @@ MAX_PLAIN = 64 << 20
 It is 16 times the size of the largest message that brokers accept by default.
 """
 _STEP = 1 << 20
-"""The number of bytes decompressed per step, so also the most by which a refused body exceeds the limit."""
+"""The number of bytes that are decompressed per step.
+
+A refused body therefore exceeds the limit by at most this number of bytes.
+"""
 _ZSTD_STEP = 256
 """The number of compressed bytes per step of a Zstandard frame whose header does not state its plain size.
 

@@ -6,7 +6,8 @@
     rest     body
 
 Frames of both serialisations are read, each by its own type byte. Reading is as tolerant as Apache's server:
-what msgspec's strict JSON reader refuses goes to the lenient reader, and what that refuses is a FrameError.
+a header that msgspec's strict JSON reader refuses goes to the lenient reader. If the lenient reader refuses
+it, too, FrameError is raised.
 
 Budget: decoding a send of the Java client (code 310, about 400 header bytes) takes at most 2.2 µs, including
 its typed header. The headers of sends and pulls, nine tenths of all frames, are decoded from JSON directly
@@ -320,14 +321,15 @@ def decode_frame(payload: Bytes) -> Frame:
 
 
 def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
-    """Decode a frame like `decode_frame`. `start` is the index of its second word, `stop` its end."""
+    """Decode a frame like `decode_frame`, from the index `start` of its second word to its end at `stop`."""
     if stop - start < 4 + _PREFIX:
         return _decode_rest(buffer, start, stop)
     word: int
     prefix: bytes
     word, prefix = _word_and_prefix_at(buffer, start)
     decode = _TYPED.get(prefix)
-    end = start + 4 + word  # beyond `stop` if the header is binary, because its type is in the high byte
+    # If the header is binary, `end` lies beyond `stop`, because the high byte of `word` is not 0 then.
+    end = start + 4 + word
     if decode is None or end > stop:
         return _decode_rest(buffer, start, stop)
     header = bytes(buffer[start + 4 : end])
@@ -341,7 +343,7 @@ def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
 
 
 def _decode_rest(buffer: Bytes, start: int, stop: int) -> Frame:
-    """Decode a frame of any kind; the frequent headers have a faster decoder."""
+    """Decode a frame of any kind. Frequent kinds of headers have a faster decoder."""
     length = stop - start
     if length < 4:
         raise FrameError(f"frame has {length} bytes, at least 4 are needed")

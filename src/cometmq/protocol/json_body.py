@@ -28,7 +28,7 @@ MAX_CLIENT_BYTES = 16 << 20
 """The maximum size of a non-standard body for clients and tools, that of a frame: tables can be so large."""
 
 BYTES_OF_A_VALUE = 16
-"""The number of bytes of a body's size limit that permit one value. Real bodies have fewer values."""
+"""A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer values."""
 
 _encode = msgspec.json.Encoder(order="sorted").encode
 _standard: set[type] = set()
@@ -39,7 +39,7 @@ _decoders: dict[type, Callable[[Buffer], Any] | None] = {}
 def always(value: T, name: str | None = None) -> T:
     """Return a field default that is written like any other value, where msgspec would omit the default.
 
-    msgspec omits only defaults that it can compare. It cannot compare one that a function creates.
+    msgspec omits only defaults that it can compare. It cannot compare a default that a function creates.
 
     Args:
         value: The default.
@@ -58,7 +58,8 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 
     # Whether keys may be integers or queues. fastjson writes such keys in its dialect, not as standard JSON.
     FASTJSON: ClassVar[bool] = False
-    # Whether a body may be standard JSON, which is tried first. Bodies with queues as keys never are.
+    # Whether a body may be standard JSON, which is tried first. Bodies with queues as keys are never standard
+    # JSON.
     STRICT: ClassVar[bool] = True
     # The maximum size in bytes of a body that is not standard JSON. Such a body may have at most one value
     # per BYTES_OF_A_VALUE bytes of this size, because the time to read it depends on the number of values.

@@ -62,7 +62,7 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """A send to which a broker responded. success means the status SEND_OK."""
+    """The record about a send to which a broker responded. success means the status SEND_OK."""
 
     may_be_left_out: ClassVar[int] = 1
     timestamp_ms: int
@@ -82,7 +82,7 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message before a listener is called with it.
+    """The record about a message, written before a listener is called with the message.
 
     The SubAfter record of the call has the same request_id.
     """
@@ -97,7 +97,10 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
-    """A message after a listener was called with it. cost_ms is the call's duration per message."""
+    """The record about a message, written after a listener was called with the message.
+
+    cost_ms is the call's duration per message.
+    """
 
     may_be_left_out: ClassVar[int] = 2
     request_id: str
@@ -111,7 +114,10 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
-    """A commit or rollback that a producer sent. from_check marks the response to a broker's check."""
+    """The record about a commit or rollback that a producer sent.
+
+    from_check marks the response to a broker's check.
+    """
 
     timestamp_ms: int
     region: str | None
@@ -128,7 +134,7 @@ class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
 
 
 class Recall(_Trace, frozen=True, kw_only=True, gc=False):
-    """A recalled delayed message (5.x)."""
+    """The record about a recalled delayed message (5.x)."""
 
     timestamp_ms: int
     region: str | None

@@ -146,7 +146,7 @@ class OffsetMovedEvent(Body):
 
 
 class LockBatchBody(Body):
-    """Queues to lock or to unlock (codes 41 and 42)."""
+    """Queues that a client requests to lock or to unlock (codes 41 and 42)."""
 
     consumer_group: str = always("")
     client_id: str = always("")
@@ -155,7 +155,7 @@ class LockBatchBody(Body):
 
 
 class LockBatchResult(Body):
-    """The queues that the client has locked."""
+    """The queues that a client has locked (response to code 41)."""
 
     lock_ok_mq_set: list[MessageQueue] = empty(list, name="lockOKMQSet")
 

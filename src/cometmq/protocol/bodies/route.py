@@ -36,7 +36,10 @@ MAX_REGISTRATION = 16 << 20
 Uncompressed registrations have the same limit.
 """
 MAX_TOPICS = 100_000
-"""The maximum number of topics in a registration: ten times those of a large cluster; 0.25 s of parsing."""
+"""The maximum number of topics in a registration.
+
+It is ten times the number in a large cluster. Parsing that many takes 0.25 s.
+"""
 
 _COUNT = struct.Struct(">i")
 
@@ -298,7 +301,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # Java logs this error and continues, too.
+                filters = None  # ignore an invalid list, as Java does
         return cls(TopicConfigTable(topics, version), filters)
 
 

@@ -9,7 +9,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class CreateTopicRequestHeader(Header, gc=False):
-    """The header of request 17. topic_filter_type is SINGLE_TAG or MULTI_TAG."""
+    """The header of request 17 (UPDATE_AND_CREATE_TOPIC). topic_filter_type is SINGLE_TAG or MULTI_TAG."""
 
     topic: str
     read_queue_nums: I32
@@ -24,7 +24,7 @@ class CreateTopicRequestHeader(Header, gc=False):
 
 
 class PurgeTopicRequestHeader(Header, gc=False):
-    """The header of request 21001 (CometMQ's own), which hides messages of a topic.
+    """The header of request 21001 (PURGE_TOPIC, CometMQ's own), which hides messages of a topic.
 
     Attributes:
         queue_id: Restricts the purge to one queue.
@@ -87,7 +87,7 @@ class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
 
 
 class ExchangeHaInfoResponseHeader(Header, gc=False):
-    """The header of the response to 906."""
+    """The header of the response to request 906 (EXCHANGE_BROKER_HA_INFO)."""
 
     master_ha_address: str | None = None
     master_flush_offset: I64 | None = None
@@ -95,13 +95,13 @@ class ExchangeHaInfoResponseHeader(Header, gc=False):
 
 
 class ResetMasterFlushOffsetHeader(Header, gc=False):
-    """The header of request 908."""
+    """The header of request 908 (RESET_MASTER_FLUSH_OFFSET)."""
 
     master_flush_offset: I64
 
 
 class AddBrokerHeader(Header, gc=False):
-    """The header of request 902 to a broker container of 5.x.
+    """The header of request 902 (ADD_BROKER) to a broker container of 5.x.
 
     config_path is a file on the container's machine.
 
@@ -120,7 +120,7 @@ class RemoveBrokerHeader(Header, gc=False):
 
 
 class ChangeRaftGroupHeader(Header, gc=False):
-    """The header of request 21004 (CometMQ's own).
+    """The header of request 21004 (CHANGE_RAFT_GROUP, CometMQ's own).
 
     action is transfer, addLearner, promote or remove. member is an id as dLegerPeers lists it, such as n0.
     """
@@ -130,7 +130,7 @@ class ChangeRaftGroupHeader(Header, gc=False):
 
 
 class CreateAccessConfigRequestHeader(Header, gc=False):
-    """The header of request 50, which creates or changes an account.
+    """The header of request 50 (UPDATE_AND_CREATE_ACL_CONFIG), which creates or changes an account.
 
     Permissions are written as in plain_acl.yml; the items of a list are separated by commas. Absent fields
     leave the account's values unchanged.
@@ -147,7 +147,7 @@ class CreateAccessConfigRequestHeader(Header, gc=False):
 
 
 class DeleteAccessConfigRequestHeader(Header, gc=False):
-    """The header of request 51."""
+    """The header of request 51 (DELETE_ACL_CONFIG)."""
 
     access_key: str
 
@@ -185,14 +185,14 @@ class ExplainAccessRequestHeader(Header, gc=False):
 
 
 class ExplainAccessResponseHeader(Header, gc=False):
-    """The header of the response to 21007."""
+    """The header of the response to request 21007 (EXPLAIN_ACCESS)."""
 
     allowed: bool
     reason: str
 
 
 class GetBrokerConfigResponseHeader(Header, gc=False):
-    """The header of the response to 26.
+    """The header of the response to request 26 (GET_BROKER_CONFIG).
 
     without_effect is CometMQ's own: the keys, separated by blanks, that the broker accepts but does not use.
     """
@@ -202,11 +202,11 @@ class GetBrokerConfigResponseHeader(Header, gc=False):
 
 
 class UpdateBrokerConfigResponseHeader(Header, gc=False):
-    """The header of the response to 25. The fields are CometMQ's own.
+    """The header of the response to request 25 (UPDATE_BROKER_CONFIG). The fields are CometMQ's own.
 
-    They list keys, separated by blanks: those that take effect at the next start, those that are unknown and
-    were ignored, and those without effect. not_written says that the broker has no settings file, so it loses
-    the change at its next start.
+    They list keys, separated by blanks: keys that take effect at the next start, unknown keys, which were
+    ignored, and keys without effect. not_written means that the broker has no settings file and loses the
+    change at its next start.
     """
 
     at_next_start: str | None = None
@@ -216,7 +216,7 @@ class UpdateBrokerConfigResponseHeader(Header, gc=False):
 
 
 class ViewBrokerStatsDataRequestHeader(Header, gc=False):
-    """The header of request 315."""
+    """The header of request 315 (VIEW_BROKER_STATS_DATA)."""
 
     stats_name: str
     stats_key: str

@@ -11,7 +11,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class UnregisterClientRequestHeader(Header, gc=False):
-    """The header of request 35."""
+    """The header of request 35 (UNREGISTER_CLIENT)."""
 
     client_id: str = field(name="clientID")
     producer_group: str | None = None
@@ -19,32 +19,32 @@ class UnregisterClientRequestHeader(Header, gc=False):
 
 
 class GetConsumerListByGroupRequestHeader(Header, gc=False):
-    """The header of request 38."""
+    """The header of request 38 (GET_CONSUMER_LIST_BY_GROUP)."""
 
     consumer_group: str
     bname: str | None = None
 
 
 class NotifyConsumerIdsChangedRequestHeader(Header, gc=False):
-    """The header of request 40, from a broker to a client."""
+    """The header of request 40 (NOTIFY_CONSUMER_IDS_CHANGED), from a broker to a client."""
 
     consumer_group: str
 
 
 class GetConsumerConnectionListRequestHeader(Header, gc=False):
-    """The header of request 203."""
+    """The header of request 203 (GET_CONSUMER_CONNECTION_LIST)."""
 
     consumer_group: str
 
 
 class GetProducerConnectionListRequestHeader(Header, gc=False):
-    """The header of request 204."""
+    """The header of request 204 (GET_PRODUCER_CONNECTION_LIST)."""
 
     producer_group: str
 
 
 class GetConsumeStatsRequestHeader(Header, gc=False):
-    """The header of request 208. An empty or absent topic means all topics."""
+    """The header of request 208 (GET_CONSUME_STATS). An empty or absent topic means all topics."""
 
     consumer_group: str
     topic: str | None = None
@@ -52,7 +52,7 @@ class GetConsumeStatsRequestHeader(Header, gc=False):
 
 
 class GetConsumerRunningInfoRequestHeader(Header, gc=False):
-    """The header of request 307."""
+    """The header of request 307 (GET_CONSUMER_RUNNING_INFO)."""
 
     consumer_group: str
     client_id: str
@@ -60,7 +60,7 @@ class GetConsumerRunningInfoRequestHeader(Header, gc=False):
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
-    """The header of request 309. msg_id is an offset id."""
+    """The header of request 309 (CONSUME_MESSAGE_DIRECTLY). msg_id is an offset id."""
 
     consumer_group: str
     client_id: str | None = None
@@ -94,7 +94,10 @@ class PushReplyMessageRequestHeader(Header, gc=False):
 
 
 class ResetOffsetRequestHeader(Header, gc=False):
-    """The header of requests 220 and 222. The timestamp -1 means the end of the queue."""
+    """The header of requests 220 and 222 (a reset of offsets).
+
+    The timestamp -1 means the end of the queue.
+    """
 
     topic: str
     group: str
@@ -105,7 +108,7 @@ class ResetOffsetRequestHeader(Header, gc=False):
 
 
 class GetConsumerStatusRequestHeader(Header, gc=False):
-    """The header of requests 221 and 223."""
+    """The header of requests 221 and 223, which query the offsets of consumers."""
 
     topic: str
     group: str
@@ -119,14 +122,14 @@ class TopicRequestHeader(Header, gc=False):
 
 
 class QueryConsumeTimeSpanRequestHeader(Header, gc=False):
-    """The header of request 303."""
+    """The header of request 303 (QUERY_CONSUME_TIME_SPAN)."""
 
     topic: str
     group: str
 
 
 class CloneGroupOffsetRequestHeader(Header, gc=False):
-    """The header of request 314."""
+    """The header of request 314 (CLONE_GROUP_OFFSET)."""
 
     src_group: str
     dest_group: str
@@ -143,13 +146,13 @@ class QueryCorrectionOffsetRequestHeader(Header, gc=False):
 
 
 class GetBrokerConsumeStatsRequestHeader(Header, gc=False):
-    """The header of request 317."""
+    """The header of request 317 (GET_BROKER_CONSUME_STATS)."""
 
     is_order: bool | None = None
 
 
 class QueryConsumeQueueRequestHeader(Header, gc=False):
-    """The header of request 321."""
+    """The header of request 321 (QUERY_CONSUME_QUEUE)."""
 
     topic: str
     queue_id: I32
@@ -166,7 +169,7 @@ class RegisterFilterServerRequestHeader(Header, gc=False):
 
 
 class RegisterFilterServerResponseHeader(Header, gc=False):
-    """The header of the response to 301."""
+    """The header of the response to request 301 (REGISTER_FILTER_SERVER)."""
 
     broker_name: str
     broker_id: I64

@@ -13,7 +13,10 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class SendMessageRequestHeader(Header, gc=False):
-    """The header of requests 10 and 324, which have the full field names. born_timestamp is in ms."""
+    """The header of the send requests 10 and 324, which have the full field names.
+
+    born_timestamp is in ms.
+    """
 
     topic: str
     queue_id: I32
@@ -32,7 +35,7 @@ class SendMessageRequestHeader(Header, gc=False):
 
 
 class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
-    """The header of requests 310, 320 and 325: the fields of 10 and 324 with single-letter wire names."""
+    """The header of the send requests 310, 320 and 325: request 10 with single-letter wire names."""
 
     topic: str = field(name="b")
     queue_id: I32 = field(name="e")
@@ -82,7 +85,7 @@ class RecallMessageResponseHeader(Header, gc=False):
 
 
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
-    """The header of request 36.
+    """The header of request 36 (CONSUMER_SEND_MSG_BACK).
 
     offset is the message's position in the log of the broker that gets the request.
     """
@@ -101,7 +104,7 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
 
 
 class EndTransactionRequestHeader(Header, gc=False):
-    """The header of request 37.
+    """The header of request 37 (END_TRANSACTION).
 
     commit_or_rollback is 8 to commit, 12 to roll back, and 0 if the outcome is unknown. Both offsets are
     those of the half message.
@@ -119,7 +122,7 @@ class EndTransactionRequestHeader(Header, gc=False):
 
 
 class CheckTransactionStateRequestHeader(Header, gc=False):
-    """The header of request 39, from a broker to a client.
+    """The header of request 39 (CHECK_TRANSACTION_STATE), from a broker to a client.
 
     msg_id and transaction_id both hold the unique key.
     """
@@ -145,7 +148,7 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageRequestHeader(Header, gc=False):
-    """The header of requests 11 and 361. sys_flag holds codes.PullSysFlag bits.
+    """The header of requests 11 and 361 (pulls). sys_flag holds codes.PullSysFlag bits.
 
     proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large responses, for
     programs that read whole topics (docs/reference/remoting.md, Pulling).
@@ -182,7 +185,7 @@ class PullMessageResponseHeader(Header, gc=False):
 
 
 class QueryConsumerOffsetRequestHeader(Header, gc=False):
-    """The header of request 14."""
+    """The header of request 14 (QUERY_CONSUMER_OFFSET)."""
 
     consumer_group: str
     topic: str
@@ -192,7 +195,7 @@ class QueryConsumerOffsetRequestHeader(Header, gc=False):
 
 
 class UpdateConsumerOffsetRequestHeader(Header, gc=False):
-    """The header of request 15."""
+    """The header of request 15 (UPDATE_CONSUMER_OFFSET)."""
 
     consumer_group: str
     topic: str
@@ -202,7 +205,7 @@ class UpdateConsumerOffsetRequestHeader(Header, gc=False):
 
 
 class GetMaxOffsetRequestHeader(Header, gc=False):
-    """The header of request 30."""
+    """The header of request 30 (GET_MAX_OFFSET)."""
 
     topic: str
     queue_id: I32
@@ -211,7 +214,7 @@ class GetMaxOffsetRequestHeader(Header, gc=False):
 
 
 class GetMinOffsetRequestHeader(Header, gc=False):
-    """The header of request 31."""
+    """The header of request 31 (GET_MIN_OFFSET)."""
 
     topic: str
     queue_id: I32
@@ -219,7 +222,7 @@ class GetMinOffsetRequestHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
-    """The header of request 32."""
+    """The header of request 32 (GET_EARLIEST_MSG_STORETIME)."""
 
     topic: str
     queue_id: I32
@@ -237,7 +240,7 @@ class SearchOffsetRequestHeader(Header, gc=False):
 
 
 class OffsetResponseHeader(Header, gc=False):
-    """The header of the responses to 14, 29, 30 and 31."""
+    """The header of the responses to requests for an offset (14, 29, 30 and 31)."""
 
     offset: I64
 
@@ -263,7 +266,7 @@ class QueryMessageRequestHeader(Header, gc=False):
 
 
 class ViewMessageRequestHeader(Header, gc=False):
-    """The header of request 33. offset is a position in the broker's commit log."""
+    """The header of request 33 (VIEW_MESSAGE_BY_ID). offset is a position in the broker's commit log."""
 
     offset: I64
     topic: str | None = None

@@ -6,14 +6,14 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class GetRouteInfoRequestHeader(Header, gc=False):
-    """The header of request 105."""
+    """The header of request 105 (GET_ROUTEINFO_BY_TOPIC)."""
 
     topic: str
     accept_standard_json_only: bool | None = None
 
 
 class RegisterBrokerRequestHeader(Header, gc=False):
-    """The header of request 103.
+    """The header of request 103 (REGISTER_BROKER).
 
     body_crc32 is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
     """
@@ -31,14 +31,14 @@ class RegisterBrokerRequestHeader(Header, gc=False):
 
 
 class RegisterBrokerResponseHeader(Header, gc=False):
-    """The header of the response to 103. Only slaves receive the two fields."""
+    """The header of the response to request 103 (REGISTER_BROKER). Only slaves receive the two fields."""
 
     ha_server_addr: str | None = None
     master_addr: str | None = None
 
 
 class UnregisterBrokerRequestHeader(Header, gc=False):
-    """The header of requests 104 and 322."""
+    """The header of request 104 (UNREGISTER_BROKER), and of request 322 (QUERY_DATA_VERSION)."""
 
     broker_name: str
     broker_addr: str
@@ -47,13 +47,13 @@ class UnregisterBrokerRequestHeader(Header, gc=False):
 
 
 class QueryDataVersionResponseHeader(Header, gc=False):
-    """The header of the response to 322."""
+    """The header of the response to request 322 (QUERY_DATA_VERSION)."""
 
     changed: bool
 
 
 class PutKVConfigRequestHeader(Header, gc=False):
-    """The header of request 100."""
+    """The header of request 100 (PUT_KV_CONFIG)."""
 
     namespace: str
     key: str
@@ -61,50 +61,50 @@ class PutKVConfigRequestHeader(Header, gc=False):
 
 
 class GetKVConfigRequestHeader(Header, gc=False):
-    """The header of requests 101 and 102."""
+    """The header of requests 101 (GET_KV_CONFIG) and 102 (DELETE_KV_CONFIG)."""
 
     namespace: str
     key: str
 
 
 class GetKVConfigResponseHeader(Header, gc=False):
-    """The header of the response to 101."""
+    """The header of the response to request 101 (GET_KV_CONFIG)."""
 
     value: str | None = None
 
 
 class GetKVListByNamespaceRequestHeader(Header, gc=False):
-    """The header of request 219."""
+    """The header of request 219 (GET_KVLIST_BY_NAMESPACE)."""
 
     namespace: str
 
 
 class BrokerNameRequestHeader(Header, gc=False):
-    """The header of requests 205 and 327."""
+    """The header of requests 205 (WIPE_WRITE_PERM_OF_BROKER) and 327 (ADD_WRITE_PERM_OF_BROKER)."""
 
     broker_name: str
 
 
 class WipeWritePermOfBrokerResponseHeader(Header, gc=False):
-    """The header of the response to 205."""
+    """The header of the response to request 205 (WIPE_WRITE_PERM_OF_BROKER)."""
 
     wipe_topic_count: I32
 
 
 class AddWritePermOfBrokerResponseHeader(Header, gc=False):
-    """The header of the response to request 327."""
+    """The header of the response to request 327 (ADD_WRITE_PERM_OF_BROKER)."""
 
     add_topic_count: I32
 
 
 class GetTopicsByClusterRequestHeader(Header, gc=False):
-    """The header of request 224."""
+    """The header of request 224 (GET_TOPICS_BY_CLUSTER)."""
 
     cluster: str
 
 
 class GetBrokerMemberGroupRequestHeader(Header, gc=False):
-    """The header of request 901 (5.x)."""
+    """The header of request 901 (GET_BROKER_MEMBER_GROUP, 5.x)."""
 
     cluster_name: str
     broker_name: str

@@ -14,14 +14,14 @@ _MAX_PREFIXES = 20_000
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
-_MAX_BLOB_BYTES = 1 << 20  # limits the tables of powers; longer input is hashed one by one
+_MAX_BLOB_BYTES = 1 << 20  # limits the memory of the tables of powers; longer input is hashed one by one
 _ROWS = 256  # number of keys that one numpy call hashes
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]
 
 Keys = Sequence[str] | bytes | None
-"""The keys by which a record is indexed: a list, a single unique key, or None: those in its properties."""
+"""The keys by which a record is indexed: a list, a single unique key, or None for those in its properties."""
 
 
 @lru_cache(_MAX_PREFIXES)

@@ -123,7 +123,10 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 
 
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
-    """Return a record's tags code, and its unique key, or None unless that is known to be the only key."""
+    """Return a record's tags code and its unique key.
+
+    The key is None unless it is known to be the only key.
+    """
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
 
@@ -142,7 +145,8 @@ def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] 
         keys = [each[at:end] for each in properties]
         whole = b"".join(properties)
         pairs = first.count(VALUE_END)
-        # The second condition compares the numbers of separators, so that no unique key contains a separator.
+        # The second condition compares the numbers of separators, which proves that no unique key contains a
+        # separator.
         if (
             before + (behind + before).join(keys) + behind == whole
             and whole.count(VALUE_END) == len(keys) * pairs

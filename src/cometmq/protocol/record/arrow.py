@@ -218,7 +218,7 @@ class ColumnDecoder:
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
-                raise  # no fault of the record, so it is not reported as bad
+                raise  # the error is no fault of the record, so the record is not reported as bad
             except Exception as error:
                 # The three codec libraries raise various exceptions. Each of them means that the record is
                 # bad.

@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the item of this type at each position. It is 2 to 6 times as fast as numpy's other ways."""
+    """Return the item of this type at each position, 2 to 6 times as fast as numpy's own operations."""
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)

@@ -13,7 +13,7 @@ MAX_EXPRESSION_LENGTH = 8_192
 
 
 class SqlFilter:
-    """A compiled expression."""
+    """A compiled SQL92 filter expression."""
 
     __slots__ = ("_evaluate", "expression")
 

@@ -54,11 +54,11 @@ _READERS: dict[type, Callable[[str], Any]] = {
 
 
 class Kind(enum.Enum):
-    """The kinds of parts, which determine where a part may be used."""
+    """The kinds of parts of an expression. The kind determines where a part may be used."""
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # the operand of a minus with its sign: a number, or null
+    NUMBER = 2  # a minus sign with its operand; the value is a number or null
     CONDITION = 3
 
 
@@ -127,7 +127,7 @@ def named(at: int, name: str) -> Part:
 
 
 def negative(at: int, part: Part) -> Part:
-    """Create the part for a number with a minus sign. With any other operand its value is null."""
+    """Create the part for a minus sign with its operand. Its value is null unless the operand is a number."""
     inner = part.evaluate
 
     def evaluate(get: Get) -> Value:
@@ -157,7 +157,7 @@ def as_condition(part: Part) -> Part:
 
 
 def negation(at: int, part: Part) -> Part:
-    """Create NOT, which binds more tightly than every comparison."""
+    """Create the part for NOT, which binds more tightly than every comparison."""
     inner = as_condition(part).evaluate
 
     def evaluate(get: Get) -> bool | None:
@@ -168,7 +168,7 @@ def negation(at: int, part: Part) -> Part:
 
 
 def all_of(parts: Sequence[Part]) -> Part:
-    """Create AND: False if any part is False, else null if any is null.
+    """Create the part for AND: False if any part is False, else null if any part is null.
 
     Parts after a False are not evaluated.
     """
@@ -176,7 +176,10 @@ def all_of(parts: Sequence[Part]) -> Part:
 
 
 def any_of(parts: Sequence[Part]) -> Part:
-    """Create OR: True if any part is True, else null if any is null. Parts after a True are not evaluated."""
+    """Create the part for OR: True if any part is True, else null if any part is null.
+
+    Parts after a True are not evaluated.
+    """
     return _chain(parts, True)
 
 
@@ -201,19 +204,23 @@ def _chain(parts: Sequence[Part], decisive: bool) -> Part:
 
 
 def is_null(part: Part) -> Part:
-    """Create IS NULL."""
+    """Create the part for IS NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is None, part)
 
 
 def is_not_null(part: Part) -> Part:
-    """Create IS NOT NULL."""
+    """Create the part for IS NOT NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is not None, part)
 
 
 def equal(left: Part, right: Part) -> Part:
-    """Create `=`: True if both sides are null, null if only the left is null, False if only the right is."""
+    """Create the part for `=`.
+
+    The value is True if both sides are null, null if only the left is null, and False if only the right is
+    null.
+    """
     for part in (left, right):
         if part.kind is Kind.CONSTANT and part.constant is None:
             raise SqlError(part.at + 1, "nothing is equal to NULL: write IS NULL")
@@ -227,7 +234,7 @@ def equal(left: Part, right: Part) -> Part:
 
 
 def not_equal(left: Part, right: Part) -> Part:
-    """Create the negation of `equal`."""
+    """Create the part for `<>`, the negation of `equal`."""
     return negation(left.at, equal(left, right))
 
 
@@ -249,7 +256,7 @@ def _equality(left: Part, right: Part) -> Evaluate:
 
 
 def compared(left: Part, symbol: str, right: Part) -> Part:
-    """Create `>`, `>=`, `<` or `<=`. The value is null if a side is null.
+    """Create the part for `>`, `>=`, `<` or `<=`. The value is null if a side is null.
 
     Two texts are compared as doubles.
     """
@@ -294,7 +301,7 @@ def _is_number(value: Value) -> bool:
 
 
 def between(part: Part, low: Part, high: Part) -> Part:
-    """Create BETWEEN; both limits are included."""
+    """Create the part for BETWEEN; both limits are included."""
     found = all_of((compared(part, ">=", low), compared(part, "<=", high)))
     if low.kind is high.kind is Kind.CONSTANT and order(high.constant, low.constant) < 0:
         raise SqlError(
@@ -304,7 +311,7 @@ def between(part: Part, low: Part, high: Part) -> Part:
 
 
 def not_between(part: Part, low: Part, high: Part) -> Part:
-    """Create NOT BETWEEN: below `low` or above `high`."""
+    """Create the part for NOT BETWEEN: below `low` or above `high`."""
     return any_of((compared(part, "<", low), compared(part, ">", high)))
 
 
@@ -312,7 +319,7 @@ def not_between(part: Part, low: Part, high: Part) -> Part:
 
 
 def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
-    """Create IN, or NOT IN if `wanted` is False."""
+    """Create the part for IN, or for NOT IN if `wanted` is False."""
     if part.kind is not Kind.PROPERTY:
         raise SqlError(part.at + 1, "IN needs a property before it")
     name, listed = part.name, frozenset(texts)
@@ -325,7 +332,7 @@ def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
 
 
 def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
-    """Create CONTAINS, STARTSWITH or ENDSWITH, or their NOT forms if `wanted` is False.
+    """Create the part for CONTAINS, STARTSWITH or ENDSWITH, or for their NOT forms if `wanted` is False.
 
     Both forms are False for a value that is not text, and for an empty `text`.
     """

@@ -13,7 +13,7 @@ from typing import Final
 
 
 class Mismatch(Exception):
-    """Java would throw an exception here.
+    """Raised where Java would throw an exception while it evaluates a filter.
 
     The expression then has no value, and the message does not match.
     """
@@ -87,7 +87,7 @@ def to_double(text: str) -> float:
 
 
 def to_bool(text: str) -> bool:
-    """Return Java's Boolean.valueOf."""
+    """Return what Java's Boolean.valueOf returns for a text."""
     return text.lower() == "true"
 
 
