@@ -29,7 +29,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture(scope="session")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A Spark session `local[2,3]`: two slots, and tasks may fail twice."""
+    """A Spark session `local[2,3]`: two slots, and tasks may fail twice.
+
+    Spark interprets its plans: most of them run once and are small, so compiling them takes a tenth of the
+    time of these tests. The sessions of the examples and commands compile theirs.
+    """
     scratch = tmp_path_factory.mktemp("spark")
     session = spark_session(
         "tests",
@@ -41,6 +45,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.warehouse.dir": str(scratch / "warehouse"),
             "spark.sql.execution.arrow.pyspark.validateSchema.enabled": "true",
             "spark.sql.shuffle.partitions": "2",
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         },
     )
     yield session
