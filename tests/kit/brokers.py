@@ -1,4 +1,4 @@
-"""A running cluster of one name server and one broker, and a bare client that speaks to it frame by frame."""
+"""A running cluster of one name server and one broker, and a minimal client that sends single frames."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ COMMIT, SUSPEND, SUBSCRIPTION = 1, 2, 4
 
 
 class Peer:
-    """One client connection to a broker. `notices` holds the requests that the broker sent to us."""
+    """A client connection to a broker. `notices` holds the requests that the broker sent to the client."""
 
     def __init__(self, addr: str, **client: Any) -> None:
         self.addr = addr
@@ -130,7 +130,7 @@ class Peer:
         return await self.call(code, request, version=version)
 
     async def send_numbers(self, count: int) -> None:
-        """Messages whose bodies are 0, 1, 2 and so on."""
+        """Send messages with the bodies 0, 1, 2 and so on."""
         for number in range(count):
             await self.send(body=b"%d" % number)
 
@@ -175,7 +175,7 @@ class Peer:
         return await self.call(RequestCode.HEART_BEAT, None, data.encode(), version=version)
 
     async def notice(self, code: int, timeout_s: float = 60.0) -> Frame:
-        """The next request of this code that the broker sends us."""
+        """Return the next request with this code that the broker sends to the client."""
         async with asyncio.timeout(timeout_s):
             while True:
                 frame = await self.notices.get()
@@ -193,26 +193,26 @@ class Peer:
 
 
 def records(answer: Frame) -> list[MessageExt]:
-    """The messages of a pull's answer."""
+    """Return the messages in the response of a pull."""
     assert answer.code == 0, (answer.code, answer.remark)
     return list(iter_records(answer.body))
 
 
 def offset_of(answer: Frame, name: str = "offset") -> int:
-    """A number in an answer's ext fields."""
+    """Return a number from the ext fields of a response."""
     assert answer.code == 0, (answer.code, answer.remark)
     assert answer.ext is not None
     return int(answer.ext[name])
 
 
 def refused(answer: Frame, code: int, words: str) -> None:
-    """The answer says no, and why."""
+    """Check that the response is a refusal with this code and text."""
     assert answer.code == code, (answer.code, answer.remark)
     assert words in answer.remark
 
 
 async def held(cluster: Cluster, peer: Peer, offset: int = 1, **pull: Any) -> asyncio.Task[Frame]:
-    """A pull that waits, for the second message of a queue unless told otherwise."""
+    """Start a pull that is parked, by default for the second message of a queue."""
     pulling = asyncio.create_task(peer.pull(offset=offset, hold_ms=15_000, **pull))
     await until(lambda: len(cluster.broker.parts.pulls.long_poll))
     return pulling
@@ -241,7 +241,7 @@ async def commit(peer, queue_id, offset, group="G", topic="Orders"):
 
 
 async def take(peer, topic, count, group="Taker", timeout_s=60.0):
-    """Messages of queue 0, held pulls until there are enough."""
+    """Pull from queue 0 until `count` messages have arrived, and return them."""
     found = []
     async with asyncio.timeout(timeout_s):
         while len(found) < count:
@@ -252,7 +252,7 @@ async def take(peer, topic, count, group="Taker", timeout_s=60.0):
 
 
 def store_raw(cluster, topic, properties, body=b"raw", queue_id=0, **more):
-    """Store a message as it is, and let it be seen."""
+    """Store a message unchanged and make it visible to readers."""
     parts = cluster.broker.parts
     stored = parts.store.appender.append(
         topic, queue_id, body, properties, born_timestamp_ms=1, born_host=bytes(8), **more
@@ -269,7 +269,7 @@ def table_on_disk(root: Path, name: str) -> Any:
 async def running(
     root: object, disk: Disk | None = None, clock: Clock | None = None, **settings: str
 ) -> AsyncIterator[tuple[Broker, Peer]]:
-    """A broker without a name server, and a client of it."""
+    """Run a broker without a name server, and connect a client."""
     base = {"brokerName": "broker-a", "brokerIP1": "127.0.0.1", "bindAddress": "127.0.0.1", "namesrvAddr": ""}
     base |= {"listenPort": "0", "storePathRootDir": str(root)}
     config = BrokerConfig.from_properties({**small_files(), **base, **settings})
@@ -306,7 +306,7 @@ class Cluster:
         return self.standalone.namesrv_addr
 
     def peer(self, addr: str | None = None) -> Peer:
-        """One more client."""
+        """Connect another client."""
         peer = Peer(addr or self.addr)
         self._peers.append(peer)
         return peer

@@ -1,4 +1,4 @@
-"""Name servers and brokers that do what a test tells them, on real sockets."""
+"""Scripted name servers and brokers on real sockets."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ Script = Callable[[Frame], "Frame | None"]
 
 
 class FakeServer:
-    """A server whose requests are answered by scripts, or else by the method `answer` of a subclass.
+    """A server that responds with scripts, or else with the method `answer` of a subclass.
 
-    `async with` serves on a free port of the running loop, :func:`serving` in threads.
+    `async with` serves on a free port of the running loop, and :func:`serving` serves in threads.
     """
 
     def __init__(self, scripts: Mapping[int, Script] | None = None) -> None:
-        self.addr = "127.0.0.1:1"  # until it serves, nobody is there
+        self.addr = "127.0.0.1:1"  # unreachable until the server runs
         self.scripts = dict(scripts or {})
         self.requests: list[int] = []
         self.connections: list[Connection] = []
@@ -76,18 +76,18 @@ class FakeServer:
         self.scripts[code] = lambda frame: frame.response(with_code, remark, ext={})
 
     async def ask(self, code: RequestCode, header: Header, body: bytes = b"") -> Frame:
-        """Return the answer of the client that connected last."""
+        """Send a request to the client that connected last and return its response."""
         return await self.connections[-1].call(Frame.request(code, header, body), 10)
 
     async def wait_for(self, check: Callable[[], object]) -> None:
-        """Wait until a request made `check` true."""
+        """Wait until `check` is true; it is evaluated after each request."""
         async with asyncio.timeout(PATIENCE_S):
             while not check():
                 self._news.clear()
                 await self._news.wait()
 
     def respond(self, frame: Frame) -> Frame | None:
-        """Note a request and answer it; None holds it for ever."""
+        """Record a request and return its response; None never responds."""
         self.requests.append(frame.code)
         answer = self.scripts.get(frame.code, self.answer)(frame)
         self._news.set()
@@ -98,7 +98,7 @@ class FakeServer:
 
 
 class FakeNamesrv(FakeServer):
-    """Knows the topics it is given."""
+    """A name server with the topics that a test registers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class FakeNamesrv(FakeServer):
 
 
 class FakeBroker(FakeServer):
-    """Takes every message, keeps nothing on disk."""
+    """A broker that accepts every message and keeps messages in memory only."""
 
     def __init__(self, name: str = "broker-a") -> None:
         super().__init__()
@@ -152,7 +152,7 @@ class FakeBroker(FakeServer):
         self.members: list[str] = []
         self.locked: set[MessageQueue] = set()
         self.not_ours: set[MessageQueue] = set()
-        """Queues that somebody else has locked."""
+        """Queues that another client has locked."""
 
     def store(self, topic: str, queue_id: int, body: bytes, properties: bytes = b"") -> None:
         queue = self.records.setdefault((topic, queue_id), [])
@@ -161,7 +161,7 @@ class FakeBroker(FakeServer):
         queue.append(encode_record(topic, body, properties, **places))
 
     def store_numbers(self, count: int) -> None:
-        """Messages of queue 0 whose bodies are 0, 1, 2 and so on."""
+        """Store messages with the bodies 0, 1, 2 and so on in queue 0."""
         for number in range(count):
             self.store("T", 0, b"%d" % number)
 
@@ -230,11 +230,11 @@ def pull_answer(
 
 @contextmanager
 def serving(server: FakeServer, admit: Callable[[], bool] = lambda: True) -> Iterator[str]:
-    """Serve in threads, for clients that block this one; yield the address.
+    """Serve in threads, for clients that block this thread; yield the address.
 
     Args:
-        server: must answer each request.
-        admit: returns whether a connection is served, or closed at once.
+        server: Must respond to each request.
+        admit: Returns whether a connection is served; otherwise it is closed immediately.
     """
     connections: list[socket.socket] = []
 

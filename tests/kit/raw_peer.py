@@ -1,4 +1,4 @@
-"""The other end of a connection as plain sockets: builds and reads frames without the code under test."""
+"""A plain-socket peer that builds and parses frames independently of the code under test."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def raw_frame(
     ext: dict[str, str] | None = None,
     version: int = 409,
 ) -> bytes:
-    """A JSON frame, as a Java client writes it."""
+    """Build a JSON frame as a Java client does."""
     header: dict[str, Any] = {
         "code": code,
         "flag": flag,
@@ -37,7 +37,7 @@ def raw_frame(
 
 
 def header_and_body(payload: bytes) -> tuple[dict[str, Any], bytes]:
-    """A frame without its length word, in either serialisation."""
+    """Parse a frame without its length word, in either serialization."""
     (word,) = struct.unpack_from(">I", payload)
     head, body = payload[4 : 4 + (word & 0xFFFFFF)], payload[4 + (word & 0xFFFFFF) :]
     if word >> 24 == 0:
@@ -57,7 +57,7 @@ def header_and_body(payload: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 class RawPeer:
-    """One socket that sends what it is told and reads frames."""
+    """A socket that sends given frames and reads frames."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader = reader
@@ -72,11 +72,11 @@ class RawPeer:
         await self.writer.drain()
 
     async def read(self) -> tuple[dict[str, Any], bytes]:
-        """The header and body of the next frame."""
+        """Read the next frame and return its header and body."""
         return header_and_body(await self.read_payload())
 
     async def read_payload(self) -> bytes:
-        """The next frame without its length word."""
+        """Read the next frame and return it without its length word."""
         async with asyncio.timeout(PATIENCE_S):
             (size,) = struct.unpack(">I", await self.reader.readexactly(4))
             return await self.reader.readexactly(size)
@@ -88,7 +88,7 @@ class RawPeer:
         return await self.read()
 
     async def read_end(self) -> bytes:
-        """Everything until the peer closes."""
+        """Read until the peer closes the connection."""
         async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.read()
@@ -100,7 +100,7 @@ class RawPeer:
         try:
             await self.writer.wait_closed()
         except OSError:
-            pass  # the other side was first
+            pass  # the peer closed first
 
 
 @contextlib.asynccontextmanager

@@ -1,4 +1,4 @@
-"""Wait for conditions instead of times."""
+"""Functions that wait for conditions instead of fixed times."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 PATIENCE_S = 90.0
-"""How long a condition may take on a machine that other tests keep busy."""
+"""Limit, in seconds, for a condition on a machine that other tests keep busy."""
 
 
 async def until(
@@ -19,12 +19,12 @@ async def until(
     """Poll a condition until it is true, and return its value.
 
     Args:
-        condition: a function; if it returns an awaitable, the result of that counts.
-        what: the condition in words, for the error.
-        within_s: limit in seconds.
+        condition: A function. If it returns an awaitable, the awaited result is the value.
+        what: The condition in words, for the error.
+        within_s: Limit in seconds.
 
     Raises:
-        AssertionError: the condition was not true within the limit.
+        AssertionError: The condition was not true within the limit.
     """
     try:
         async with asyncio.timeout(within_s):
@@ -48,7 +48,7 @@ def wait_until(what: str, check: Callable[[], T], timeout_s: float = PATIENCE_S,
     """Poll `check` in this thread until it returns something true, and return that.
 
     Raises:
-        AssertionError: it did not within `timeout_s`; its text contains `what`.
+        AssertionError: No true value within `timeout_s`; the text contains `what`.
     """
     deadline = time.monotonic() + timeout_s
     while not (found := check()):

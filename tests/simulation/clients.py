@@ -1,4 +1,4 @@
-"""What the clients of a run do, with the real client, and what they note of it in the run's history."""
+"""The clients of a run: they use the real client and record their operations in the run's history."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ _CLIENT: dict[str, Any] = {"route_interval_s": 2.0, "heartbeat_interval_s": 5.0,
 
 
 class Clients:
-    """Producers and the members of one group. `kind`: of the messages, see `KINDS`."""
+    """Producers and the members of one group. `kind` is the kind of messages, see `KINDS`."""
 
     def __init__(self, cluster: Cluster, kind: str) -> None:
         self.cluster = cluster
         self.kind = kind
         self.chance = random.Random(f"clients {cluster.scheduler.seed}")
         self.on_ack: Callable[[SendResult], None] = lambda _result: None
-        """Told of each message that lies in its topic for sure."""
+        """Called for each message that is certainly stored in its topic."""
         self.history = History(clock=cluster.scheduler.time)
         self.acked: set[str] = set()
-        """Messages that the group must get."""
+        """Ids of messages that the group must receive."""
         self.stored_for_sure: set[str] = set()
-        """Those that were answered with SEND_OK, and lie in the topic itself."""
+        """Ids of messages that were acknowledged with SEND_OK and are stored in the topic itself."""
         self.handled: set[str] = set()
         self.hopeless: set[str] = set()
-        """Handled ones that become dead letters."""
+        """Ids of handled messages that become dead letters."""
         self.open: set[str] = set()
-        """Transactions whose ends are not decided."""
+        """Ids of transactions without a decision."""
         self.members: list[Process] = []
         self.sending = 0
-        """Producers that have more to send."""
+        """Number of producers that still have messages to send."""
         self.fails = kind == "retries"
         self.paddings: tuple[int, ...] = (0, 10, 17, 60, 200)
-        """Lengths that bodies are filled up by."""
+        """Lengths of the padding of bodies, in bytes."""
         self._numbers = 0
         self._decided: set[str] = set()
         self._owned: dict[tuple[str, MessageQueue], int] = {}
 
     @property
     def done(self) -> bool:
-        """Whether everything is sent, and the group has got what was acknowledged."""
+        """Whether everything has been sent and the group has received every acknowledged message."""
         return not (self.sending or self.open) and self.acked <= self.handled
 
     def _options(self, process: Process) -> ClientOptions:
@@ -73,7 +73,7 @@ class Clients:
     # -- producers
 
     async def produce(self, process: Process, count: int, pause_s: float) -> None:
-        """Send so many messages, one after the other."""
+        """Send `count` messages, one after the other."""
         self.sending += 1
         options = ProducerOptions(send_timeout_s=1.5, default_topic_queue_nums=2, retry_times=2)
         given: dict[str, Any] = {
@@ -133,14 +133,14 @@ class Clients:
         return message_id in self._decided
 
     def decide(self, message_id: str) -> None:
-        """How the transaction of a message ends is known."""
+        """Record that the outcome of a message's transaction is decided."""
         self._decided.add(message_id)
         self.open.discard(message_id)
 
     # -- members
 
     async def consume(self, process: Process, *, orderly: bool = False) -> None:
-        """Be a member of the group until the process is killed."""
+        """Run a member of the group until its process is killed."""
 
         async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
             (message,) = messages
@@ -209,11 +209,11 @@ class Clients:
 
     @property
     def owned(self) -> Counter[str]:
-        """How many members have each queue."""
+        """The number of members that own each queue."""
         return Counter(name_of(queue) for _, queue in self._owned)
 
     def kill_member(self, process: Process) -> None:
-        """End a member at once."""
+        """End a member immediately."""
         self.members.remove(process)
         process.kill()
         self.cluster.network.lose_process(process, silently=False)
@@ -224,7 +224,7 @@ class Clients:
 
 
 class _Transactions:
-    """Local transactions: how each ended is decided by its number, and some answers come only when asked."""
+    """Local transactions. The number decides the outcome, and some are decided only at a broker's check."""
 
     def __init__(self, clients: Clients) -> None:
         self._clients = clients
@@ -250,7 +250,7 @@ class _Transactions:
 
 
 async def started(make: Callable[[], C]) -> C:
-    """A client that runs. As a program does that must have it: another one until it starts."""
+    """Start a client, and try new ones until a start succeeds, as a program does that needs the client."""
     while True:
         client = make()
         try:
@@ -262,5 +262,5 @@ async def started(make: Callable[[], C]) -> C:
 
 
 def name_of(queue: MessageQueue) -> str:
-    """A queue in histories."""
+    """Return the name of a queue as used in histories."""
     return f"{queue.broker_name}:{queue.queue_id}"

@@ -1,4 +1,4 @@
-"""The machines of a run: real name servers and brokers, each a process on a simulated host, and clients."""
+"""The machines of a run: clients, and real name servers and brokers, each a process on a simulated host."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ SMALL = {
     "syncFlushTimeout": "2000",
     "slaveTimeout": "1000",
 }
-"""Files so small that every run rolls them, and short waits."""
+"""Settings with small files, so that every run starts new files, and with short waits."""
 INDEX_SIZE = 16 * 32
-"""Bytes of a file of a raft log's index."""
+"""Bytes per index file of a raft log."""
 
 
 class HostClock:
@@ -79,7 +79,7 @@ class Machine:
         return self.process is not None
 
     def start(self) -> asyncio.Task[None]:
-        """Start the process; the task ends when it serves, or has failed to start."""
+        """Start the process; the task ends when it serves requests or its start has failed."""
         process = self.process = Process(self.cluster.scheduler, self.name, self.host)
         process.wall_offset_s = self.wall_offset_s
         return process.spawn(self._start(process))
@@ -88,7 +88,10 @@ class Machine:
         raise NotImplementedError
 
     def kill(self, *, power: bool = False) -> None:
-        """End the process at once, as kill -9; power: the machine, whose disk loses what was not synced."""
+        """End the process immediately, as kill -9 does.
+
+        With `power` its disk also loses data that was not synced.
+        """
         process, self.process = self.process, None
         if process is None:
             return
@@ -97,7 +100,7 @@ class Machine:
         self.cluster.network.lose_process(process, silently=power)
 
     def step_clock(self, seconds: float) -> None:
-        """The wall clock is set."""
+        """Set the host's wall clock."""
         self.cluster.seen["clock step"] += 1
         self.wall_offset_s += seconds
         if self.process is not None:
@@ -105,7 +108,7 @@ class Machine:
 
 
 class NameServerMachine(Machine):
-    """A name server."""
+    """A machine that runs a name server."""
 
     async def _start(self, process: Process) -> None:
         files = {"kv_config_path": "/nowhere/kv", "config_store_path": "/nowhere/namesrv"}
@@ -114,17 +117,17 @@ class NameServerMachine(Machine):
 
 
 class BrokerMachine(Machine):
-    """A broker and its disk. `settings` are those of its next start."""
+    """A broker and its disk. `settings` apply at its next start."""
 
     def __init__(self, cluster: Cluster, name: str, host: str, settings: dict[str, str]) -> None:
         super().__init__(cluster, name, host)
         self.settings = settings
-        self._root = f"/{cluster.scheduler.seed}/{name}-{host}"  # a store of its own for each run
+        self._root = f"/{cluster.scheduler.seed}/{name}-{host}"  # a separate store for each run
         self._had = 0
         self.disk = SimulatedDisk(cluster.scheduler.chance, cluster.seen)
         self._made: Broker | None = None
         self.failure: Exception | None = None
-        """Of the last start."""
+        """The exception of the last start, if it failed."""
         self.starts = 0
 
     async def _start(self, process: Process) -> None:
@@ -148,7 +151,7 @@ class BrokerMachine(Machine):
         )
         try:
             await broker.start()
-        except Exception as failure:  # a broker that does not start is an outcome
+        except Exception as failure:  # a failed start is a valid outcome
             self.failure, self._made = failure, None
             if process.alive:
                 self.process = None
@@ -158,7 +161,7 @@ class BrokerMachine(Machine):
 
     @property
     def broker(self) -> Broker | None:
-        """While its store is open."""
+        """The broker, or None while its store is not open."""
         if self._made is not None:
             with contextlib.suppress(ClientStateError):
                 self._made.parts  # noqa: B018 - raises as long as there are none
@@ -176,19 +179,22 @@ class BrokerMachine(Machine):
 
     @property
     def safe(self) -> int:
-        """Up to where it has the log as safely as its flush mode promises; while it is down, what it had."""
+        """Log end that is as safe as the flush mode promises; while the broker is stopped, the last one."""
         if self.broker is None:
             return self._had
         store = self.store
         return min(store.flusher.flushed, store.log.end) if store.config.sync_flush else store.log.end
 
     def move(self) -> None:
-        """It is at another address from its next start on."""
+        """Give the broker another address from its next start on."""
         self.cluster.seen["move"] += 1
         self.host = self.cluster.new_host()
 
     def kill(self, *, power: bool = False) -> None:
-        """See Machine. Nothing before its store is open: that is one step."""
+        """Kill the process (see Machine).
+
+        No effect until its store is open, because opening it is one step.
+        """
         if self.broker is None:
             return
         super().kill(power=power)
@@ -199,7 +205,7 @@ class BrokerMachine(Machine):
         self.disk = after
 
     def lose_disk(self) -> None:
-        """The machine gets another one, which is empty."""
+        """Replace the machine's disk with an empty one."""
         self.kill(power=True)
         if not self.up:
             self.cluster.seen["lost disk"] += 1
@@ -207,7 +213,7 @@ class BrokerMachine(Machine):
 
 
 class Cluster:
-    """All machines, and the network between them. `with` makes their world the one that code runs in."""
+    """All machines and their network. The method `world` makes code run in their simulated environment."""
 
     def __init__(self, seed: int) -> None:
         self.scheduler = Scheduler(seed)
@@ -234,16 +240,16 @@ class Cluster:
         return machine
 
     def add_broker(self, name: str, **settings: str) -> BrokerMachine:
-        machine = BrokerMachine(self, name, self.new_host(), settings)  # a slave bears its master's name
+        machine = BrokerMachine(self, name, self.new_host(), settings)  # a slave has its master's name
         self.brokers.append(machine)
         return machine
 
     def client(self, name: str) -> Process:
-        """A process for clients, on a host of its own."""
+        """Create a process for clients, on a host of its own."""
         return Process(self.scheduler, name, self.new_host())
 
     def heal(self) -> None:
-        """End all faults, and start what is down."""
+        """End all faults and start the stopped machines."""
         network = self.network
         network.heal()
         network.loss = 0.0
@@ -258,7 +264,7 @@ class Cluster:
 
     @contextlib.contextmanager
     def world(self) -> Iterator[None]:
-        """While the block runs, time, threads and network are simulated."""
+        """Simulate time, threads and network while the block runs."""
 
         def pool(_threads: int, name: str) -> Pool:
             owner = OWNER.get()

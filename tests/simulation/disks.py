@@ -1,4 +1,4 @@
-"""The disk of a simulated host: in memory, slow or failing when told to, and after a loss of power."""
+"""The disk of a simulated host: in memory, slow or failing on demand, and its state after a power failure."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from tests.kit.recording_disk import Image, RecordingDisk
 
 from cometmq.store import Buffer, DiskUsage
 
-_KINDS = (0, 1, 2, 3, *range(4, 14))  # of images, see CrashPoint.sampled_image
+_KINDS = (0, 1, 2, 3, *range(4, 14))  # numbers of images, see CrashPoint.sampled_image
 
 
 class SimulatedDisk(RecordingDisk):
-    """A RecordingDisk with faults. Shares are of calls; `full`: nothing can be reserved; `sync_s`: how long a
-    sync of the log takes. `seen`: how often each fault struck."""
+    """A RecordingDisk with faults.
+
+    Shares are shares of calls. With `full` nothing can be reserved. `sync_s` is the duration of a sync of the
+    log. `seen` counts the faults by kind.
+    """
 
     def __init__(self, chance: random.Random, seen: Counter[str], start: Image | None = None) -> None:
         super().__init__(start)
@@ -29,13 +32,13 @@ class SimulatedDisk(RecordingDisk):
         self.sync_s = 0.0005
 
     def heal(self) -> None:
-        """No more faults."""
+        """End all faults."""
         self.write_errors = self.sync_errors = 0.0
         self.full = False
         self.sync_s = 0.0005
 
     def after_power_loss(self) -> SimulatedDisk:
-        """What is there when power comes back: of what was not synced any part may be missing."""
+        """Return the disk after a power failure: any part of the data that was not synced may be missing."""
         point = CrashPoint(self, len(self.history))
         if point.choices:
             self.seen["volatile at power loss"] += 1
@@ -44,7 +47,7 @@ class SimulatedDisk(RecordingDisk):
         return SimulatedDisk(self.chance, self.seen, image)
 
     def rot(self, within: str) -> None:
-        """Damage a byte of something that was written in a file whose path holds this text."""
+        """Damage one written byte in a file whose path contains `within`."""
         written = [
             (inode, content)
             for path, inode in sorted(self.names.items())

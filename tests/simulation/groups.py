@@ -1,4 +1,4 @@
-"""A raft group of whole brokers in a run: its members, who leads, and what must hold at each moment."""
+"""A raft group of whole brokers in a run: its members, its leader, and its invariants."""
 
 from __future__ import annotations
 
@@ -28,17 +28,22 @@ from cometmq.store import RaftLog, TermAndVote, read_term
 
 RAFT_PORT = 40911
 LOOK_S = 0.05
-"""Between two looks at the group."""
+"""Interval, in seconds, between two checks of the group."""
 
 Tell = Callable[[str, str], None]
-"""Takes a promise that does not hold, and what happened."""
+"""A function that gets the name of a broken guarantee and what happened."""
 
 
 class RaftGroup:
-    """Members n0, n1, ... of one group. `watch` looks after it from then on."""
+    """The members n0, n1, ... of one group. `watch` starts regular checks of the group."""
 
     def __init__(self, cluster: Cluster, count: int, topic: str, tell: Tell, **settings: str) -> None:
-        """topic: that of the messages. tell: see Tell."""
+        """Add the members to a cluster.
+
+        Args:
+            topic: Topic of the messages.
+            tell: Reports a broken guarantee.
+        """
         self._cluster = cluster
         self._topic = topic
         self._tell = tell
@@ -49,19 +54,19 @@ class RaftGroup:
         peers = ";".join(f"{name}-{machine.host}:{RAFT_PORT}" for name, machine in self.members.items())
         for machine in self.members.values():
             machine.settings["dLegerPeers"] = peers
-        self._leaders: dict[int, str] = {}  # who took sends in a term
+        self._leaders: dict[int, str] = {}  # the member that accepted sends in each term
         self._entries: list[tuple[int, int]] = []  # end and checksum of each committed entry
         self._looked_at: dict[
             str, tuple[object, int]
-        ] = {}  # the store of a member, and how far it was compared
-        self._topics: dict[str, int] = {}  # made here and answered so: their queues
+        ] = {}  # per member: its store, and the number of compared entries
+        self._topics: dict[str, int] = {}  # queue counts of the topics whose creation was confirmed
         self.logs_are_whole = True
-        """Whether no disk loses what it had."""
+        """Whether no disk has lost stored data."""
         self.disks_are_kept = True
         """Whether no machine has lost its disk so far."""
 
     def listening(self) -> AbstractContextManager[object]:
-        """While the block runs, what members say is compared with what they have saved."""
+        """Compare the messages that members send with their saved state while the block runs."""
         send = Peers.send
 
         def listen(peers: Peers, messages: Sequence[AnyMessage]) -> None:
@@ -79,7 +84,7 @@ class RaftGroup:
         return mock.patch.object(Peers, "send", listen)
 
     def watch(self) -> None:
-        """Look at the group now and then until the run is over."""
+        """Check the group at intervals until the run ends."""
         self.look()
         self._cluster.scheduler.call_later(LOOK_S, self.watch)
 
@@ -124,11 +129,14 @@ class RaftGroup:
             if unit is not None and unit[0] >= end:
                 self._tell("only committed is read", f"{name} shows {unit[0]}, committed is up to {end}")
 
-    # -- what the run asks
+    # -- queries of the run
 
     @property
     def leader(self) -> BrokerMachine | None:
-        """Who takes sends; the one of the newest term, if one believes so that is behind a cut."""
+        """The member that accepts sends.
+
+        If a member that is cut off also considers itself leader, this is the one with the newest term.
+        """
         serving = [
             (broker.parts.replication.status().term, name)
             for name, machine in self.members.items()
@@ -146,14 +154,14 @@ class RaftGroup:
 
     @property
     def taking_part(self) -> list[BrokerMachine]:
-        """The members that the leader knows: the others were removed."""
+        """The members that the leader knows; all others were removed."""
         leader = self.leader
         if leader is None:
             return []
         return [self.members[each.member] for each in self._status(leader).members]
 
     def may_lose_disk(self, name: str) -> BrokerMachine | None:
-        """This member, if the others are whole: a group survives the loss of a minority at a time."""
+        """Return this member if all others are intact: a group survives losing one minority at a time."""
         brokers = [each.broker for each in self.members.values()]
         whole = [each and each.parts.replication.facts().get("raftSuspect") == "false" for each in brokers]
         if not all(whole):
@@ -162,7 +170,7 @@ class RaftGroup:
         return self.members[name]
 
     def check_ack(self, result: SendResult) -> None:
-        """A majority has what was promised."""
+        """Check that a majority has the acknowledged message."""
         leader = self.leader
         if leader is None or not self.logs_are_whole or not self.disks_are_kept:
             return
@@ -173,7 +181,7 @@ class RaftGroup:
             self._tell("acknowledged is stored", f"{have} of {len(voters)} have a message at {position}")
 
     def caught_up(self) -> bool:
-        """Whether there is a leader, and everybody has all that it has, committed."""
+        """Return whether there is a leader and all members have its whole log, fully committed."""
         leader = self.leader
         if leader is None or any(each.broker is None for each in self.taking_part):
             return False
@@ -181,7 +189,7 @@ class RaftGroup:
         return len(found) == 1 and all(last == committed for last, committed in found)
 
     def ask(self, action: str, member: str) -> None:
-        """Let the leader handle CHANGE_RAFT_GROUP. `seen` counts the changes that it makes."""
+        """Let the leader handle CHANGE_RAFT_GROUP. `seen` counts the successful changes."""
         leader = self.leader
         if leader is None or leader.process is None or leader.process.paused or leader.broker is None:
             return
@@ -199,7 +207,7 @@ class RaftGroup:
         leader.process.spawn(change())
 
     def put_back(self) -> None:
-        """Take the members in again that are not voters: one step, if the leader agrees."""
+        """Add the members that are not voters back to the group, one at a time, if the leader accepts."""
         leader = self.leader
         if leader is None:
             return
@@ -211,7 +219,7 @@ class RaftGroup:
                 self.ask("promote", name)
 
     async def make_topics(self, count: int, pause_s: float) -> None:
-        """Ask whoever leads for one topic after the other."""
+        """Request one topic after the other from the current leader."""
         client = RemotingClient()
         for number in range(count):
             await asyncio.sleep(pause_s)
@@ -227,7 +235,7 @@ class RaftGroup:
                     self._topics[f"S{number}"] = queues
 
     def check_topics(self, leader: BrokerMachine) -> None:
-        """Whoever leads in the end knows the topics that were answered."""
+        """Check that the final leader has all topics whose creation was confirmed."""
         assert leader.broker is not None
         table = leader.broker.parts.tables.topics.table
         for name, queues in self._topics.items():
@@ -236,5 +244,5 @@ class RaftGroup:
 
     @property
     def followers(self) -> list[BrokerMachine]:
-        """Who takes part, and does not lead."""
+        """The members of the group other than the leader."""
         return [each for each in self.taking_part if each is not self.leader]

@@ -1,7 +1,7 @@
 """The network of a run: connections with delay, loss, resets and cuts.
 
-A connection is TCP's: what is written arrives in order or not at all. A lost packet comes later; behind a cut
-everything waits, and goes on when the cut is healed.
+A connection behaves like TCP: data arrives in order or not at all. A lost packet arrives later. Across a cut
+all data waits until the cut is healed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,14 @@ _HIGH_WATER = 64 * 1024
 
 
 class Network:
-    """All hosts of a run. Faults: `delay_s` (mean), `loss` (share of packets), and `cuts`, directions (from,
-    to) in which nothing gets through. `seen`: how often each fault struck."""
+    """The connections between all hosts of a run, and their faults.
+
+    Attributes:
+        delay_s: Mean delay in seconds.
+        loss: Share of packets that are lost.
+        cuts: Directions (from, to) in which no data passes.
+        seen: Number of faults by kind.
+    """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self.scheduler = scheduler
@@ -37,11 +43,11 @@ class Network:
     # -- faults
 
     def cut(self, *directions: tuple[str, str]) -> None:
-        """Let nothing through in these directions."""
+        """Cut these directions."""
         self.cuts.update(directions)
 
     def heal(self) -> None:
-        """Everything gets through again."""
+        """End all cuts."""
         self.cuts.clear()
         for transport in list(self._open):
             transport.go_on()
@@ -51,14 +57,14 @@ class Network:
                 future.set_result(None)
 
     def reset_some(self, share: float) -> None:
-        """Break so many of the connections: what is under way is lost."""
+        """Reset this share of the connections; data in flight is lost."""
         for transport in list(self._open):
             if self.chance.random() < share / 2:
                 self.seen["reset"] += 1
                 transport.break_both()
 
     def lose_process(self, process: Process, *, silently: bool) -> None:
-        """A process is gone: the peers of its connections hear of it, unless its machine is gone, too."""
+        """Close the connections of a process; the peers are notified unless its machine is lost, too."""
         for place in [place for place, (whose, _) in self._listeners.items() if whose is process]:
             del self._listeners[place]
         for transport in list(self._open):
@@ -66,7 +72,7 @@ class Network:
                 transport.gone(silently)
 
     def delay(self) -> float:
-        """Seconds that a packet takes."""
+        """Return the delay of a packet in seconds."""
         delay = self.delay_s * (0.5 + self.chance.random())
         if self.loss and self.chance.random() < self.loss:
             self.seen["loss"] += 1
@@ -76,7 +82,7 @@ class Network:
     # -- connections
 
     def listen(self, factory: Callable[[], Any], host: str, port: int) -> _Listener:
-        """As `loop.create_server`."""
+        """Do the work of `loop.create_server`."""
         owner = OWNER.get()
         assert owner is not None
         if port == 0:
@@ -92,7 +98,10 @@ class Network:
         self._listeners.pop(place, None)
 
     async def connect(self, factory: Callable[[], Any], host: str, port: int) -> tuple[Transport, Any]:
-        """As `loop.create_connection`: behind a cut the answer waits until it is healed."""
+        """Do the work of `loop.create_connection`.
+
+        Across a cut the response waits until the cut is healed.
+        """
         source = OWNER.get()
         assert source is not None
         await asyncio.sleep(2 * self.delay())
@@ -120,7 +129,7 @@ class Network:
 
 
 class _Listener:
-    """As the server that `loop.create_server` gives."""
+    """A replacement for the server of `loop.create_server`."""
 
     def __init__(self, network: Network, place: tuple[str, int]) -> None:
         self._network = network
@@ -137,14 +146,14 @@ class _Listener:
         self._network.close_listener(self._place)
 
     async def wait_closed(self) -> None:
-        """Nothing to wait for."""
+        """Return immediately."""
 
 
 class _Socket:
-    """As the socket of a connection, whose options mean nothing here."""
+    """A replacement for a connection's socket; its options have no effect."""
 
     def setsockopt(self, *_: Any) -> None:
-        """Nothing to set."""
+        """Ignore the option."""
 
 
 class Transport(asyncio.Transport):
@@ -160,9 +169,9 @@ class Transport(asyncio.Transport):
         self._network = network
         self._direction = own[0], other[0]
         self._protocol: Any = None
-        self._last = 0.0  # when the last piece for the peer arrives
-        self._stalled: list[bytes | None] = []  # written, behind a cut; None: the end
-        self._came: list[bytes | None] = []  # arrived, not taken; None: the end
+        self._last = 0.0  # arrival time of the last data for the peer
+        self._stalled: list[bytes | None] = []  # written but held back by a cut; None is the end
+        self._came: list[bytes | None] = []  # arrived but not read; None is the end
         self._reading = True
         self._closing = self.ended = False
         self._unread = 0
@@ -170,13 +179,13 @@ class Transport(asyncio.Transport):
         self._paused = False
 
     def begin(self, factory: Callable[[], Any]) -> Any:
-        """The connection is made."""
+        """Begin the connection on this side."""
         self._protocol = factory()
         self._protocol.connection_made(self)
         self._take()
         return self._protocol
 
-    # -- what the process does
+    # -- called by the process
 
     def write(self, data: Any) -> None:
         if self._closing or self.ended or not data:
@@ -232,7 +241,7 @@ class Transport(asyncio.Transport):
             self._reading = True
             self._network.scheduler.call_soon(self._take, context=self.process.context)
 
-    # -- the way to the peer
+    # -- towards the peer
 
     def _send(self, piece: bytes | None) -> None:
         if self._stalled or self._direction in self._network.cuts:
@@ -243,30 +252,30 @@ class Transport(asyncio.Transport):
         self._last = max(self._last, scheduler.now + self._network.delay())
         if peer.process.alive:
             scheduler.call_at(self._last, peer.arrived, piece, context=peer.process.context)
-        else:  # its host answers that nobody is there
+        else:  # its host reports a closed port
             scheduler.call_at(self._last, self.end, ConnectionResetError(), context=self.process.context)
 
     def go_on(self) -> None:
-        """No cut is in the way any more."""
+        """Send the data that a cut held back."""
         stalled, self._stalled = self._stalled, []
         for piece in stalled:
             self._send(piece)
 
     def gone(self, silently: bool) -> None:
-        """The process is gone."""
+        """Handle the end of the process."""
         self._closing = self.ended = True
         self._network.closed(self)
         if not silently:
             self._send(None)
 
     def break_both(self) -> None:
-        """The connection is reset."""
+        """Reset the connection on both sides."""
         for side in (self, self.peer):
             context = side.process.context
             self._network.scheduler.call_soon(side.end, ConnectionResetError(), context=context)
 
     def arrived(self, piece: bytes | None) -> None:
-        """The peer has written, or closed."""
+        """Receive data from the peer, or its end."""
         if not self.ended:
             self._came.append(piece)
             self._take()
@@ -292,7 +301,7 @@ class Transport(asyncio.Transport):
                 protocol.data_received(piece)
 
     def was_read(self, count: int) -> None:
-        """The peer has taken so much."""
+        """Record that the peer has read `count` bytes."""
         self._unread -= count
         if self._paused and self._unread <= self._high // 4 and not self.ended:
             self._paused = False
@@ -303,7 +312,7 @@ class Transport(asyncio.Transport):
             self._protocol.resume_writing()
 
     def end(self, error: Exception | None) -> None:
-        """The connection is over on this side."""
+        """End the connection on this side."""
         if not self.ended:
             self.ended = self._closing = True
             self._network.closed(self)

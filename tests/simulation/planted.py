@@ -1,7 +1,7 @@
-"""The twenty planted bugs of reliability.md and those of raft groups, and the runs in which each must show.
+"""The twenty planted bugs of reliability.md and those of raft groups, and the runs that must detect them.
 
-Each is a change of the real parts for as long as a `with` block lasts, with faults under which it matters.
-The twentieth, faults that strike nobody, is in test_simulation.py.
+Each bug changes the real code while a `with` block lasts, and its runs have faults under which it matters.
+The twentieth, faults without effect, is in test_simulation.py.
 """
 
 from __future__ import annotations
@@ -44,18 +44,18 @@ from cometmq.store.writing.dispatch import Dispatcher
 from cometmq.store.writing.replica import ReplicaLog
 
 Find = Callable[[int], bool]
-"""Whether the run of a seed shows the bug."""
+"""A function that returns whether the run of a seed detects the bug."""
 
 
 class Bug(NamedTuple):
-    """plant: makes the context in which it is there. find: see Find."""
+    """A planted bug. `plant` creates the context that contains it; `find` runs a seed (see Find)."""
 
     plant: Callable[[], AbstractContextManager[Any]]
     find: Find
 
 
 def runs(shape: str, kind: str, *faults: str, sync_flush: bool = True) -> Find:
-    """Runs of whole clusters with these faults."""
+    """Return runs of whole clusters with these faults."""
     plan = Plan(shape, kind, frozenset(faults), sync_flush)
 
     def find(seed: int) -> bool:
@@ -68,12 +68,12 @@ def runs(shape: str, kind: str, *faults: str, sync_flush: bool = True) -> Find:
 
 
 def instead(target: Any, name: str, new: Any) -> Callable[[], AbstractContextManager[Any]]:
-    """Something of a class or module is something else."""
+    """Replace an attribute of a class or module."""
     return lambda: mock.patch.object(target, name, new)
 
 
 def around(target: Any, name: str, new: Callable[..., Any]) -> Callable[[], AbstractContextManager[Any]]:
-    """A function is `new`, which gets the one that was before its arguments."""
+    """Replace a function with `new`, which gets the original function before its other arguments."""
     was = getattr(target, name)
 
     def both(*given: Any, **more: Any) -> Any:
@@ -147,7 +147,7 @@ _suppressed: dict[tuple[int, str, int], bytes] = {}
 
 
 def suppress_duplicates(was: Any, appender: Appender, message: TickMessage) -> None:
-    """A send with the opaque id of an earlier one of its host is taken for that one, sent again."""
+    """Treat a send with the opaque id of an earlier send from the same host as a retry of that send."""
     host = message.sender.connection.addr.rpartition(":")[0]
     key = (id(appender), host, int(message.sender.opaque))
     message.body = _suppressed.setdefault(key, bytes(message.body))
@@ -184,11 +184,11 @@ def commit_backwards(
 
 
 async def answered_at_once(_tables: RaftTables, _since: int) -> None:
-    """Nobody is waited for."""
+    """Wait for no member."""
 
 
 class StaleEpoch(RaftNode):
-    """Takes answers of former terms for those of its own."""
+    """A raft node that accepts responses of former terms."""
 
     def _is_of_this_term(self, message: Any) -> bool:
         super()._is_of_this_term(message)

@@ -1,4 +1,4 @@
-"""One run: a cluster and clients of a seed, faults for a while, then none, and what must hold in the end."""
+"""A run: the cluster and clients of a seed, a time with faults, a time without, and the final checks."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from cometmq.protocol.ids import decode_offset_id
 from cometmq.store import WAITING, MessageStore
 from cometmq.testing.checker import RULES, Expected, Problem, check_history
 
-TOPICS = 5  # that an administrator makes of a raft group meanwhile
+TOPICS = 5  # created in a raft group during the run
 FAULT_S = 5.0
-"""How long faults strike."""
+"""Duration of the faults, in seconds."""
 HEALED_S = 120.0
-"""How long a healthy cluster may take until everybody has everything."""
+"""Limit, in seconds, until a healthy cluster has delivered and replicated everything."""
 _SETTLED_S = 2.5
-"""How long owners of queues are watched: a rebalance and an offset's way to the broker."""
+"""Time, in seconds, in which queue owners are watched: enough for a rebalance and an offset commit."""
 _QUIET_S = 6.0
-"""Each queue has had one owner for so long when nobody is on the way any more."""
+"""Time, in seconds, for which each queue must have had a single owner before it counts as settled."""
 _OFFSETS_S = 0.2
-"""Between two looks at the group's offsets."""
+"""Interval, in seconds, between two records of the group's offsets."""
 _SETTLES = 0.4
-"""The share of runs in which that is waited for: clusters at rest cost as much as those at work."""
+"""Share of runs that watch settled owners: an idle cluster costs as much as a busy one."""
 _ROTTEN_S = 6.0
-"""How long one is watched whose disk was damaged: what is lost never comes."""
+"""Time, in seconds, to watch a cluster with a damaged disk, whose lost messages never arrive."""
 KINDS = ("plain", "orderly", "transactions", "timers", "retries")
 SHAPES = ("one", "two", "pair", "pair", "raft", "raft", "raft")
-"""A broker, two of them, a master with its slave, a raft group of three or five."""
+"""A broker, two brokers, a master with its slave, or a raft group of three or five."""
 FAULTS = (
     "loss", "slow network", "cut", "one-way cut", "reset", "pause", "kill", "power", "clock", "slow disk",
     "full", "io error", "members", "move", "rot", "change", "wipe",
@@ -48,7 +48,7 @@ FAULTS = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run is: shape of the cluster, kind of messages, faults."""
+    """The parameters of a run: shape of the cluster, kind of messages, faults."""
 
     shape: str
     kind: str
@@ -61,7 +61,7 @@ class Plan:
 
 
 def plan_of(seed: int) -> Plan:
-    """What a seed stands for: each picks some of the faults, so that rare meetings of two happen."""
+    """Return the plan of a seed. It has only some of the faults, so that rare pairs of faults meet."""
     chance = random.Random(f"plan {seed}")
     sync_flush = chance.random() < 0.7
     share = chance.choice((0.1, 0.3, 0.5))
@@ -70,14 +70,14 @@ def plan_of(seed: int) -> Plan:
         faults.discard("power")
     shape = chance.choice(SHAPES)
     faults -= {"pair": {"move", "rot", "change", "wipe"}, "raft": {"move"}}.get(shape, {"change", "wipe"})
-    if "wipe" in faults:  # a group need not survive it while it shrinks, or while another log is damaged
+    if "wipe" in faults:  # a group need not survive it while it shrinks or while another log is damaged
         faults -= {"change", "rot"}
     return Plan(shape, chance.choice(KINDS), frozenset(faults), sync_flush)
 
 
 @dataclass
 class Outcome:
-    """What a run showed. seen: how often each fault struck; digest: of all its events."""
+    """The result of a run. `seen` counts the faults, and `digest` is a checksum of all events."""
 
     seed: int
     plan: Plan
@@ -122,7 +122,7 @@ class Run:
         self.slaves = [each for each in cluster.brokers if each.slave]
 
     def __call__(self) -> Outcome:
-        """Do it."""
+        """Execute the run."""
         listening = contextlib.nullcontext() if self.group is None else self.group.listening()
         with self.cluster.world(), listening:
             self._start()
@@ -144,7 +144,7 @@ class Run:
         return outcome
 
     def _forgiven(self) -> set[str]:
-        """Rules that these faults may break: after a crash listeners are called again, timers come late."""
+        """Rules that these faults may break: a crash repeats listener calls, and timers may be late."""
         if "rot" in self.plan.faults:
             return set(RULES) - {"nothing invented"}
         forgiven = set()
@@ -177,7 +177,7 @@ class Run:
         process.spawn(self.clients.consume(process, orderly=self.plan.kind == "orderly"))
 
     def _check_ack(self, result: SendResult) -> None:
-        """Whoever promised a message has it: its master, and a slave of that, or a majority."""
+        """Check that an acknowledged message is stored on its master and a slave, or on a majority."""
         if self.group is not None:
             self.group.check_ack(result)
             return
@@ -267,7 +267,7 @@ class Run:
             self._for_a_while(lambda: broker.up or broker.start())
 
     def _rot(self) -> None:
-        if self.group is not None:  # of one member: a majority must keep what it promised
+        if self.group is not None:  # of one member only: a majority must keep the acknowledged messages
             self.cluster.brokers[0].disk.rot("/data/")
         else:
             self._broker().disk.rot("/commitlog/")
@@ -288,7 +288,7 @@ class Run:
             self.group.ask(action, self.chance.choice(sorted(self.group.members)))
 
     def _clock(self) -> None:
-        # A clock that goes back makes messages that wait come late, and a small step forward counts at once.
+        # A clock set back delays waiting messages, and a small step forward takes effect immediately.
         steps = (
             (30.0, 3600.0) if self.plan.kind in ("timers", "retries") else (-3600.0, -2.0, 0.5, 30.0, 3600.0)
         )
@@ -324,7 +324,7 @@ class Run:
             if broker.broker is None:
                 self._problem("starts again", f"{broker.name}: {broker.failure!r}")
             elif not broker.store.flags.writeable or (self.group and "io error" in self.plan.faults):
-                # A failed sync is for good until the next start, and so is a cut that failed in a raft group.
+                # A failed sync, and in a raft group a failed truncation, is permanent until the next start.
                 broker.kill()
                 broker.start()
         if self.group is not None:
@@ -332,12 +332,12 @@ class Run:
         limit_s = _ROTTEN_S if "rot" in self.plan.faults else HEALED_S
         self.scheduler.run_until(lambda: self.clients.done and self._dead and self._caught_up(), limit_s)
         self.scheduler.run_for(1.0)
-        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have come meanwhile
+        self.scheduler.run_until(self._caught_up, limit_s)  # a retry may have arrived in the meantime
         if "rot" not in self.plan.faults and self.chance.random() < _SETTLES:
             self._settle()
 
     def _settle(self) -> None:
-        """While nobody comes or goes each queue keeps one owner, and the group's offsets do not go back."""
+        """Check that without membership changes each queue keeps its owner and offsets do not decrease."""
         brokers = [each for each in self.cluster.brokers if each.broker and not each.store.slave]
         queues = {
             name_of(MessageQueue(TOPIC, each.name, queue_id))
@@ -356,7 +356,7 @@ class Run:
         self.scheduler.run_until(quiet, HEALED_S)
         history = self.clients.history
         self._note_offsets()
-        # A broker that lost its topic has no queue that could be owned: its lost messages are what is found.
+        # A broker that lost its topic has no queues to own; other rules report its lost messages.
         settled = (
             history.begin("settled", group=GROUP, topic=TOPIC, queues=tuple(sorted(queues)))
             if queues
@@ -368,13 +368,13 @@ class Run:
         self._note_offsets()
 
     def _watch_offsets(self) -> None:
-        """Where no broker is killed and no member loses its queues they never go back."""
+        """Record the group's offsets at intervals. Without kills and lost queues they must not decrease."""
         if not self._healed:
             self._note_offsets()
             self.scheduler.call_later(_OFFSETS_S, self._watch_offsets)
 
     def _note_offsets(self) -> None:
-        """Where the group is, as the brokers say."""
+        """Record the group's offsets on all brokers."""
         for broker in self.cluster.brokers:
             if broker.broker is None or broker.store.slave:
                 continue
@@ -384,7 +384,7 @@ class Run:
 
     @property
     def _dead(self) -> bool:
-        """Whether dead letters are stored."""
+        """Whether the expected dead letters are stored."""
         if not self.clients.hopeless or self.plan.shape == "two":
             return True
         brokers = [each for each in self.cluster.brokers if each.broker and not each.slave]
@@ -409,7 +409,7 @@ class Run:
         self.problems.append(Problem(rule, what))
 
     def _read_everything(self) -> None:
-        """Note what the brokers hold in the end."""
+        """Record the messages that the brokers hold in the end."""
         history = self.clients.history
         if self.group is not None and self.group.leader is not None:
             self.masters = [self.group.leader]
@@ -441,7 +441,7 @@ class Run:
             self._problem("only committed is read", f"handled, and not in the log: {sorted(invented)}")
 
     def _compare_replicas(self) -> None:
-        """Each slave or follower has what its master has, byte for byte, and serves the same."""
+        """Check that each slave or follower has the same bytes as its master and serves the same messages."""
         if "rot" in self.plan.faults:
             return
         if self.group is not None:
@@ -467,13 +467,13 @@ class Run:
 
 
 def tables_of(machine: BrokerMachine) -> DurableTables:
-    """Of a broker that runs."""
+    """Return the tables of a running broker."""
     assert machine.broker is not None
     return machine.broker.parts.tables
 
 
 def log_bytes(store: MessageStore, start: int, end: int) -> bytes:
-    """The log from one position to another, over segments."""
+    """Return the log from one position to another, across segments."""
     size = store.log.segment_size
     pieces = []
     while start < end:
@@ -489,7 +489,7 @@ def body_of(message: MessageExt) -> str:
 
 
 def stored(store: MessageStore, topic: str, broker: str) -> Iterator[MessageExt]:
-    """All messages of a topic, their checksums checked."""
+    """Yield all messages of a topic after a check of their checksums."""
     for queue in sorted(store.queues.of_topic(topic), key=lambda each: each.queue_id):
         offset = queue.min_offset
         while offset < queue.max_offset:
@@ -497,6 +497,6 @@ def stored(store: MessageStore, topic: str, broker: str) -> Iterator[MessageExt]
             for buffer in got.buffers:
                 try:
                     yield from decode_messages(buffer, broker, [])
-                except RecordError:  # damage that the body's checksum does not cover
+                except RecordError:  # damage outside the body's checksum
                     continue
             offset = max(got.next_begin_offset, offset + 1)

@@ -1,12 +1,12 @@
-"""A seeded loop whose time is simulated: the one order in which everything of a run happens.
+"""A seeded event loop with simulated time, which determines the order of all events of a run.
 
-It is a heap of (moment, number, event). asyncio's tasks and futures run on it, so the same loop drives
-whole brokers and clients, and cores without I/O. Nothing in a run uses a thread, a socket or the machine's
-clocks: what is meant for threads is done in one step a little later, connections are made by `network.py`,
-and `patched_time` puts the loop's time in place of the clocks. So two runs of one seed are the same run.
+It is a heap of (time, number, event). asyncio's tasks and futures run on it, so the same loop drives whole
+brokers and clients, and cores without I/O. A run uses no thread, no socket and no clock of the machine: work
+for threads is done in one step a little later, `network.py` makes the connections, and `patched_time`
+replaces the clocks with the loop's time. So two runs of one seed are identical.
 
-An event belongs to the process in whose context it was made (`OWNER`). One of a process that was killed never
-happens; one of a process that stands still happens when it goes on.
+An event belongs to the process in whose context it was created (`OWNER`). Events of a killed process never
+happen; events of a paused process happen when it resumes.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ START_S = 1_700_000_000.0
 """Wall time at the beginning of a run."""
 _EVENTS_MOST = 400_000
 _EVENTS_A_LOOK = 16
-"""So many happen between two looks at whether a run is done."""
+"""Number of events between two checks of whether a run is done."""
 
 
 class Stuck(AssertionError):
-    """A run did not come to its end: nothing is left to happen, or far too much."""
+    """A run that did not end: no event is left, or there are far too many."""
 
 
 class Process:
-    """A process of the simulated cluster, on a host of its own. A restarted one is another object."""
+    """A process of the simulated cluster, on a host of its own. A restart creates a new object."""
 
     def __init__(self, scheduler: Scheduler, name: str, host: str) -> None:
         self.scheduler = scheduler
@@ -45,18 +45,18 @@ class Process:
         self.host = host
         self.alive = True
         self.wall_offset_s = 0.0
-        """How far the host's wall clock is off."""
-        self._held: list[_Event] | None = None  # while it stands still
+        """Offset of the host's wall clock, in seconds."""
+        self._held: list[_Event] | None = None  # events kept while the process is paused
         self.context = contextvars.copy_context()
         self.context.run(OWNER.set, self)
 
     def pause(self) -> None:
-        """Stand still, as after SIGSTOP."""
+        """Pause the process, as SIGSTOP does."""
         if self._held is None:
             self._held = []
 
     def resume(self) -> None:
-        """Go on: what was due meanwhile happens now."""
+        """Resume the process: events that were due in the meantime happen now."""
         held, self._held = self._held or [], None
         for event in held:
             self.scheduler.push(event)
@@ -66,19 +66,19 @@ class Process:
         return self._held is not None
 
     def kill(self) -> None:
-        """Nothing of it happens any more."""
+        """Drop all events of the process from now on."""
         self.alive = False
         self._held = None
 
     def may_happen(self, event: _Event) -> bool:
-        """Whether its event may happen now; a process that stands still keeps it."""
+        """Return whether an event of the process may happen now; a paused process keeps it."""
         if self._held is not None:
             self._held.append(event)
             return False
         return self.alive
 
     def spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of this process."""
+        """Create a task of this process."""
         return self.scheduler.create_task(work, context=self.context.copy())
 
 
@@ -86,7 +86,7 @@ OWNER: contextvars.ContextVar[Process | None] = contextvars.ContextVar("owner", 
 
 
 class _Event:
-    """A callback at a moment, as asyncio's handles."""
+    """A callback at a point in time, in place of asyncio's handles."""
 
     __slots__ = ("args", "at", "callback", "dropped", "owner", "within")
 
@@ -109,7 +109,7 @@ class _Event:
 
 
 class Scheduler(asyncio.AbstractEventLoop):
-    """Time in seconds from 0. `chance`: the random numbers of the run."""
+    """An event loop with simulated time in seconds from 0. `chance` supplies the run's random numbers."""
 
     def __init__(self, seed: int) -> None:
         self.seed = seed
@@ -117,24 +117,24 @@ class Scheduler(asyncio.AbstractEventLoop):
         self.now = 0.0
         self.events = 0
         self.digest = 0
-        """Of the moments of all events so far: two runs of one seed agree in it."""
+        """Checksum of the times of all events so far; it is equal for two runs of one seed."""
         self.failures: list[BaseException] = []
-        """What callbacks and tasks raised and nobody took."""
+        """Exceptions of callbacks and tasks that were never retrieved."""
         self.connections: Connections | None = None
         self._heap: list[tuple[float, int, _Event]] = []
         self._numbers = itertools.count()
         self._running = False
-        # A task of a killed process must not be collected: its `finally` blocks would run.
+        # Tasks of killed processes are kept, since collecting them would run their `finally` blocks.
         self._tasks: list[asyncio.Task[Any]] = []
 
     # -- running
 
     def run_for(self, seconds: float) -> None:
-        """Let everything happen that is due within so much time."""
+        """Run all events that are due within the given seconds."""
         self.run_until(lambda: False, seconds)
 
     def run_until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Let things happen until `done`, asked now and then, or for so long; whether it was done."""
+        """Run events until `done` returns true or the time is over; return whether `done` did."""
         end = self.now + seconds
         heap, pop = self._heap, heapq.heappop
         with self._current():
@@ -175,7 +175,7 @@ class Scheduler(asyncio.AbstractEventLoop):
             asyncio.events._set_running_loop(outside)  # noqa: SLF001
 
     def run(self, work: Coroutine[Any, Any, T], seconds: float = 3600.0) -> T:
-        """The outcome of a coroutine. Raises Stuck if it is not there in time."""
+        """Run a coroutine and return its result. Raises Stuck if it takes longer than `seconds`."""
         with self._current():
             task = self.create_task(work)
         if not self.run_until(task.done, seconds):
@@ -183,19 +183,19 @@ class Scheduler(asyncio.AbstractEventLoop):
         return task.result()
 
     def forget(self) -> None:
-        """The run is over: let its objects go."""
+        """Release the objects of a finished run."""
         self.connections = None
         for each in (self._heap, self._tasks, self.failures):
             each.clear()
 
     def push(self, event: _Event) -> None:
-        """Let an event happen at its time, or now if that is over."""
+        """Schedule an event for its time, or for now if that has passed."""
         heapq.heappush(self._heap, (max(event.at, self.now), next(self._numbers), event))
 
     # -- asyncio's loop
 
     def time(self) -> float:
-        """Seconds since the beginning of the run."""
+        """Return the seconds since the beginning of the run."""
         return self.now
 
     def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
@@ -224,13 +224,13 @@ class Scheduler(asyncio.AbstractEventLoop):
         return task
 
     def run_in_executor(self, executor: Any, func: Callable[..., T], *args: Any) -> asyncio.Future[T]:  # type: ignore[override]
-        """What a thread would do is done in one step, a little later."""
+        """Run the function of an executor in one step, a little later."""
         future: asyncio.Future[T] = self.create_future()
         self.call_later(self.chance.uniform(0, 0.002), _work, future, func, args)
         return future
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> Any:  # type: ignore[override]
-        """All hosts are addresses."""
+        """Return the host unchanged: all hosts are addresses."""
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (host, port or 0))]
 
     async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:  # type: ignore[override]
@@ -256,7 +256,7 @@ class Scheduler(asyncio.AbstractEventLoop):
 
 
 class Connections(Protocol):
-    """Who makes the connections of a run."""
+    """The interface that makes the connections of a run."""
 
     async def connect(self, factory: Any, host: str, port: int) -> tuple[Any, Any]: ...
 
@@ -268,21 +268,21 @@ def _work(future: Any, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         return
     try:
         result = func(*args)
-    except Exception as error:  # it is the caller's, as with a thread
+    except Exception as error:  # the caller gets it, as from a thread
         future.set_exception(error)
     else:
         future.set_result(result)
 
 
 class _Job(Future[Any]):
-    """Work of a pool. Whoever waits for it has it done at once."""
+    """Work submitted to a pool. Waiting for the result executes it immediately."""
 
     def __init__(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         super().__init__()
         self._work: tuple[Callable[..., Any], tuple[Any, ...]] | None = (func, args)
 
     def do(self) -> None:
-        """Do it, unless it was done."""
+        """Execute the work unless it is done."""
         work, self._work = self._work, None
         if work is not None:
             _work(self, *work)
@@ -297,17 +297,16 @@ class _Job(Future[Any]):
 
 
 class Pool:
-    """In the place of a ThreadPoolExecutor with one thread."""
+    """A replacement for a ThreadPoolExecutor with one thread."""
 
     def __init__(self, scheduler: Scheduler, delay_s: Callable[[], float]) -> None:
-        """delay_s: how long a piece of work takes."""
+        """`delay_s` returns the duration of a piece of work in seconds."""
         self._scheduler = scheduler
         self._delay_s = delay_s
         self._free_at = 0.0
         self._jobs: list[_Job] = []
 
     def submit(self, func: Callable[..., Any], *args: Any) -> Future[Any]:
-        """As an executor's."""
         job = _Job(func, args)
         self._jobs = [each for each in self._jobs if not each.done()] + [job]
         self._free_at = max(self._free_at, self._scheduler.now) + self._delay_s()
@@ -315,20 +314,20 @@ class Pool:
         return job
 
     def shutdown(self, wait: bool = True) -> None:
-        """All work is done."""
+        """Execute all remaining work."""
         for job in self._jobs:
             job.do()
 
 
 def wall_s(scheduler: Scheduler) -> float:
-    """What the wall clock of the host shows whose process runs."""
+    """Return the wall time on the host of the running process."""
     owner = OWNER.get()
     return START_S + scheduler.now + (owner.wall_offset_s if owner is not None else 0.0)
 
 
 @contextmanager
 def patched_time(scheduler: Scheduler) -> Iterator[None]:
-    """While the block runs, the machine's clocks tell the scheduler's time, and `random` seeded numbers."""
+    """Replace the machine's clocks with the scheduler's time, and `random` with seeded numbers."""
     clocks: dict[str, Callable[..., float]] = {
         "time": lambda: wall_s(scheduler),
         "time_ns": lambda: int(wall_s(scheduler) * 1e9),

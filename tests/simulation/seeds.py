@@ -1,4 +1,4 @@
-"""Many seeds in a row; `python -m tests.simulation.seeds FIRST COUNT` for more than the tests run."""
+"""Run many seeds; `python -m tests.simulation.seeds FIRST COUNT` runs more seeds than the tests do."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ from tests.raft.chaos import live
 from tests.simulation.run import Plan, Run, plan_of
 
 CLUSTERS = 20
-"""Each so many-th seed is a run of whole brokers and clients; the others are lives of a raft group, whose
-core alone is real."""
+"""Of this many seeds one is a run of whole brokers and clients.
+
+The others simulate a raft group, of which only the core is real.
+"""
 _STEPS = 16
-"""Of such a life: shorter than in tests/raft, for many more seeds."""
+"""Steps of a simulated raft group: fewer than in tests/raft, for many more seeds."""
 _BETWEEN_COLLECTIONS = 10
 
 
 class _NoLoop(asyncio.DefaultEventLoopPolicy):
-    """There is no loop but that of a run: else what dying tasks still want would wait in one for ever."""
+    """A policy without a default loop: callbacks of dying tasks would otherwise wait in it forever."""
 
     def get_event_loop(self) -> asyncio.AbstractEventLoop:
         raise RuntimeError("the run is over")
 
 
 class SeedFailed(AssertionError):
-    """A seed that showed a problem."""
+    """A seed whose run had a problem."""
 
     def __init__(self, seed: int, what: str) -> None:
         super().__init__(f"seed {seed} ({what_is(seed)}): {what}\nCOMETMQ_SIM_SEED={seed} runs it alone")
@@ -38,12 +40,12 @@ class SeedFailed(AssertionError):
 
 
 def what_is(seed: int) -> str:
-    """What a seed stands for."""
+    """Describe the run of a seed."""
     return str(plan_of(seed)) if seed % CLUSTERS == 0 else "a raft group"
 
 
 def simulate(seed: int) -> Counter[str]:
-    """Run a seed; returns which faults struck, and what was done. Raises SeedFailed."""
+    """Run a seed and count its faults and operations. Raises SeedFailed."""
     if seed % CLUSTERS:
         try:
             life = live(seed, steps=_STEPS)
@@ -63,8 +65,10 @@ def simulate(seed: int) -> Counter[str]:
 
 @contextmanager
 def many() -> Iterator[None]:
-    """For runs in a row. A run leaves tasks of killed processes behind; what the interpreter says while it
-    throws them away means nothing."""
+    """Prepare the process for a series of runs.
+
+    A run leaves tasks of killed processes behind; the interpreter's warnings about them are suppressed.
+    """
     hook, level, policy = sys.unraisablehook, logging.root.manager.disable, asyncio.get_event_loop_policy()
     logging.disable(logging.CRITICAL)
     sys.unraisablehook = lambda _what: None
@@ -89,13 +93,13 @@ def many() -> Iterator[None]:
 
 
 def warm_up() -> None:
-    """What is done once in a process (caches, imports) must not make its first run another one."""
+    """Fill caches and import modules, so that the first run of a process does not differ from later ones."""
     for shape in ("two", "pair", "raft"):
         Run(0, Plan(shape, "plain", frozenset(), True))()
 
 
 def each_of(seeds: Iterable[int]) -> Counter[str]:
-    """Run these seeds; raises SeedFailed at the first problem."""
+    """Run these seeds and count their faults; raises SeedFailed at the first problem."""
     seen: Counter[str] = Counter()
     for seed in rarely_collecting(seeds):
         seen += simulate(seed)
@@ -103,7 +107,7 @@ def each_of(seeds: Iterable[int]) -> Counter[str]:
 
 
 def rarely_collecting(seeds: Iterable[int]) -> Iterator[int]:
-    """The same, with a look for garbage now and then: within `many` nothing else looks."""
+    """Yield the seeds and run the garbage collector at intervals; `many` disables it otherwise."""
     for number, seed in enumerate(seeds):
         yield seed
         if number % _BETWEEN_COLLECTIONS == 0:
@@ -111,7 +115,7 @@ def rarely_collecting(seeds: Iterable[int]) -> Iterator[int]:
 
 
 def main(first: int, count: int) -> None:
-    """Run seeds, and say what they showed; goes on after failures."""
+    """Run seeds and print their results; failures do not stop the series."""
     seen: Counter[str] = Counter()
     with many():
         for seed in rarely_collecting(range(first, first + count)):

@@ -1,7 +1,7 @@
-"""Seeded runs of real brokers, clients and raft cores on simulated time, network and disks.
+"""Seeded runs of real brokers, clients and raft cores with simulated time, network and disks.
 
-COMETMQ_SIM_SEEDS sets how many, COMETMQ_SIM_FIRST where they begin; COMETMQ_SIM_SEED runs one alone, with its
-history.
+COMETMQ_SIM_SEEDS sets the number of seeds and COMETMQ_SIM_FIRST the first one. COMETMQ_SIM_SEED runs a single
+seed and prints its history.
 """
 
 from __future__ import annotations
@@ -25,25 +25,25 @@ FIRST = int(os.environ.get("COMETMQ_SIM_FIRST", "1"))
 ALONE = int(os.environ.get("COMETMQ_SIM_SEED", "0"))
 AT_ONCE = 250
 IN_MAKE_TEST = 2_000
-"""The seeds of `make test`; `make test-all` runs all."""
+"""Number of seeds in `make test`; `make test-all` runs all seeds."""
 MOST_TRIED = 300
-"""A planted bug is found within so many seeds."""
+"""Number of seeds within which a planted bug must be found."""
 STRIKES = (
     "clock step", "cut", "full", "kill", "loss", "lost disk", "member killed", "move", "pause", "power loss",
     "remove", "reset", "rot", "slow disk", "slow network", "sync error", "transfer", "volatile at power loss",
     "write error",
 )  # fmt: skip
-"""What each few hundred seeds show of faults, if these do anything."""
+"""Faults that every few hundred seeds must show, since otherwise they have no effect."""
 NOTED = ("bounds", "commit", "dead", "end", "handle", "own", "read", "send", "settled")
-"""The operations that the rules of histories are about: without them a rule finds nothing."""
+"""Operations that the rules of histories check: without them a rule cannot find anything."""
 
 
 def _no_cut(_network: Network, *_directions: tuple[str, str]) -> None:
-    """A fault that strikes nobody."""
+    """A fault without effect."""
 
 
 def missing(first: int, count: int) -> set[str]:
-    """The faults, and operations, that none of these runs of clusters has shown."""
+    """Return the faults and operations that occurred in none of these runs of clusters."""
     seen: set[str] = set()
     for seed in rarely_collecting(range(first, first + count)):
         outcome = Run(seed)()
@@ -85,7 +85,7 @@ def test_a_seed_is_one_run_in_any_process() -> None:
 
 
 def digests(plans: list[Plan]) -> list[int]:
-    """Of the events of seed 7 with each of these plans."""
+    """Return the event checksums of seed 7 with each of these plans."""
     with many():
         return [Run(7, each)().digest for each in plans]
 
