@@ -1,6 +1,8 @@
-"""A console over a cluster of 16 brokers with 5,000 topics and 2,300 groups that is made up, and one broker
-that hangs, as a name server does that is asked for a route: what it is
-asked is written to standard output when it stops, as JSON: name of the question -> how often."""
+"""A console for a fake cluster: 16 brokers, 5,000 topics, 2,300 groups, and one broker that hangs.
+
+A name server that is asked for a route hangs, too. At its stop it prints the number of queries by name as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ TABLE = TopicConfigTable(
 
 
 class MadeUp:
-    """Stands in for Admin. Tables are decoded at each question, as a real one's are."""
+    """A stand-in for Admin. Tables are decoded at each query, as in the real class."""
 
     def __init__(self) -> None:
         self.asked: Counter[str] = Counter()
@@ -95,7 +97,6 @@ class MadeUp:
 
 
 async def main(data: Path) -> None:
-    """Serve until SIGTERM."""
     console = Console(ConsoleOptions(namesrv="127.0.0.1:1", data=data, port=0))
     admin: Any = MadeUp()
     connection = console.services.clusters.connections["default"]

@@ -1,4 +1,4 @@
-"""A real cluster and a console over it, once for all tests of pages; a browser for each module."""
+"""Fixtures: a real cluster and a console, shared by all tests of pages, and a browser for each module."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ T = TypeVar("T")
 
 READY = r"^The console of .* is ready: "
 WAIT_MS = 60_000
-"""For what a page shows: the machine may be busy."""
+"""Timeout for content of a page, in ms, on a busy machine."""
 
 
 @dataclass(frozen=True)
 class RunningConsole:
-    """A console process. url: without the last slash; data: its directory; namesrv: of its cluster."""
+    """A console process.
+
+    Attributes:
+        url: Address without the last slash.
+        data: The console's directory.
+        namesrv: Name server of its cluster.
+    """
 
     url: str
     password: str
@@ -35,26 +41,26 @@ class RunningConsole:
 
     @property
     def reports(self) -> Path:
-        """What pipeline jobs have left, where the console was started with it."""
+        """The directory of pipeline jobs' reports, if the console was started with one."""
         return self.data / "reports"
 
     @property
     def audit(self) -> str:
-        """The audit log without what was begun: what came out of it."""
+        """The audit log's lines with outcomes, without those that mark a begin."""
         lines = (self.data / "audit.jsonl").read_text().splitlines(keepends=True)
         return "".join(line for line in lines if '"result":"begun"' not in line)
 
 
 def console_command(namesrv: str, data: Path, *more: str) -> list[str]:
-    """The command of a console at any free port."""
-    # The framework behaves otherwise where it sees pytest's variable.
+    """Return the command of a console on any free port."""
+    # The framework changes its behaviour if pytest's variable is set.
     start = "import os, runpy; os.environ.pop('PYTEST_CURRENT_TEST', None); runpy.run_module('cometmq')"
     options = ["console", "-n", namesrv, "--port", "0", "--data", str(data), *more]
     return [sys.executable, "-c", start.replace("('cometmq')", "('cometmq', run_name='__main__')"), *options]
 
 
 def as_it_says(process: ServerProcess, data: Path, namesrv: str) -> RunningConsole:
-    """The console that a process announces."""
+    """Return the console whose address a process has printed."""
     url = process.wait_line(READY, 60).rpartition(" ")[2].rstrip("/")
     password = process.wait_line(r"first account .*password", 10).split()[-1]
     return RunningConsole(url, password, data, namesrv)
@@ -76,7 +82,7 @@ def console(cluster: StandaloneProcess, tmp_path_factory: pytest.TempPathFactory
         assert "Traceback" not in process.output, process.output
 
 
-# Its driver has a loop that runs as long as it does: tests of other modules need theirs.
+# Its driver occupies an event loop while it exists, and tests of other modules need their own loops.
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     from tests.browser import running_browser
@@ -87,7 +93,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def _logged_in(browser: Browser, console: RunningConsole) -> list[dict[str, object]]:
-    """The cookies of a login: one for all pages, since logins are limited."""
+    """Return the cookies of a login. All pages share them, because logins are limited."""
     context = browser.new_context()
     page = context.new_page()
     page.goto(f"{console.url}/login")
@@ -115,8 +121,7 @@ def page(
     _logged_in: list[dict[str, object]],
     request: pytest.FixtureRequest,
 ) -> Iterator[Page]:
-    """A page of the administrator's. What its browser complains of fails the test; what it showed then is
-    printed."""
+    """Open a page as administrator. An error in its browser fails the test and prints the page's content."""
     context = browser.new_context(
         base_url=console.url, viewport={"width": 1280, "height": 900}, locale="en-US"
     )
@@ -137,7 +142,7 @@ def page(
 
 
 def log_in(page: Page, name: str, password: str) -> None:
-    """Fill in the form of a login page and send it."""
+    """Fill in and submit the form of a login page."""
     page.fill("#name", name)
     page.fill("#password", password)
     page.click("button[type=submit]")
@@ -149,13 +154,13 @@ def shown(page: Page, text: str | re.Pattern[str]) -> None:
 
 
 def asked(work: Coroutine[Any, Any, T]) -> T:
-    """What a coroutine gives, run on a loop of another thread: the browser's driver has this one."""
+    """Run a coroutine on a loop of another thread, because the browser's driver uses this thread's loop."""
     with loop_in_thread("console-tests") as run:
         return run(work)
 
 
 def confirm(page: Page, name: str = "") -> None:
-    """Confirm what will be done, with the name where it is wanted."""
+    """Confirm an action, with the object's name where it is required."""
     box = page.get_by_role("alertdialog").last
     if name:
         box.get_by_role("textbox").fill(name)
@@ -163,5 +168,5 @@ def confirm(page: Page, name: str = "") -> None:
 
 
 def go_on(page: Page) -> None:
-    """Send a form."""
+    """Submit a form."""
     page.get_by_role("alertdialog").last.get_by_role("button", name="Continue").click()

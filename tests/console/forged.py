@@ -1,5 +1,4 @@
-"""A browser that is none: it logs in, opens pages, and says on a page's connection whatever a test wants, as
-somebody may who writes his own."""
+"""A forged browser that logs in, opens pages, and sends arbitrary events on a page's connection."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 class Forged:
-    """Somebody with cookies. url: of the console."""
+    """A client with cookies. `url` is the console's address."""
 
     def __init__(self, url: str, **headers: str) -> None:
         self.url = url
@@ -40,7 +39,7 @@ class Forged:
         return "; ".join(f"{name}={value}" for name, value in self.cookies.items())
 
     def ask(self, path: str, form: dict[str, str] | None = None, **headers: str) -> tuple[int, str]:
-        """The status and text of an answer; cookies are kept."""
+        """Return the status and text of a response; cookies are kept."""
         body = urlencode(form).encode() if form is not None else None
         asked = urllib.request.Request(self.url + path, body, {**self.headers, **headers})
         if self.cookies:
@@ -56,21 +55,21 @@ class Forged:
             return answer.status, answer.read().decode()
 
     def log_in(self, name: str, password: str, **headers: str) -> int:
-        """The status of the answer: 303 lets in."""
+        """Log in and return the status of the response, which is 303 on success."""
         token = re.search(r'name="csrf" value="([^"]+)"', self.ask("/login")[1])
         assert token is not None
         form = {"csrf": token[1], "name": name, "password": password}
         return self.ask("/login", form, **headers)[0]
 
     def open(self, path: str) -> ForgedPage:
-        """A page, connected."""
+        """Open a page and its connection."""
         status, said = self.ask(path)
         assert status in (200, 404), f"{status} {said[:200]}"
         return ForgedPage(self, said)
 
 
 class ForgedPage:
-    """An open page: what stands in it, and its connection. Use as a context manager."""
+    """An open page: its elements and its connection. Use as a context manager."""
 
     def __init__(self, who: Forged, said: str) -> None:
         found = re.search(r'"client_id":\s*"([^"]+)"', said) or re.search(r"'client_id': '([^']+)'", said)
@@ -103,7 +102,7 @@ class ForgedPage:
         self._closing.close()
 
     def until(self, true: Callable[[], Any], within_s: float = WITHIN_S) -> None:
-        """Hear until something is true."""
+        """Receive messages until a condition is true."""
         ends = time.monotonic() + within_s
         while not true():
             assert time.monotonic() < ends, f"not within {within_s} s; heard {str(self.heard[-5:])[:2000]}"
@@ -127,10 +126,10 @@ class ForgedPage:
                     elif number != "_id":
                         self.elements[int(number)] = each
 
-    # -- what stands there
+    # -- elements of the page
 
     def find(self, said: str, kind: str = "click") -> tuple[int, str] | None:
-        """(id, listener) of the newest element with a label and a listener of a kind, as its name begins."""
+        """Return (id, listener) of the newest element with a label and a listener of this kind."""
         for number, each in sorted(self.elements.items(), reverse=True):
             props = each.get("props", {})
             if said in (props.get("label"), props.get("aria-label"), each.get("text")):
@@ -139,20 +138,20 @@ class ForgedPage:
                         return number, event["listener_id"]
         return None
 
-    # -- what is said
+    # -- events
 
     def emit(self, event: str, said: dict[str, Any]) -> None:
         self.socket.send("42" + json.dumps([event, said]))
 
     def event(self, found: tuple[int, str], *args: Any, client_id: str = "") -> None:
-        """An event of an element. client_id: of another page's."""
+        """Send an event of an element. `client_id` may be the id of another page."""
         number, listener = found
         given = [json.dumps(each) for each in args]
         page = client_id or self.client_id
         self.emit("event", {"id": number, "client_id": page, "listener_id": listener, "args": given})
 
     def click(self, said: str, times: int = 1) -> None:
-        """Click on what has a label, as soon as it is there."""
+        """Click the element with a label once it exists."""
         self.until(lambda: self.find(said))
         found = self.find(said)
         assert found is not None
@@ -160,7 +159,7 @@ class ForgedPage:
             self.event(found, {})
 
     def fill(self, said: str, value: Any) -> None:
-        """Write into the field with a label."""
+        """Enter a value into the field with a label."""
         self.until(lambda: self.find(said, "update:"))
         found = self.find(said, "update:")
         assert found is not None

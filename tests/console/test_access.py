@@ -1,5 +1,7 @@
-"""Accounts of brokers with aclEnable, and transactions that were given up, in a real browser: a cluster that
-asks for accounts, and a console that has one."""
+"""The pages of accounts of brokers with aclEnable and of expired transactions, in a real browser.
+
+The cluster requires accounts, and the console has an account.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ ADMIN = {"COMETMQ_ACCESS_KEY": "adminer", "COMETMQ_SECRET_KEY": "secret-of-admin
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
-    """A console over a cluster with accounts, which asks about transactions once and at once."""
+    """Run a console for a cluster with accounts, which checks each transaction only once and immediately."""
     home = tmp_path_factory.mktemp("guarded")
     write(home / "conf" / "plain_acl.yml", ACL)
     settings = {

@@ -1,4 +1,4 @@
-"""Accounts: hashes, roles, the file's mode, changes while a console runs."""
+"""Console accounts: hashes, roles, the file's mode, and changes while a console runs."""
 
 from __future__ import annotations
 
@@ -103,11 +103,11 @@ async def test_logins_beyond_the_room_for_them_are_refused(accounts: Accounts) -
     assert await accounts.check_password("admin", "wrong") is None
 
 
-# -- several who change the file
+# -- concurrent changes of the file
 
 
 class Slow(PasswordHasher):
-    """While it hashes, something else happens."""
+    """A hasher during whose work other code runs."""
 
     meanwhile: Any = None
 
@@ -161,7 +161,7 @@ def test_of_two_consoles_that_start_one_makes_the_first_account(path: Path) -> N
 
 
 def somebody(path: Path, role: Role) -> tuple[Accounts, Slow, Session, Any]:
-    """Eve in her page; her password is `wordwordword`."""
+    """Create the account of Eve, with password `wordwordword`, and a session."""
     slow = Slow(time_cost=1, memory_cost=8, parallelism=1)
     accounts = Accounts(path, slow)
     accounts.make_first()

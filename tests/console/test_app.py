@@ -1,4 +1,4 @@
-"""The console as a whole, in a real browser: logins, roles, sessions, languages, keyboard, hostile texts."""
+"""The whole console in a real browser: logins, roles, sessions, languages, keyboard, hostile texts."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_session_ends_with_its_account_and_its_open_pages_with_it(
     log_in(page, "mallory", password)
     page.get_by_role("button", name="Delete").click()
     page.get_by_role("alertdialog").get_by_role("textbox").fill("kept")
-    add_user(console, "mallory", "reader")  # what was open is of the account as it was before
+    add_user(console, "mallory", "reader")  # the open session belongs to the account before this change
     page.get_by_role("alertdialog").get_by_role("button", name="Confirm").click()
     page.wait_for_url("**/login**", timeout=WAIT_MS)
     assert asked(known(console, "kept"))
@@ -121,7 +121,7 @@ def test_what_others_write_is_text_everywhere(page: Page, console: RunningConsol
 
 
 def test_scripts_of_others_do_not_run_in_a_page(browser: Browser, console: RunningConsole) -> None:
-    context = browser.new_context(base_url=console.url)  # one whose browser may complain
+    context = browser.new_context(base_url=console.url)  # errors in this browser do not fail the test
     page = context.new_page()
     page.goto("/login?next=/names")
     log_in(page, "admin", console.password)
@@ -147,7 +147,7 @@ def test_every_page_is_there_in_every_language_on_a_phone(page: Page, language: 
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
     page.goto("/topics")
     page.locator("td[data-label]").first.wait_for()
-    # Of a cell the label stands before the value, and not on it.
+    # In a cell the label is before the value and does not overlap it.
     label = "getComputedStyle(document.querySelector('td[data-label]'), '::before').position"
     assert page.evaluate(label) == "static"
     page.locator("header button").first.click()
@@ -183,7 +183,7 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     page.evaluate("window.emitEvent('page_seen', true)")
     page.wait_for_function(f"{age} !== '{before}'", timeout=WAIT_MS)
     page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => true})")
-    page.goto("/brokers")  # opened behind others
+    page.goto("/brokers")  # opened after other pages
     page.wait_for_timeout(1500)
     before = page.evaluate(age)
     page.wait_for_timeout(round(1000 * BROKERS_INTERVAL_S * 1.2))
@@ -193,7 +193,7 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
 def test_dark_and_light_are_remembered(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/names")
-    page.wait_for_function("document.body.classList.contains('body--dark')")  # as its system has it
+    page.wait_for_function("document.body.classList.contains('body--dark')")  # follows the system's setting
     page.get_by_label("Dark or light theme").click()
     page.wait_for_function("!document.body.classList.contains('body--dark')")
     page.emulate_media(color_scheme="light")
@@ -248,7 +248,7 @@ def test_a_console_that_others_reach_says_so(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_away_is_unavailable_and_not_empty(browser: Browser, tmp_path: Path) -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nobody.bind(("127.0.0.1", 0))  # without listening
         namesrv = f"127.0.0.1:{nobody.getsockname()[1]}"
         with ServerProcess(console_command(namesrv, tmp_path), READY) as process:
             console = as_it_says(process, tmp_path, namesrv)

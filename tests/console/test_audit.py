@@ -1,4 +1,4 @@
-"""The audit log: a line each, bounded, whatever names hold."""
+"""The audit log: one line per action, of limited length, whatever names contain."""
 
 from __future__ import annotations
 

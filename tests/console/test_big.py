@@ -1,4 +1,4 @@
-"""A large cluster, of which a broker hangs, stays fluid, and is asked once a broker however many look."""
+"""With a large cluster and a hanging broker, pages stay fast, and each broker gets one query for all."""
 
 from __future__ import annotations
 
@@ -19,15 +19,17 @@ if TYPE_CHECKING:
 
 PAGES = (
     ("/", "16 of 17 responding"),
-    ("/topics/topic-04999", "Write queues"),  # though none of its own questions is answered
+    ("/topics/topic-04999", "Write queues"),  # although none of the page's own queries is answered
     ("/topics", "5,000 of 5,000"),
     ("/topics?q=4999", "1 of 5,000"),
     ("/groups?sort=-behind", "2,300 of 2,300"),
 )
 SMALL_PAGE = ("/accounts", "Console accounts")
 FLUID_S = 3.0
-"""Under 1 s on two cores that are free (0.3 s); here other tests run beside it. A busy machine may take ten
-times as long as it takes for a small page."""
+"""Limit for a page in seconds. Two idle cores need 0.3 s, but other tests run beside this one.
+
+A busy machine may take ten times as long as for a small page.
+"""
 
 
 def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> None:
@@ -43,7 +45,7 @@ def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> Non
         page.locator("main h1").wait_for(timeout=WAIT_MS)
         took = {}
         for path, text in (SMALL_PAGE, *PAGES):
-            page.goto(path)  # what is asked for the first time may follow the page
+            page.goto(path)  # results of a first query may arrive after the page
             shown(page, text)
             spans = []
             for _ in range(3):

@@ -1,4 +1,4 @@
-"""Bodies as people read them: whatever they are, what is shown is bounded text."""
+"""Message bodies as people read them: any body is shown as text of limited length."""
 
 from __future__ import annotations
 

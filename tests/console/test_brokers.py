@@ -1,4 +1,4 @@
-"""Brokers, producers and the overview in a real browser."""
+"""The pages of brokers and producers, and the overview, in a real browser."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_files_are_cleaned_and_writing_is_taken_and_given(
     shown(page, "Topics changed:")
     page.get_by_role("button", name="Enable writes").click()
     confirm(page)
-    page.locator(".q-notification__badge").wait_for()  # the same message again
+    page.locator(".q-notification__badge").wait_for()  # the badge counts a repeated message
     actions = [json.loads(line)["action"] for line in console.audit.splitlines()]
     assert actions[-3:] == ["broker.clean_queues", "broker.wipe", "broker.allow"]
 

@@ -1,4 +1,4 @@
-"""The questions that all pages share: put together from what the brokers say, as far as they answer."""
+"""Queries that all pages share: results are combined from the brokers that respond."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cometmq.protocol.bodies import (
 
 
 class FakeAdmin:
-    """Two masters and a broker with a slave alone; those in `down` do not answer."""
+    """Two masters and a broker with only a slave; brokers in `down` do not respond."""
 
     def __init__(self) -> None:
         self.down: set[str] = set()
@@ -129,7 +129,7 @@ async def test_no_answer_at_all_is_no_empty_list() -> None:
 
 
 async def test_progress_is_added_up_and_negative_lags_hide_nothing() -> None:
-    """A group may be ahead in one queue, after a topic was made anew: that is no less behind in another."""
+    """After a topic was created again, a group may be ahead in a queue; its other lag must not shrink."""
     admin = FakeAdmin()
     asked = cluster(admin)
     found = (await asked.lags().fresh()).value
@@ -146,7 +146,7 @@ async def test_progress_is_added_up_and_negative_lags_hide_nothing() -> None:
 
 
 async def test_what_was_away_for_a_look_came_not_all_at_once() -> None:
-    """Offsets of a broker that did not answer, or of a queue that is new, are no growth."""
+    """Offsets of a broker that did not respond before, or of a new queue, do not count as new messages."""
     admin = FakeAdmin()
     asked = cluster(admin)
     await asked.lags().fresh()

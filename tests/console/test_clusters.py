@@ -1,4 +1,4 @@
-"""The list of clusters of a console, the file that keeps it, and who may change it."""
+"""The console's list of clusters, its file, and the rights to change it."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ async def test_a_console_starts_without_a_file_that_it_cannot_read(
         path.write_bytes(made)
     else:
         made(path)
-    if made is of_another_user:  # a mode would not keep out root, as whom tests may run
+    if made is of_another_user:  # root, as which tests may run, ignores file modes
 
         def refuse(path: Path, _mode: str) -> None:
             raise PermissionError(13, "Permission denied", str(path))
@@ -155,7 +155,10 @@ async def test_a_console_starts_without_a_file_that_it_cannot_read(
 
 @pytest.fixture
 def admins(monkeypatch: pytest.MonkeyPatch) -> list[Admin]:
-    """All admin clients that were started. A start takes a moment, in which others may change something."""
+    """Collect all started admin clients.
+
+    A start yields to other tasks, which may change the list meanwhile.
+    """
     started: list[Admin] = []
     start = Admin.start
 
@@ -176,7 +179,7 @@ async def test_concurrent_changes_happen_one_after_the_other(tmp_path: Path, adm
     c = clusters.connections["c"]
     outcomes = await asyncio.gather(
         clusters.put("b", "127.0.0.1:2"),
-        clusters.put("b", "127.0.0.1:3"),  # of another administrator
+        clusters.put("b", "127.0.0.1:3"),  # by another administrator
         clusters.make_standard(c),
         clusters.put("c", "127.0.0.1:6", shown=c, signed=True),
         clusters.put("c", "127.0.0.1:7", shown=c),
@@ -269,13 +272,13 @@ async def test_a_page_that_cannot_be_notified_does_not_keep_a_cluster_connected(
     assert "a page of cluster b could not be notified" in caplog.text
 
 
-# -- the account of the console
+# -- the console's account
 
 
 async def test_requests_are_signed_only_where_an_administrator_wants_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the access key nor a signature goes to the servers of another cluster."""
+    """Servers of other clusters receive neither the access key nor a signature."""
     monkeypatch.setenv("COMETMQ_ACCESS_KEY", "console")
     monkeypatch.setenv("COMETMQ_SECRET_KEY", "the-secret-of-the-console")
     received: list[Frame] = []
@@ -309,7 +312,7 @@ async def test_requests_are_signed_only_where_an_administrator_wants_it(
 
 
 class FilledForm:
-    """A form of the page that was filled in and sent."""
+    """A form of the page, filled in and submitted."""
 
     def __init__(self, *_given: object) -> None:
         self.values = {"clusters.name": "new", "clusters.namesrv": "127.0.0.1:8", "clusters.account": "no"}

@@ -1,4 +1,4 @@
-"""Connections that ask nothing, slowly, or read nothing: their room is free again after a while."""
+"""Connections that send nothing, send slowly, or read nothing are closed after a while."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cometmq.console.auth.http import respond
 
 WITHIN_S = 60
 LARGE = bytes(32 << 20)
-"""More than the buffers of both sides hold."""
+"""More bytes than the buffers of both sides hold."""
 
 
 async def app(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None:
@@ -28,7 +28,7 @@ async def app(scope: MutableMapping[str, Any], _receive: Any, send: Any) -> None
 
 @pytest.fixture
 async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, int]]:
-    """A server with room for three, whose patience is short."""
+    """Start a server with room for three connections and short timeouts."""
     monkeypatch.setattr(connections, "HEADERS_TIMEOUT_S", 0.3)
     monkeypatch.setattr(connections, "EXCHANGE_TIMEOUT_S", 0.6)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -42,7 +42,7 @@ async def address(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[str, i
 
 
 async def status(address: tuple[str, int]) -> bytes:
-    """Of a request of somebody else's."""
+    """Return the status line of a request on another connection."""
     reader, writer = await asyncio.open_connection(*address)
     writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
     found = await reader.read()

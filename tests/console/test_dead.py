@@ -1,4 +1,4 @@
-"""Dead letters in a real browser: chosen, shown as text, exported, sent again; readers only look."""
+"""The dead-letter page in a real browser: selection, display as text, export, resending, readers' rights."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 async def died(console: RunningConsole, group: str, topic: str, count: int, said: str = HOSTILE) -> None:
-    """Have a group give up on messages whose property `n` is their number. said: in all their texts."""
+    """Make dead letters of messages whose property `n` is their number. `said` is part of all their texts."""
     async with Admin(console.namesrv) as admin:
         for number in range(count):
             message = Message(
@@ -52,7 +52,7 @@ async def died(console: RunningConsole, group: str, topic: str, count: int, said
 
 
 async def retried(console: RunningConsole, group: str) -> int:
-    """Messages in a group's retry topic."""
+    """Return the number of messages in a group's retry topic."""
     async with Admin(console.namesrv) as admin:
         if f"%RETRY%{group}" not in await admin.topics():
             return 0
@@ -60,7 +60,7 @@ async def retried(console: RunningConsole, group: str) -> int:
 
 
 async def test_results_end_when_somebody_stops_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of which the next one does not come."""
+    """A stop also ends results whose next item never arrives."""
     monkeypatch.setattr("cometmq.console.widgets.actions.STOP_TIMEOUT_S", 0.05)
     stop, ended = asyncio.Event(), []
 
@@ -104,7 +104,7 @@ def message_of(body: bytes):  # type: ignore[no-untyped-def]
 
 
 async def test_of_a_session_one_file_is_made_at_a_time() -> None:
-    """Each is 16 MiB of memory and more."""
+    """Each file needs at least 16 MiB of memory."""
     session = SimpleNamespace(exporting=True)
     view: Any = SimpleNamespace(session=session, t=lambda key: key)
 
@@ -116,9 +116,9 @@ async def test_of_a_session_one_file_is_made_at_a_time() -> None:
 @pytest.mark.slow("a long walk through the pages")
 def test_letters_are_chosen_exported_and_sent_again(page: Page, console: RunningConsole) -> None:
     asked(made(console, "dying"))
-    asked(died(console, "mortals", "dying", 20))  # the last run takes 18 seconds unless it is stopped
+    asked(died(console, "mortals", "dying", 20))  # unless it is stopped, the last run takes 18 s
     page.goto("/dead")
-    page.get_by_label("Refresh now").click()  # somebody may just have looked
+    page.get_by_label("Refresh now").click()  # the shown counts may be cached
     page.get_by_role("link", name="mortals", exact=True).click()
     shown(page, "20 of 20")
     no_markup(page)
@@ -183,7 +183,7 @@ def test_what_is_chosen_stays_so_on_other_pages_of_the_list(page: Page, console:
     shown(page, "1 selected on all pages")
     page.get_by_label("Next page").click()
     shown(page, "Page 2 of 2")
-    boxes.nth(0).click()  # all of this page
+    boxes.nth(0).click()  # selects the whole page
     shown(page, "3 selected on all pages")
     page.get_by_label("Previous page").click()
     shown(page, "Page 1 of 2")
@@ -232,7 +232,7 @@ def test_readers_only_look_and_who_becomes_one_sends_nothing(
     context.close()
 
 
-# -- Dead letters as files: whole, and harmless to a spreadsheet
+# -- Dead letters as files: complete, and harmless to a spreadsheet
 
 
 def letter(body: bytes, **properties: str) -> MessageExt:

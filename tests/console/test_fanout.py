@@ -1,4 +1,4 @@
-"""One question of many brokers: who is silent holds up nobody, is not asked twice, and is heard later."""
+"""Queries of many brokers: an unresponsive one delays no one, is not asked twice, and may respond later."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ADDRS = {"a": "a:1", "b": "b:1"}
 
 
 class Brokers:
-    """`silent` ones answer when the gate opens; those in `down` do not at all."""
+    """Brokers in `silent` respond when the gate opens; brokers in `down` never respond."""
 
     def __init__(self, *silent: str, down: tuple[str, ...] = ()) -> None:
         self.silent, self.down = silent, down
@@ -71,7 +71,7 @@ async def test_an_answer_that_nobody_waited_for_is_not_taken_for_one_of_now(
     fanout = Fanout[str](lambda: None, timeout_s=60)
     looking = asyncio.create_task(fanout.request(ADDRS, brokers))
     await asyncio.sleep(0)
-    looking.cancel()  # the page is gone
+    looking.cancel()  # as if the page were closed
     await asyncio.gather(looking, return_exceptions=True)
     brokers.gate.set()
     for _ in range(5):

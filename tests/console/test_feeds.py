@@ -1,4 +1,4 @@
-"""Feeds ask only while somebody looks, once for all who do; rings and rates are bounded and right."""
+"""Feeds query only while a page uses them, once for all pages; rings and rates are limited and correct."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_ring_holds_the_newest_values_at_its_step() -> None:
     points = ring.points(60)
     assert points[-1] == (95.0, 190.0)
     assert points[1][0] - points[0][0] >= 10
-    ring.add(50.0, 1.0)  # the clock was set back
+    ring.add(50.0, 1.0)  # time after the clock was set back
     assert ring.points(60) == points
 
 

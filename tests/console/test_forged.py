@@ -1,4 +1,4 @@
-"""What somebody may do who writes his own browser: strangers, readers, and administrators in a hurry."""
+"""Forged requests as from a custom browser: by strangers, readers, and administrators with double clicks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TOPIC = "forged"
 
 @pytest.fixture(scope="module")
 def own(cluster: StandaloneProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
-    """A console of its own: these tests use up logins, and take its audit log away."""
+    """Run a separate console: these tests use up login attempts and remove the audit log."""
     data = tmp_path_factory.mktemp("forged")
     with ServerProcess(console_command(cluster.namesrv, data), READY) as process:
         found = as_it_says(process, data, cluster.namesrv)
@@ -37,7 +37,7 @@ def admin(own: RunningConsole) -> Forged:
 
 
 def to_send(page: ForgedPage, body: str) -> None:
-    """Ask for a test message to be sent, up to its confirmation."""
+    """Request a test message, up to the confirmation dialog."""
     page.click("Send a test message")
     page.fill("Body (text)", body)
     page.click("Continue")
@@ -50,7 +50,7 @@ def sends(own: RunningConsole) -> list[str]:
 
 
 def told(page: ForgedPage) -> str:
-    """The first message that the page shows."""
+    """Return the first notification on the page."""
     page.until(lambda: any(kind == "notify" for kind, *_ in page.heard))
     return next(str(given[0]["message"]) for kind, *given in page.heard if kind == "notify")
 
@@ -81,7 +81,7 @@ def test_a_click_that_comes_twice_is_done_once(own: RunningConsole, admin: Forge
 
 
 def test_events_with_wrong_fields_are_dropped(admin: Forged) -> None:
-    """Without a traceback: the fixture of the console looks for one."""
+    """The events must cause no traceback, which the console's fixture checks."""
     with admin.open("/topics") as page:
         for name in ("event", "javascript_response", "ack", "handshake"):
             for fields in ({}, {"id": [], "request_id": [], "next_message_id": "x"}, {"args": ["{"]}):
@@ -132,11 +132,11 @@ def test_an_action_is_noted_before_it_is_done(own: RunningConsole, admin: Forged
 @pytest.mark.slow("the framework waits ten seconds for the browser to return")
 @pytest.mark.representative
 def test_a_page_that_is_left_with_an_open_dialog_ends_quietly(own: RunningConsole, admin: Forged) -> None:
-    """Whether its end is logged as a mistake is looked at when the console stops."""
+    """The fixture checks at the console's stop that the end of the page was not logged as an error."""
     with admin.open(f"/topics/{TOPIC}") as page:
         page.click("Send a test message")
         page.until(lambda: page.find("Continue"))
-    ends = time.monotonic() + 60  # the framework waits for ten seconds whether the browser comes again
+    ends = time.monotonic() + 60  # the framework waits ten seconds for the browser to return
     while admin.ask(f"/alive?page={page.client_id}")[0] == 204:
         assert time.monotonic() < ends
         time.sleep(0.2)
@@ -151,7 +151,7 @@ def test_nobody_chooses_the_address_that_his_failures_count_for(own: RunningCons
     assert statuses[-1] == 429
     assert "1.2.3." not in own.audit
     assert Forged(own.url).log_in("admin", own.password) == 429
-    assert admin.log_in("admin", own.password) == 303  # a browser that is known
+    assert admin.log_in("admin", own.password) == 303  # this browser has logged in before
 
 
 def test_a_page_of_a_removed_cluster_never_becomes_one_of_another(own: RunningConsole, admin: Forged) -> None:

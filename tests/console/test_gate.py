@@ -1,4 +1,4 @@
-"""Who is let in, and what the gate refuses: without the framework, with an application that only notes."""
+"""Logins and refusals of the gate, tested without the framework, before an application that records calls."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Answer:
 
 
 class House:
-    """A gate before an application that answers with a page, and knows who came in."""
+    """A gate before an application that returns a page and records the user."""
 
     def __init__(self, directory: Path, *, secure: bool = False) -> None:
         self.accounts = Accounts(directory / "users.json", FAST)
@@ -121,7 +121,7 @@ class House:
         return await self.ask("/login", fields, cookie=f"{cookie}; {known}")
 
     async def session(self) -> tuple[Session, str]:
-        """A session and its cookie."""
+        """Return a session and its cookie."""
         answer = await self.log_in()
         cookie = answer.cookie("session").split(";")[0]
         session = self.sessions.find(cookie.partition("=")[2])
@@ -247,10 +247,10 @@ async def test_strangers_keep_nobody_out_of_a_browser_that_is_known(house: House
     assert (await house.log_in(known=known.replace("=", "=0"))).status == 429
     other = house.accounts.put("eve", Role.READER)
     house.gate.by_address = Attempts(10, 15.0)
-    assert (await house.log_in("eve", other, known=known)).status == 303  # as anybody, not as known
+    assert (await house.log_in("eve", other, known=known)).status == 303  # the cookie is of another account
     assert (await house.log_in("eve", "wrong", known=known)).status == 401
     house.accounts.put("admin", Role.ADMIN)
-    assert (await house.log_in(known=known)).status == 429  # another password makes another mark
+    assert (await house.log_in(known=known)).status == 429  # a new password invalidates the cookie
 
 
 async def test_a_known_browser_may_not_try_for_ever(house: House) -> None:
@@ -353,7 +353,7 @@ async def test_the_framework_is_not_told_prefixes_by_strangers(house: House) -> 
 
 
 class TestConnections:
-    """The connection of a page."""
+    """The WebSocket connection of a page."""
 
     async def connect(
         self, house: House, page: str, **headers: str

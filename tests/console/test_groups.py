@@ -1,4 +1,4 @@
-"""Groups in a real browser: members, differences, progress, skip, settings, deletion."""
+"""Group pages in a real browser: members, subscriptions, progress, skipping, settings, deletion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reports of pipeline jobs, in a real browser: shown, and unable to do anything."""
+"""Reports of pipeline jobs in a real browser: they are shown and cannot run scripts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_jobs_are_listed_and_a_report_is_shown(page: Page, reports: None) -> Non
 
 
 def test_a_report_can_do_nothing(browser: Browser, console: RunningConsole, reports: None) -> None:
-    context = browser.new_context(base_url=console.url)  # one whose browser may complain
+    context = browser.new_context(base_url=console.url)  # errors in this browser do not fail the test
     page = context.new_page()
     page.goto("/login?next=/jobs")
     log_in(page, "admin", console.password)

@@ -1,4 +1,4 @@
-"""Messages in a real browser: found each way, shown as text whatever they hold, processed and sent again."""
+"""Message pages in a real browser: each search, display as text, direct consumption, resending."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def sent(console: RunningConsole, message: Message) -> MessageExt:
 
 
 def no_markup(page: Page) -> None:
-    """Nothing of what messages hold has become an element."""
+    """Check that no text of a message has become an element of the page."""
     assert page.locator("main img, main script").count() == 0
 
 

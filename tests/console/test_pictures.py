@@ -1,4 +1,4 @@
-"""Every page as it looks: light, dark, Chinese, on a phone in the dark. COMETMQ_PICTURES: where they go."""
+"""Screenshots of every page: light, dark, Chinese, and dark on a phone. COMETMQ_PICTURES: their directory."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 KEPT = os.environ.get("COMETMQ_PICTURES")
 SHOWN = {"topic": "/topics/orders", "group": "/groups/billing", "letters": "/dead/ledger"}
-"""Pages with something on them; of the message once it is sent."""
+"""Pages with content; the message page is added once its message is sent."""
 SIZES = {"light": (1280, 900), "dark": (1280, 900), "chinese": (1280, 900), "phone": (390, 844)}
 
 
 @pytest.fixture(scope="module")
 def something(console: RunningConsole) -> None:
-    """Something to be seen on most pages."""
+    """Create content for most pages."""
     asked(made(console, "orders", 40, "billing"))
     asked(timed(console, "reminders", 5))
     asked(begun(console, "bookings"))
@@ -66,7 +66,7 @@ def test_every_page_has_its_picture(
     for path in (*PAGES, "/jobs/orders.html", *SHOWN.values()):
         page.goto(path)
         page.locator("main h1").first.wait_for(timeout=WAIT_MS)
-        page.evaluate("document.fonts.ready.then(() => 0)")  # icons are letters of a font
+        page.evaluate("document.fonts.ready.then(() => 0)")  # wait for the icon font
         assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{path} is too wide"
         if page.locator(".age").count():
             page.wait_for_function("document.querySelector('.age[data-at]')?.textContent")

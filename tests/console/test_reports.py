@@ -1,4 +1,4 @@
-"""What lies below the directory of reports, and that nothing else can be read through it."""
+"""The files below the reports directory; no other file is readable through it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGE = b"<!DOCTYPE html><html><head><title>Audit of a &amp; b</title></head><bod
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A directory of reports, next to a secret."""
+    """A directory of reports beside a secret."""
     (tmp_path / "secret.html").write_bytes(b"secret")
     root = tmp_path / "reports"
     (root / "nightly").mkdir(parents=True)

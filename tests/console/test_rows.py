@@ -1,4 +1,4 @@
-"""Search, sort and paging of lists, and the addresses that name them."""
+"""Search, sorting and paging of lists, and the URLs that contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sessions begin and end."""
+"""Beginning and end of sessions."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_an_idle_session_ends_and_a_used_one_does_not(
 ) -> None:
     idle, used = begun(accounts, sessions), begun(accounts, sessions)
     now.s += 90
-    assert sessions.find(idle.id) is idle  # looking is no use
+    assert sessions.find(idle.id) is idle  # this look-up does not count as use
     sessions.find(used.id, used=True)
     now.s += 20
 

@@ -1,4 +1,4 @@
-"""What the pages of a topic and a group ask: who answers is shown; unknown is neither 0 nor none."""
+"""Queries of the topic and group pages: missing brokers are shown, and unknown is neither 0 nor none."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ADDRS = {"a": {0: "a:1"}, "b": {1: "b:2"}}
 
 
 class FakeAdmin:
-    """Two brokers, of which the second has lost its master; those in `down` do not answer."""
+    """Two brokers, the second without its master; brokers in `down` do not respond."""
 
     def __init__(self, *down: str) -> None:
         self.down = down

@@ -1,4 +1,4 @@
-"""Every text is there in every language, says the same in all, and is used."""
+"""Every text exists in every language, with the same placeholders, and is used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import cometmq
 from cometmq.console.base import texts
 
 CONSOLE = Path(cometmq.__file__).parent / "console"
-# Texts whose keys are put together where they are used.
+# Texts whose keys are composed where they are used.
 PUT_TOGETHER = re.compile(r"frame\.(admin|reader)|common\.(day|hour|minute|second)")
 
 
@@ -23,7 +23,7 @@ def sources() -> Iterator[ast.AST]:
 
 
 def said() -> Iterator[str]:
-    """Every plain text in the sources."""
+    """Yield every plain string in the sources."""
     for node in sources():
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.value
@@ -71,7 +71,7 @@ def test_each_text_that_is_used_is_there_and_the_other_way_round() -> None:
 
 
 def test_no_text_of_a_page_stands_in_the_code() -> None:
-    """What is shown comes from the table: arguments of `t`, titles of columns are keys."""
+    """Visible texts come from the table: arguments of `t` and titles of columns are keys."""
     wrong = [
         ast.unparse(node)
         for node in sources()

@@ -1,4 +1,4 @@
-"""Traces as spans: what belongs together is joined, and no time is made up."""
+"""Traces as spans: related records are joined, and no time is invented."""
 
 from __future__ import annotations
 

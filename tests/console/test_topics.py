@@ -1,4 +1,4 @@
-"""Topics in a real browser: found, made, sent to, changed, reset, purged, deleted."""
+"""Topic pages in a real browser: search, creation, sends, changes, resets, purges and deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLUSTER = "DefaultCluster"
 
 
 async def made(console: RunningConsole, topic: str, messages: int = 0, group: str = "") -> None:
-    """Make a topic of one queue with messages, half of which a group has consumed."""
+    """Create a topic of one queue with messages, half of which a group has consumed."""
     async with Admin(console.namesrv) as admin:
         settings = TopicSettings(topic=topic, read_queue_nums=1, write_queue_nums=1)
         async for _ in admin.create_topic(settings, cluster=CLUSTER):

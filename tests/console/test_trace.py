@@ -1,4 +1,4 @@
-"""A trace in a real browser, written by clients of ours."""
+"""The trace page in a real browser, with traces that our clients write."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 async def traced(console: RunningConsole, topic: str, group: str, tag: str = HOSTILE) -> str:
-    """Send and consume a message with traces; its id, once both are there."""
+    """Send and consume a message with traces; return its id once both traces are stored."""
     taken = asyncio.Event()
     options = ClientOptions(trace=TraceOptions())
 

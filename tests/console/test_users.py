@@ -1,4 +1,4 @@
-"""The console's own accounts, in a real browser."""
+"""The page of the console's own accounts in a real browser."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WORD = "a password of my own"
 
 
 def added(page: Page, name: str) -> str:
-    """Add a reader by the page of the administrator's: his password."""
+    """Add a reader on the administrator's page and return the new password."""
     page.goto("/accounts")
     page.get_by_role("button", name="Add an account").click()
     page.get_by_role("alertdialog").get_by_label("Name").fill(name)
@@ -82,7 +82,7 @@ def test_a_reader_changes_his_own_password_alone(
         shown(own, told)
         if present == "wrong":
             own.get_by_role("button", name="Close").first.click()
-    second.wait_for_url("**/login**")  # his other session is over, this one goes on
+    second.wait_for_url("**/login**")  # the other session has ended, and this one continues
     own.goto("/names")
     shown(own, "responding")
     second.goto("/login?next=/names")

@@ -1,4 +1,4 @@
-"""Timer messages and transactions that wait, in a real browser."""
+"""The pages of timer messages and of open transactions, in a real browser."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Undecided:
-    """A transaction listener that knows nothing, or what it is told."""
+    """A transaction listener that returns UNKNOWN or a set result."""
 
     def __init__(self, state: TransactionState = TransactionState.UNKNOWN) -> None:
         self.state = state
@@ -31,7 +31,7 @@ class Undecided:
 
 
 async def timed(console: RunningConsole, topic: str, count: int) -> None:
-    """Send messages that come in an hour, one a second, and one at a delay level."""
+    """Send messages due from one hour on, one per second, and one with a delay level."""
     async with Producer("timed", namesrv=console.namesrv) as producer:
         for number in range(count):
             later_ms = 3_600_000 + number * 1000
@@ -42,7 +42,7 @@ async def timed(console: RunningConsole, topic: str, count: int) -> None:
 
 
 async def begun(console: RunningConsole, topic: str) -> None:
-    """Begin two transactions, of which one is committed."""
+    """Begin two transactions and commit one of them."""
     for state in (TransactionState.COMMIT, TransactionState.UNKNOWN):
         listener = Undecided(state)
         async with TransactionProducer("bookers", listener, namesrv=console.namesrv) as producer:
@@ -92,7 +92,7 @@ def test_a_place_of_a_link_that_is_none_is_the_beginning(page: Page) -> None:
 def test_a_transaction_that_nobody_has_ended_is_shown_with_its_group(
     page: Page, console: RunningConsole
 ) -> None:
-    asked(begun(console, "seats"))  # a topic of its own: other tests of this cluster begin transactions, too
+    asked(begun(console, "seats"))  # other tests of this cluster begin transactions, too
     page.goto("/transactions")
     shown(page, "seats")
     row = page.get_by_role("row").filter(has_text="seats")
