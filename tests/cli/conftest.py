@@ -1,4 +1,4 @@
-"""The installed commands as processes that see nothing of the user's own servers and settings."""
+"""Fixtures: the installed commands as processes isolated from the user's own servers and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Serve = Callable[..., ServerProcess]
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home directory of the test's own, with its own list of running servers."""
+    """A home directory for the test, with its own list of running servers."""
     path = tmp_path / "home"
     path.mkdir()
     monkeypatch.setenv("HOME", str(path))
@@ -38,13 +38,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def namesrv(broker: LocalBroker, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The commands find the cluster through the environment."""
+    """Let the commands find the cluster through the environment."""
     monkeypatch.setenv("NAMESRV_ADDR", broker.namesrv)
 
 
 @pytest.fixture
 def run() -> Run:
-    """Run an installed command to its end. Spark alone takes up to a minute to start on a busy machine."""
+    """Run an installed command to its end. Spark alone needs up to a minute to start on a busy machine."""
 
     def start(command: str, *arguments: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
         words = [str(BIN / command), *arguments]
@@ -55,7 +55,7 @@ def run() -> Run:
 
 @pytest.fixture
 def serve() -> Serve:
-    """Make a server process of an installed command; enter it to have it ready."""
+    """Create a server process of an installed command; entering the context waits until it is ready."""
 
     def make(command: str, *arguments: str, ready: str = READY) -> ServerProcess:
         return ServerProcess([str(BIN / command), *arguments], ready)
@@ -64,6 +64,6 @@ def serve() -> Serve:
 
 
 def write_conf(path: Path, **settings: object) -> str:
-    """Write a properties file; returns its path as text."""
+    """Write a properties file and return its path as a string."""
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     return str(path)

@@ -1,4 +1,4 @@
-"""`cometmq acl explain` says which rule decides; `--access-key` and its neighbours reach the client."""
+"""`cometmq acl explain` prints the rule that decides; `--access-key` and related options reach the client."""
 
 from __future__ import annotations
 

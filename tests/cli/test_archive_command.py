@@ -1,4 +1,4 @@
-"""`cometmq archive` with a real Spark: what it writes, where it goes on, how it is stopped."""
+"""`cometmq archive` with a real Spark: its output, its continuation, and stops."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_settings_that_cannot_be_used_are_named_as_the_command_spells_them(
         def failed(*arguments: str) -> str:
             done = run("cometmq", "archive", "events", "-o", str(output), *arguments)
             assert done.returncode == 1
-            return done.stderr.splitlines()[-1]  # behind what the JVM says of its own accord
+            return done.stderr.splitlines()[-1]  # the last line follows the JVM's own messages
 
         assert failed("--compression", "zip").startswith("cometmq: --compression = 'zip': expected zstd, ")
         offsets = json.dumps({"events": {broker_name: {"0": 9} for broker_name in ["broker-a"]}})

@@ -1,4 +1,4 @@
-"""`cometmq send` and `cometmq consume` as a user calls them, against a real cluster."""
+"""`cometmq send` and `cometmq consume` as a user runs them, with a real cluster."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_without_a_group_each_topic_has_its_own(run: Run, broker: LocalBroker) -
 
 
 class TestFromLast:
-    """CONSUME_FROM_LAST_OFFSET begins at the first message of a young topic; `--from last` does not."""
+    """CONSUME_FROM_LAST_OFFSET begins at the first message of a new topic; `--from last` does not."""
 
     def test_a_new_group_gets_only_what_comes_later(self, run: Run, serve: Serve) -> None:
         run("cometmq", "send", "young", "before")

@@ -1,4 +1,4 @@
-"""`cometmq cluster`: real processes of a mode, killed, healed and stopped."""
+"""`cometmq cluster`: real processes in each mode are started, killed, healed and stopped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MODE = "2m-noslave"
 
 
 class Cluster:
-    """Runs the command on a cluster of its own."""
+    """Run the command on a separate cluster."""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "clusters"
@@ -53,7 +53,7 @@ def test_a_cluster_is_started_killed_healed_and_stopped(cluster: Cluster) -> Non
     assert all(member["pid"] for member in before.values())
     assert [before[name]["brokerId"] for name in ("broker-a", "broker-b")] == [0, 0]
 
-    assert cluster.run("kill").returncode == 0  # the master of the first broker
+    assert cluster.run("kill").returncode == 0  # kills the master of the first broker
     assert cluster.run("kill", "broker-b").returncode == 0
     killed = cluster.status()
     assert [member["pid"] is None for member in killed.values()] == [False, True, True]

@@ -1,4 +1,4 @@
-"""`cometmq dlq` as a user calls it, against a real cluster."""
+"""`cometmq dlq` as a user runs it, with a real cluster."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Die = Callable[..., None]
 
 @pytest.fixture
 def die(run: Run, broker: LocalBroker) -> Die:
-    """Send messages to a topic; the group of its name gives them up at once."""
+    """Send messages to a topic whose group of the same name makes dead letters of them immediately."""
 
     async def give_up(topic: str, count: int) -> None:
         async def listener(messages: list[MessageExt], context: ConsumeContext) -> ConsumeStatus:
@@ -94,14 +94,14 @@ def test_from_the_list_to_a_second_run(run: Run, die: Die) -> None:
 def test_they_are_chosen_by_sql_id_and_time(run: Run, die: Die) -> None:
     die("chosen", "a", "b", "c")
     between = str(time.time_ns() // 1_000_000 + 1)
-    time.sleep(0.005)  # between two milliseconds
+    time.sleep(0.005)  # the next message is stored in a later millisecond
     some = ("--sql", "TAGS = 'T' AND KEYS <> 'key-a'")
     first = ("--sql", "KEYS = 'key-a'")
     began = time.monotonic()
     paced = run("cometmq", "dlq", "resend", "chosen", *some, "--rate", "1", "--to", "topic", "--json")
     sent = sorted((each["keys"], each["state"]) for each in rows(paced.stdout))
     assert sent == [(["key-b"], "RESENT"), (["key-c"], "RESENT")]
-    assert time.monotonic() - began >= 1  # from the first to the second
+    assert time.monotonic() - began >= 1  # between the first and the second message
     (letter,) = rows(run("cometmq", "dlq", "list", "chosen", "--json", *first, "--end", between).stdout)
     none = run("cometmq", "dlq", "list", "chosen", "--begin", between)
     assert (none.returncode, none.stdout, none.stderr) == (0, "", "group chosen has no such dead letters\n")
@@ -146,7 +146,7 @@ async def test_members_with_different_limits_are_named(run: Run, broker: LocalBr
     run("cometmq", "send", "differ", "makes the topic")
     async with asyncio.timeout(60), Admin(broker.namesrv) as admin, member(3) as three, member(20) as twenty:
         limits: dict[str, int] = {}
-        while len(limits) < 2:  # until both have failed
+        while len(limits) < 2:  # until both runs have failed
             for body in range(4):
                 await admin.send(Message("differ", b"%d" % body))
             limits = (await admin.retry_limits("differ")).members

@@ -1,4 +1,4 @@
-"""The first minutes at a terminal: every command and group of the five programs, in this process."""
+"""Start-up and help of every command and group of the five programs, in this process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ENVIRONMENT = re.compile(r"\b(?:COMETMQ_[A-Z_]+|NAMESRV_ADDR|ROCKETMQ_HOME)\b")
 
 
 def below(path: str, command: click.Command) -> dict[str, click.Command]:
-    """A command and all that are below it, by what is typed."""
+    """Return a command and all its subcommands by the words that a user types."""
     found = {path: command}
     if isinstance(command, click.Group):
         context = click.Context(command)
@@ -44,7 +44,7 @@ GROUPS = {path: command for path, command in COMMANDS.items() if isinstance(comm
 
 
 class Typed:
-    """Runs a command line as a program does; `code`, `out` and `err` are what it leaves."""
+    """A command line run as a program does; `code`, `out` and `err` are its results."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capsys = monkeypatch, capsys

@@ -1,4 +1,4 @@
-"""What `cometmq consume` prints: harmless for terminals, and acknowledged only when it was written."""
+"""Output of `cometmq consume`: harmless for terminals, and acknowledged only once it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def consume(topic: str, *words: str, stdout: int | IO[Any] = subprocess.PIPE) ->
 
 
 def left(run: Run, topic: str, count: int) -> list[dict[str, Any]]:
-    """What the group of a topic has not acknowledged."""
+    """Return the messages that a topic's group has not acknowledged."""
     taken = run("cometmq", "consume", topic, "-g", topic, "-c", str(count), "--timeout", "30", "--json")
     return [json.loads(line) for line in taken.stdout.splitlines()]
 
@@ -52,10 +52,10 @@ class TestOutputThatCannotBeWritten:
     @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
     def test_a_signal_ends_it_while_its_reader_does_not_read(self, run: Run, signum: int) -> None:
         topic = f"unread-{signum}"
-        run("cometmq", "send", topic, text="x" * 300_000)  # more than any pipe holds
+        run("cometmq", "send", topic, text="x" * 300_000)  # more than a pipe's buffer
         with consume(topic) as process:
             assert process.stdout is not None
-            select.select([process.stdout], [], [], END_S)  # it has begun, and can write no more
+            select.select([process.stdout], [], [], END_S)  # the output has begun and is now blocked
             process.send_signal(signum)
             assert process.wait(END_S) == 0
             assert process.stderr is not None
@@ -76,7 +76,7 @@ class TestOutputThatCannotBeWritten:
 class TestEscapes:
     @pytest.fixture
     def sent(self, run: Run, request: pytest.FixtureRequest) -> str:
-        """A topic of this test's with a message full of escapes."""
+        """Send a message full of escape sequences to a new topic, and return the topic."""
         topic = str(request.function.__name__)
         run("cometmq", "send", topic, f"{EVIL}\nforged\t", "-t", EVIL, "-k", EVIL, "-p", f"{EVIL}={EVIL}")
         return topic

@@ -1,4 +1,4 @@
-"""`cometmq raft` against a group in this process."""
+"""`cometmq raft` with a group in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def run(group, *words):
 
 
 async def registered(group):
-    """The name server knows all members, and they know their leader."""
+    """Wait until the name server has all members and the members have a leader."""
     while True:
         found = await run(group, "status", "--json")
         lines = [json.loads(line) for line in found.stdout.splitlines()] if not found.exit_code else []

@@ -1,4 +1,4 @@
-"""Which servers run: files that are locked as long as their process lives."""
+"""The list of running servers: files that are locked while their process lives."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def hold() -> subprocess.Popen[str]:
-    """A process that holds a broker's run file until its standard input closes."""
+    """Start a process that locks a broker's run file until its standard input closes."""
     process = subprocess.Popen(
         [sys.executable, "-c", HOLD], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -112,7 +112,7 @@ def test_without_a_setting_the_directory_is_the_users(
     assert run_directory() == Path(expected)
 
 
-# -- `cometmq conf` brings the files of the package out of it
+# -- `cometmq conf` copies the files of the package
 
 
 PACKAGED = Path(PACKAGED_CONF)

@@ -1,4 +1,4 @@
-"""`cometmq send` reading standard input: pipes that stay open, signals, terminals."""
+"""`cometmq send` with standard input: pipes that stay open, signals, terminals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ END_S = 60
 
 @contextmanager
 def sender(topic: str, *words: str, stdin: int = subprocess.PIPE) -> Iterator[subprocess.Popen[bytes]]:
-    """`cometmq send` under way; killed in the end if it still runs."""
+    """Run `cometmq send` in the background; kill it at the end if it still runs."""
     with subprocess.Popen(
         [str(BIN / "cometmq"), "send", topic, *words],
         stdin=stdin,
@@ -114,16 +114,16 @@ def test_a_closed_standard_input_is_an_error() -> None:
 
 
 class TestInputLines:
-    """The reader itself, on a pipe in place of standard input."""
+    """The reader alone, with a pipe in place of standard input."""
 
     @pytest.fixture
     def pipe(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[IO[bytes]]:
-        """What is written here is read as standard input."""
+        """Yield a file whose content is read as standard input."""
         reading, writing = os.pipe()
         with os.fdopen(reading) as stdin, os.fdopen(writing, "wb", buffering=0) as file:
             monkeypatch.setattr(sys, "stdin", stdin)
             yield file
-            file.close()  # ends the thread that reads
+            file.close()  # ends the reading thread
 
     async def arrived(self, lines: send.InputLines) -> None:
         await until(lambda: lines.chunks)

@@ -25,7 +25,7 @@ SMALL = {
 
 
 def broker_conf(tmp_path: Path, **settings: object) -> str:
-    """A configuration file of a small broker on a free port."""
+    """Write the configuration file of a small broker on a free port."""
     basics = {
         "brokerName": "broker-t",
         "brokerIP1": "127.0.0.1",
@@ -43,7 +43,7 @@ def port_of(line: str) -> int:
 
 
 async def send_until_it_stops(addr: str, broker: ServerProcess, acknowledged: set[str]) -> None:
-    """Send with 32 at once, ask the broker to stop after 2000 messages, and go on until sends fail."""
+    """Send from 32 tasks, stop the broker after 2000 messages, and continue until sends fail."""
     options = ProducerOptions(send_timeout_s=20.0, retry_times=0)
 
     async def work(producer: Producer) -> None:
@@ -61,7 +61,7 @@ async def send_until_it_stops(addr: str, broker: ServerProcess, acknowledged: se
 
 
 async def ids_of_all(addr: str, topic: str) -> set[str]:
-    """The ids of all messages of a topic."""
+    """Return the ids of all messages of a topic."""
     async with Admin(addr) as admin:
         return {message.msg_id async for message in admin.read(ReadRange(topic=topic, count=1_000_000))}
 
@@ -218,7 +218,7 @@ class TestLife:
             assert namesrv.stop(signum) == 0
 
         assert not (tmp_path / "store" / "abort").exists()
-        assert broker.output.count("\n") == namesrv.output.count("\n") == 0  # the ready line and nothing else
+        assert broker.output.count("\n") == namesrv.output.count("\n") == 0  # only the ready line
 
     def test_messages_are_there_after_a_restart(self, serve: Serve, run: Run, tmp_path: Path) -> None:
         with serve("mqnamesrv", "--port", "0") as namesrv:

@@ -1,4 +1,4 @@
-"""A server's life around its signals, with servers that start, stop or fail slowly."""
+"""Handling of signals by servers that start, stop or fail slowly."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_signal_ends_a_start_that_takes_long() -> None:
 
 
 def test_a_server_under_nohup_outlives_its_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As `nohup sh mqnamesrv &` has it in RocketMQ's pages."""
+    """RocketMQ's documentation starts servers with `nohup sh mqnamesrv &`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")
     script = Path(__file__).parents[2] / "bin" / "mqnamesrv"

@@ -1,4 +1,4 @@
-"""`cometmq store` as an installed command: output, JSON, exit codes, beside a running broker under load."""
+"""`cometmq store` as an installed command: output, JSON and exit codes, also beside a broker under load."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from cometmq.testing.process import StandaloneProcess
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`cometmq store` in this process: the same words, output and exit code, without a start."""
+    """Run `cometmq store` in this process: same arguments, output and exit code, without a process start."""
 
     def start(*words: str) -> subprocess.CompletedProcess[str]:
         monkeypatch.setattr(sys, "argv", ["cometmq", "store", *words])
@@ -62,7 +62,7 @@ def test_damage_is_named_and_ends_with_1(store: Run, root: Path) -> None:
     assert "repaired by" in done.stdout
     report = json.loads(store("verify", "--json", str(root)).stdout)
     found = Counter(finding["kind"] for finding in report["findings"])
-    assert found == {"log-damage": 1, "queue-unit": 1, "index-entry": 3}  # the record, and what points at it
+    assert found == {"log-damage": 1, "queue-unit": 1, "index-entry": 3}  # a record and its entries
     assert report["errors"] == 5
 
 
@@ -80,7 +80,7 @@ def test_rebuild_repairs_what_follows_from_the_log(store: Run, root: Path) -> No
     shutil.rmtree(root / "index")
     for path in (root / "consumequeue" / "T" / "1").iterdir():
         path.unlink()
-    # No index file tells its own lengths any more.
+    # The settings must give the lengths of index files, because no such file is left.
     conf = root / "broker.conf"
     conf.write_text("maxHashSlotNum=100\nmaxIndexNum=400\n")
     assert store("verify", str(root)).returncode == 1
@@ -286,7 +286,7 @@ def test_a_terminal_sees_a_progress_bar(root: Path, words: tuple[str, ...], show
         while True:
             try:
                 data = os.read(leader, 4096)
-            except OSError:  # how a pseudo-terminal says that nobody writes any more
+            except OSError:  # reading fails once the pseudo-terminal has no writer
                 break
             if not data:
                 break
@@ -351,7 +351,7 @@ def test_reading_commands_change_nothing(store: Run, root: Path) -> None:
 
 
 def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run: Run) -> None:
-    """A POSIX lock is lost when its process closes any descriptor of the file."""
+    """A process loses a POSIX lock when it closes any descriptor of the file."""
     from cometmq.store.inspect.verify import verify
 
     with local_broker(tmp_path) as broker:
@@ -361,8 +361,6 @@ def test_a_broker_in_the_same_process_keeps_its_lock(tmp_path: Path, run: Run) -
 
 
 class TestTruncate:
-    """`cometmq store truncate`."""
-
     def test_a_dry_run_names_what_would_go(self, store: Run, root: Path) -> None:
         before, hit = snapshot(root), places(root)[390]
         done = store("truncate", str(root), "--to", str(hit.position), "--dry-run")
@@ -394,14 +392,14 @@ class TestTruncate:
         assert (done.returncode, "a broker is using this store; stop it first" in done.stderr) == (1, True)
 
 
-# -- Tables of a store whose names are not ours
+# -- Tables of a store with names that do not belong to CometMQ
 
 
 NAME = "[red]:smile:\x1b[2J"
 
 
 def blank(kind: type[msgspec.Struct], **given: object) -> dict[str, object]:
-    """Fields of a struct, nothing in those that are not given."""
+    """Return the fields of a struct with the given values and empty values otherwise."""
     empty = {int: -1, float: 0.0, str: "", bool: False}
     fields = msgspec.structs.fields(kind)
     return {field.name: given.get(field.name, empty.get(field.type)) for field in fields}

@@ -1,4 +1,4 @@
-"""`cometmq tail` against a real cluster: a topic is watched, and no group knows of it."""
+"""`cometmq tail` with a real cluster: it prints a topic's messages without a consumer group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_it_shows_what_comes_from_now_on(run: Run, serve: Serve) -> None:
     run("cometmq", "send", "followed", "before")
     process = serve("cometmq", "tail", "followed")
     try:
-        for _ in range(60):  # until it has begun
+        for _ in range(60):  # until the command is reading
             run("cometmq", "send", "followed", "probe")
             if any(line.endswith(" probe") for line in process.lines):
                 break
@@ -115,7 +115,7 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(run: Run, serve: Serve) -> 
 @pytest.mark.slow("starts two brokers and many commands")
 @pytest.mark.representative
 def test_queues_and_brokers_that_are_new_are_taken_up(run: Run, serve: Serve, tmp_path: Path) -> None:
-    """A topic on one of two brokers gets more queues there, and the other broker."""
+    """A topic on one of two brokers gets more queues there, and queues on the other broker."""
     with StandaloneProcess(tmp_path / "two", brokers=2) as cluster:
         namesrv = ("-n", cluster.namesrv)
 
@@ -141,7 +141,7 @@ def test_queues_and_brokers_that_are_new_are_taken_up(run: Run, serve: Serve, tm
 
 
 def test_a_broker_that_went_away_is_told_once_and_read_when_it_is_back(run: Run, tmp_path: Path) -> None:
-    """Its queues are all in the way at once: that is one line."""
+    """All of the broker's queues fail together, which is one line."""
     port = free_port()
     namesrv, broker = ("-n", f"127.0.0.1:{port}"), ["--broker-port", str(free_port())]
     command = [str(BIN / "cometmq"), "standalone", "--data", str(tmp_path / "away"), *broker]

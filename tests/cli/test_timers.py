@@ -1,4 +1,4 @@
-"""`cometmq timers`, and `cometmq send` with a delivery time, as a user calls them."""
+"""`cometmq timers`, and `cometmq send` with a delivery time, as a user runs them."""
 
 from __future__ import annotations
 
