@@ -1,4 +1,4 @@
-"""A real cluster for the commands of this directory, and a way to call them as a user does."""
+"""Fixtures: a real cluster for the tests of commands, and a way to run commands as a user does."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cometmq.testing import LocalBroker, local_broker
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a command left: exit code and both streams."""
+    """The exit code and output of a command."""
 
     code: int
     out: str
@@ -37,7 +37,7 @@ class Outcome:
 
 
 class Shell:
-    """Runs `mqadmin` in this process, through the entry point's own error handling."""
+    """Run `mqadmin` in this process, with the error handling of its entry point."""
 
     def __init__(
         self, broker: LocalBroker, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch
@@ -57,7 +57,7 @@ class Shell:
         return outcome
 
     def plain(self, *arguments: str) -> Outcome:
-        """Run with exactly these arguments."""
+        """Run exactly these arguments, without the cluster's address."""
         self._patch.setattr(sys, "argv", ["mqadmin", *arguments])
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as ended:
@@ -67,7 +67,7 @@ class Shell:
 
 
 async def consume(namesrv: str, group: str, topic: str, count: int) -> None:
-    """Consume `count` messages as a group, with the offsets stored at the end."""
+    """Consume `count` messages as a group and store the offsets."""
     seen = 0
     enough = asyncio.Event()
 
@@ -93,6 +93,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 def mq(
     broker: LocalBroker, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Shell:
-    # Bodies of shown messages are written below it.
+    # Bodies of shown messages are written below this directory.
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return Shell(broker, capsys, monkeypatch)

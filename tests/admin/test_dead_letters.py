@@ -1,4 +1,4 @@
-"""Dead letters on a real cluster: they are counted, read, chosen and sent again."""
+"""Dead letters on a real cluster are counted, read, selected and sent again."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ numbers = itertools.count(1)
 
 
 class Dying:
-    """A group of its own, and messages that die in it."""
+    """A group of one test, and messages that become its dead letters."""
 
     def __init__(self, admin: Admin, addr: str) -> None:
         self.admin = admin
@@ -53,7 +53,7 @@ class Dying:
         self.topic = f"orders{number}"
 
     async def die(self, *bodies: bytes, topic: str | None = None, **more: object) -> list[MessageExt]:
-        """Send messages and give each up at once; the dead letters."""
+        """Send messages, make each a dead letter immediately, and return the dead letters."""
         for body in bodies:
             message = Message(topic or self.topic, body, **more)  # type: ignore[arg-type]
             await self.give_up((await self.admin.send(message)).offset_msg_id)
@@ -61,7 +61,7 @@ class Dying:
         return await self.letters()
 
     async def registered(self, topic: str) -> None:
-        """Wait until the name server knows a topic."""
+        """Wait until a topic is registered with the name server."""
         async with asyncio.timeout(60):
             while topic not in await self.admin.topics():
                 await asyncio.sleep(0.005)
@@ -272,7 +272,7 @@ class TestResend:
         assert all("is reserved" in result.problem for result in refused)
 
     async def test_a_message_that_died_twice_by_a_mistake_is_sent_once(self, dying: Dying) -> None:
-        await dying.die(b"first")  # alone, so that the others are sent at the same time
+        await dying.die(b"first")  # is sent alone; the others follow in the same millisecond
         _, letter = await dying.die(b"twice")
         await dying.give_up(view(letter).origin_msg_id)
         assert await dying.states() == "RESENT RESENT SKIPPED"
@@ -345,7 +345,7 @@ async def test_from_the_first_failure_to_the_cure(
     start_cluster: StartCluster,  # noqa: F811 - the fixture
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Seventeen tries, a dead letter, a resend, and the eighteenth try succeeds."""
+    """Seventeen attempts fail, the dead letter is sent again, and the eighteenth attempt succeeds."""
     monkeypatch.setattr(DelayLevels, "of", lambda config: DelayLevels((10,) * 18))
     cluster = await start_cluster()
     tries: list[MessageExt] = []
@@ -363,7 +363,7 @@ async def test_from_the_first_failure_to_the_cure(
             await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table)
             assert [message.reconsume_times for message in tries] == list(range(17))
             assert {(message.topic, message.msg_id) for message in tries} == {("orders", sent.msg_id)}
-            async with asyncio.timeout(60):  # the letter is stored after its topic is made and registered
+            async with asyncio.timeout(60):  # until the topic is registered
                 while not (letters := [each async for each in admin.dead_letters(Selection(group="g"))]):
                     await asyncio.sleep(0.005)
             (letter,) = letters

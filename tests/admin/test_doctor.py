@@ -1,4 +1,4 @@
-"""`cometmq doctor`: each thing that can be wrong is found, by its name, and nothing else."""
+"""`cometmq doctor` finds each possible problem by its name, and nothing else."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from cometmq.store.base.flags import Flag
 
 
 class Wrong(SystemClock):
-    """Two minutes ahead."""
+    """A clock that is two minutes ahead."""
 
     def time_ms(self) -> int:
         return super().time_ms() + 120_000
@@ -66,7 +66,7 @@ async def broker(path: Path, namesrv: str, clock: SystemClock | None = None) -> 
 
 @asynccontextmanager
 async def hostile_broker(path: Path, runtime: dict[str, str]) -> AsyncIterator[tuple[str, str]]:
-    """A name server, and a registered broker that says what it likes of itself."""
+    """Run a name server and a registered broker that returns arbitrary runtime values."""
     say: Script = lambda frame: frame.response(body=KVTable(table=runtime).encode())  # noqa: E731
     body = RegisterBrokerBody.of({}, DataVersion(timestamp=1, counter=1), []).encode(compressed=False)
     async with (
@@ -301,7 +301,7 @@ async def test_a_port_that_is_taken_and_a_store_of_another_user(tmp_path: Path) 
         assert await examine_settings(conf) == []
         conf.write_text(text)
     if os.geteuid() == 0:
-        return  # root may write everywhere
+        return  # root can write everywhere
     (tmp_path / "store").mkdir(mode=0o500)
     assert "is not writable" in only(await examine_settings(conf)).problem
 

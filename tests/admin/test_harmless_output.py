@@ -1,4 +1,4 @@
-"""What others wrote into messages steers neither a terminal nor a reader of lines, unless --raw is given."""
+"""Contents of messages control neither a terminal nor a parser of lines, unless --raw is given."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ BODY = f"{EVIL}\nMSGID: forged"
 
 
 def obeyed(text: str) -> set[str]:
-    """The characters of a text that a terminal may obey."""
+    """Return the control characters of a text, which a terminal may interpret."""
     return {char for char in text if not char.isprintable() and char != "\n"}
 
 
 @pytest.fixture(scope="module")
 def sent(broker: Any) -> dict[str, Any]:
-    """A message full of escapes; as the command told of it."""
+    """Send a message full of escape sequences; return the command's JSON output."""
     command = [sys.executable, "-m", "cometmq", "send", "evil", BODY, "-k", EVIL, "-t", EVIL, "--json"]
     env = {**os.environ, "NAMESRV_ADDR": broker.namesrv}
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Which groups exist: one answer for every command; a mistyped name makes no ghost."""
+"""Every command uses the same list of existing groups, and a mistyped name creates no group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CHANGES = (
     "cloneGroupOffset -t known -s readers -d",
     "cloneGroupOffset -t known -d readers -s",
 )
-# A group that is made, deleted, of producers, or under which something is only read or handled.
+# Commands that create or delete the group, use a producer group, or only read or handle messages with it.
 OTHERS = {
     *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq", "consumeMessage"),
     *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata"),
@@ -33,7 +33,7 @@ OTHERS = {
 
 @pytest.fixture
 def known(mq: Shell) -> Iterator[Shell]:
-    """A topic `known` with a message, and a group `readers`."""
+    """Create a topic `known` with a message, and a group `readers`."""
     mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "known", "-r", "1", "-w", "1")
     mq.ok("sendMessage", "-t", "known", "-p", "x")
     mq.ok("resetOffsetByTime", "-g", "readers", "-t", "known", "-s", "now", "-f", "true")

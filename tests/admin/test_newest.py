@@ -1,4 +1,4 @@
-"""The newest messages of a topic on a real broker: in order, whole, in pages, bounded."""
+"""The newest messages of a topic on a real broker: in order, complete, in pages, limited in size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def admin(broker: LocalBroker) -> AsyncIterator[Admin]:
 
 
 async def filled(admin: Admin, broker: LocalBroker, count: int, queues: int = 4) -> str:
-    """A topic whose messages have a number each, spread over its queues."""
+    """Create a topic with numbered messages, spread over its queues."""
     topic = f"newest{next(numbers)}"
     settings = TopicSettings(topic=topic, read_queue_nums=queues, write_queue_nums=queues)
     async for _ in admin.create_topic(settings, broker_addr=broker.broker_addr):

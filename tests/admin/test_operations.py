@@ -1,4 +1,4 @@
-"""Operations: their description, their order, and what happens when a server fails."""
+"""Operations: description, order, and the failure of a server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cometmq.errors import CometError, ConnectError
 
 
 class Servers:
-    """Servers that record requests; those in `down` refuse."""
+    """Servers that record requests; servers in `down` refuse them."""
 
     def __init__(self, *down: str) -> None:
         self.down = down

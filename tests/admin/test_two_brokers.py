@@ -1,4 +1,4 @@
-"""What the commands do on a cluster of two brokers, each a process of its own."""
+"""The commands on a cluster of two brokers in separate processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StandaloneProc
 
 @pytest.fixture(scope="module")
 def broker(cluster: StandaloneProcess) -> LocalBroker:
-    """The first of them, for the shell."""
+    """Return the first of the two brokers, for the shell."""
     return LocalBroker(cluster.namesrv, cluster.brokers[NAMES[0]], NAMES[0], Path())
 
 
@@ -102,7 +102,10 @@ def test_settings_and_permissions_of_both(mq: Shell, cluster: StandaloneProcess)
 async def test_a_question_by_key_leaves_those_of_brokers_that_answer(
     cluster: StandaloneProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where who asks can say who is missing; else it is an error, as it is where nobody answers."""
+    """A caller that accepts missing brokers gets partial results; otherwise a missing broker is an error.
+
+    If no broker responds, it is always an error.
+    """
     down: set[str] = set()
     async with Admin(cluster.namesrv) as admin:
         settings = TopicSettings(topic="keyed", read_queue_nums=1, write_queue_nums=1)

@@ -1,4 +1,4 @@
-"""What brokers hold back, over two brokers: timer messages by pages, transactions without end."""
+"""Messages that two brokers hold back: timer messages in pages, and open transactions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def test_timers_of_all_brokers_come_page_by_page_in_the_order_of_their_tim
             await producer.send(Message("T", b"now"))
             for number in range(150):
                 queue = MessageQueue("T", "broker-a" if number % 3 else "broker-b", 0)
-                # Some come at the same time.
+                # Several messages have the same due time.
                 await producer.send(
                     Message("T", b"%d" % number, delay_ms=HOUR_MS + number // 5 * 1000), queue=queue
                 )
@@ -84,7 +84,7 @@ def test_an_op_names_one_half_message_or_several() -> None:
 async def test_a_transaction_is_listed_once_while_the_broker_asks_its_producer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Between two answers the broker stores the half message again and closes the older copy."""
+    """Between two responses the broker stores the half message again and closes the older copy."""
     answered = waiting.unprocessed_messages
 
     async def with_a_copy_after(
@@ -115,8 +115,8 @@ def test_the_newest_copy_stands_for_its_transaction() -> None:
     halves = [
         half(0, "a"),
         half(1, "b"),
-        half(2, "a"),  # sent twice by its producer: a transaction of its own
-        half(3, "b", TRANSACTION_CHECK_TIMES="1"),  # as Apache's broker copies
+        half(2, "a"),  # sent twice by its producer, so a separate transaction
+        half(3, "b", TRANSACTION_CHECK_TIMES="1"),  # a copy as Apache's broker makes it
         half(4, "a", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="1"),
         half(5, "a", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="2"),
     ]

@@ -1,4 +1,4 @@
-"""The four commands about accounts against a broker that asks for them; tools.yml and the environment."""
+"""The four account commands with a broker that requires accounts; tools.yml and the environment."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Standalone]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A ROCKETMQ_HOME with the tools' account."""
+    """Create a ROCKETMQ_HOME with the tools' account."""
     write(tmp_path / "conf" / "tools.yml", TOOLS)
     monkeypatch.setenv("ROCKETMQ_HOME", str(tmp_path))
     return tmp_path

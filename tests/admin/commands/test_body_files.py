@@ -1,4 +1,4 @@
-"""Where the bodies of shown messages go: to files of this user, through nobody's links."""
+"""Bodies of shown messages are written to this user's files, and no links are followed."""
 
 from __future__ import annotations
 

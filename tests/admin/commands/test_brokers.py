@@ -119,7 +119,11 @@ def test_a_member_is_counted_and_shown_beside_its_queues(mq: Shell) -> None:
 async def process_directly(
     namesrv: str, shell: Shell, arguments: tuple[str, ...]
 ) -> tuple[list[str], list[bytes]]:
-    """Run a command while a group has one member; what it printed, and the bodies the listener was given."""
+    """Run a command while a group has one member.
+
+    Returns:
+        The printed lines, and the bodies that the listener received.
+    """
     bodies: list[bytes] = []
 
     async def take(messages: list[MessageExt]) -> None:
@@ -162,7 +166,7 @@ async def status_of_two(
     expressions: tuple[str, str],
     options: tuple[PushOptions | None, PushOptions | None] = (None, None),
 ) -> tuple[list[str], Any]:
-    """What consumerStatus says of a group whose two members subscribe these, with these options."""
+    """Return consumerStatus of a group whose two members have these expressions and options."""
 
     async def take(messages: list[MessageExt]) -> None:
         pass
@@ -174,7 +178,7 @@ async def status_of_two(
     async with one, two:
 
         async def shared_out() -> Any:
-            """Return the status as JSON once both members have queues and no queue changes its holder."""
+            """Return the status as JSON once both members have queues and no queue changes its owner."""
             found = await asyncio.to_thread(lambda: shell.ok("consumerStatus", "-g", "pair", "--json").json)
             held = [{queue["topic"] for queue in each["queues"] or ()} for each in found["members"]]
             shared = len(held) == 2 and all("paired" in topics for topics in held)
@@ -345,7 +349,7 @@ def test_settings_are_shown_and_changed(mq: Shell) -> None:
 def test_a_change_that_the_next_start_forgets_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with local_broker(tmp_path, {"brokerConfigPath": ""}) as broker:  # as one that has no -c
+    with local_broker(tmp_path, {"brokerConfigPath": ""}) as broker:  # as for a broker without -c
         mq = Shell(broker, capsys, monkeypatch)
         words = ("updateBrokerConfig", "-b", broker.broker_addr, "-k", "messageIndexSafe", "-v", "true")
         told, as_json = mq.ok(*words), mq.ok(*words, "--json").json

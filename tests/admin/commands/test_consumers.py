@@ -1,4 +1,4 @@
-"""Settings, members and progress of groups on a real cluster."""
+"""Settings, members and progress of consumer groups on a real cluster."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cometmq.message import Message, MessageExt
 
 
 async def while_online(mq: Shell, group: str, topic: str, look: Callable[[], Any]) -> Any:
-    """What a function finds while a group has a member, and its producer group one, too."""
+    """Return the result of `look` while a consumer and a producer of the group are online."""
 
     async def take(messages: list[MessageExt]) -> None:
         pass

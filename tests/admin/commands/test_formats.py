@@ -1,4 +1,4 @@
-"""Text and times that need no cluster to be checked."""
+"""Formatting of texts and times, tested without a cluster."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_times_are_shown_with_and_without_milliseconds() -> None:
     assert local_time(0) == local_time(0, ",") == ""
 
 
-# What a producer may send, or a damaged record hold, as a time.
+# Invalid times that a producer may send or a damaged record may contain.
 NO_TIMES = (2**62, 2**63 - 1, -1, -(2**63), 253_402_300_800_000 + 86_400_000)
 
 
@@ -120,7 +120,7 @@ def test_the_cluster_list_counts_hours_rates_and_space() -> None:
         ({"brokerRole": "SYNC_MASTER"}, 0, "SYNC_MASTER"),
         ({"brokerRole": "SLAVE"}, 1, "SLAVE"),
         ({"brokerRole": "SLAVE", "raftRole": "candidate"}, 2, "candidate"),
-        ({"putTps": "0"}, 0, "MASTER"),  # Apache's brokers do not say it
+        ({"putTps": "0"}, 0, "MASTER"),  # Apache's brokers do not report it
         ({"putTps": "0"}, 1, "SLAVE"),
         ({}, 0, ""),
     ],

@@ -27,7 +27,7 @@ def consumed(mq: Shell, *arguments: str) -> list[dict[str, Any]]:
 
 
 class Wavering:
-    """A transaction listener that knows nothing until it is told."""
+    """A transaction listener that returns UNKNOWN until `state` is set."""
 
     state = TransactionState.UNKNOWN
 
@@ -58,7 +58,7 @@ async def test_a_transaction_that_was_given_up_is_resumed_and_committed(
             for given_up in (1, 2):
                 if given_up == 1:
                     sent = await producer.send_in_transaction(Message("resumed", b"half"))
-                else:  # in vain: the producer does not know yet, and it is given up again
+                else:  # the state is still unknown, so the check expires again
                     assert (await admin.resume_check(sent.msg_id)).msg_id == sent.msg_id
                 while len(await stored("TRANS_CHECK_MAX_TIME_TOPIC")) < given_up:
                     await asyncio.sleep(0.05)
@@ -208,7 +208,7 @@ def test_a_message_is_found_by_its_unique_key(mq: Shell) -> None:
     details = mq.ok("queryMsgByUniqueKey", "-t", "unique", "-i", sent["msgId"])
     found = mq.ok("queryMsgByUniqueKey", "-t", "unique", "-i", sent["msgId"], "-a", "--json").json
 
-    assert details.lines[0].split() == ["Topic:", "unique"]  # no line with the offset id
+    assert details.lines[0].split() == ["Topic:", "unique"]  # without a line for the offset id
     assert [message["offsetMsgId"] for message in found] == [sent["offsetMsgId"]]
     assert mq.run("queryMsgByUniqueKey", "-t", "unique", "-i", "0" * 32).code == 1
 
@@ -243,7 +243,8 @@ class TestConsumeMessage:
         queue = ("-b", mq.broker.broker_name, "-i", "0")
         send(mq, topic, "before", *queue)
         between = next_ms()
-        # Nearer to the older message than to the younger one, which is what 4.9 looks at.
+        # The time is nearer to the older message than to the newer one, because 4.9 looks up the nearest
+        # message.
         next_ms(gap_ms)
         send(mq, topic, "after", *queue)
         next_ms()
@@ -345,7 +346,7 @@ class TestTraces:
 
 
 def next_ms(later_ms: int = 0) -> int:
-    """A time in ms after everything stored so far, once that time is over."""
+    """Return a time in ms after everything stored so far, once that time has passed."""
     moment = time.time_ns() // 1_000_000 + 1 + later_ms
     while time.time_ns() // 1_000_000 <= moment:
         time.sleep(0.001)

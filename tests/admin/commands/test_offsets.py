@@ -1,5 +1,4 @@
-"""resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset: of groups that run and that do not, of each
-kind."""
+"""resetOffsetByTime, skipAccumulatedMessage, cloneGroupOffset: for online and offline groups of each kind."""
 
 from __future__ import annotations
 
@@ -19,14 +18,14 @@ MESSAGES = 3
 
 
 def fill(mq: Shell, topic: str, count: int = MESSAGES) -> None:
-    """Messages in queue 0 of a topic with two queues."""
+    """Send messages to queue 0 of a topic with two queues."""
     mq.ok("updateTopic", "-c", "DefaultCluster", "-t", topic, "-r", "2", "-w", "2")
     for number in range(count):
         mq.ok("sendMessage", "-t", topic, "-p", str(number), "-b", mq.broker.broker_name, "-i", "0")
 
 
 def stored(mq: Shell, group: str, topic: str) -> dict[int, int]:
-    """Queue id -> offset, as the broker has it."""
+    """Return the offsets on the broker by queue id."""
     rows = mq.ok("consumerProgress", "-g", group, "-t", topic, "--json").json["queues"]
     return {row["queueId"]: row["consumerOffset"] for row in rows}
 
@@ -59,7 +58,7 @@ def test_a_stopped_group_begins_again(mq: Shell) -> None:
     assert done.lines[2].split() == [mq.broker.broker_name, "0", "3", "3", "0", "0"]
     assert stored(mq, "stopped-group", "stopped")[0] == 0
 
-    # Without force it does not go forward.
+    # Without force the offset does not move forward.
     mq.ok("skipAccumulatedMessage", *group, "-f", "false")
     assert stored(mq, "stopped-group", "stopped")[0] == 0
     skipped = mq.ok("skipAccumulatedMessage", *group, "--json").json
@@ -99,8 +98,11 @@ def test_one_queue_is_set_to_an_offset(mq: Shell) -> None:
 async def reset_while_online(
     mq: Shell, topic: str, words: tuple[str, ...], options: PushOptions
 ) -> tuple[Outcome, list[str]]:
-    """Reset a group after its member has taken all messages; what the command said, and all that was consumed
-    until the messages came again."""
+    """Reset a group after its member has consumed all messages.
+
+    Returns:
+        The outcome of the command, and the bodies consumed until all messages had arrived twice.
+    """
     bodies: list[str] = []
     twice = asyncio.Event()
 
@@ -154,7 +156,7 @@ def test_a_running_group_consumes_again(
 def test_members_that_have_consumed_it_all_again_already_are_no_problem(
     mq: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: MessageModel
 ) -> None:
-    """By the time they, or the broker, are asked they may be where they were."""
+    """When the members or the broker are queried, they may be at their old offsets again."""
     seen = BrokerReset.seen
 
     async def late(self: BrokerReset, members_s: float, kept_s: float) -> list[QueueReset]:
@@ -177,7 +179,10 @@ def test_members_that_have_consumed_it_all_again_already_are_no_problem(
 
 
 async def reset_while_pulled(mq: Shell, *, overwrites: bool) -> QueueReset:
-    """Queue 0 of a group whose member pulls by itself, and stores an offset during the reset or does not."""
+    """Reset queue 0 of a group whose member pulls.
+
+    With `overwrites` the member stores an offset during the reset.
+    """
     queue, addr = MessageQueue("pulled", mq.broker.broker_name, 0), mq.broker.broker_addr
     async with (
         PullConsumer("pulled-group", namesrv=mq.broker.namesrv) as consumer,

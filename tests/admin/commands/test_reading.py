@@ -15,7 +15,7 @@ def sent() -> set[str]:
 
 @pytest.fixture
 def printed(mq: Shell, sent: set[str]) -> tuple[str, ...]:
-    """The queue of a topic with four messages, two of them with tag A and one with none."""
+    """Create a queue with four messages, two with tag A and one without a tag."""
     place = ("-t", "printed", "-b", mq.broker.broker_name, "-i", "1")
     if not sent:
         mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "printed", "-r", "2", "-w", "2")

@@ -1,4 +1,4 @@
-"""haStatus, resetMasterFlushOffset, addBroker, removeBroker, and clusterList of a master with a slave."""
+"""haStatus, resetMasterFlushOffset, addBroker, removeBroker, and clusterList for a master with a slave."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def output(name, *words, **more):
 
 @pytest.fixture
 async def pair(tmp_path):
-    """A name server's address, a master and its slave that has all of the master's log."""
+    """Yield a name server's address, a master, and its slave with the master's whole log."""
     names = NameServer(
         NamesrvConfig(
             listen_port=0,
@@ -104,7 +104,7 @@ async def test_roles_and_lags_are_listed(pair):
 
 @pytest.fixture
 async def container():
-    """A broker container of 5.x that starts and stops nothing, and what it was asked."""
+    """Run a fake broker container of 5.x that records its requests and starts or stops no broker."""
     asked = []
 
     def add(frame):

@@ -1,4 +1,4 @@
-"""RocketMQ's habits of `mqadmin`, and the exit codes that Apache's lacks."""
+"""Conventions of RocketMQ's `mqadmin`, and exit codes that Apache's tool lacks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_every_command_of_apaches_is_there() -> None:
 
 
 def options_of(command: str) -> dict[str, click.Option]:
-    """Every name of an option -> the option."""
+    """Return the options of a command by each of their names."""
     params = mqadmin.commands[command].params
     return {name: each for each in params if isinstance(each, click.Option) for name in each.opts}
 
@@ -51,8 +51,8 @@ def test_what_all_commands_take(command: str) -> None:
     assert all(each.help for name, each in options_of(command).items() if name != "--help")
 
 
-# The options of 4.9.8, with those that 5.x has more: short/long, * required. Long names with a blank in them,
-# which nobody can give to Apache's commands, are here without it.
+# The options of 4.9.8 and the additional ones of 5.x, as short/long; * marks required options. Long names
+# with a blank, which Apache's commands cannot parse, are listed without it.
 OPTIONS = """
 addWritePerm -b/--brokerName*
 allocateMQ -t/--topic* -i/--ipList*
@@ -200,7 +200,7 @@ def test_the_version_is_told(mq: Shell, option: str) -> None:
 
 class TestErrorsAsJson:
     def error(self, mq: Shell, *arguments: str) -> dict[str, Any]:
-        """The one line of JSON that a command which fails leaves on standard error."""
+        """Return the single line of JSON that a failing command prints to standard error."""
         failed = mq.run(*arguments, "--json")
         assert (failed.code, failed.out, failed.err.count("\n")) == (1, "", 1)
         found: dict[str, Any] = json.loads(failed.err)
@@ -301,7 +301,7 @@ def test_completion_knows_commands_in_any_case_and_their_options(shell: str, wor
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
 def test_bash_completes_by_what_the_page_says(tmp_path: Path) -> None:
-    """In a shell, with the function that it reads and calls itself."""
+    """A real shell loads the completion function and calls it."""
     program = tmp_path / "mqadmin"
     program.write_text(f"#!{sys.executable}\nfrom cometmq.cli import mqadmin\nmqadmin()\n")
     program.chmod(0o755)
@@ -323,7 +323,7 @@ def test_bash_completes_by_what_the_page_says(tmp_path: Path) -> None:
     assert (done.stdout, done.stderr) == ("--topic\n", "")
 
 
-# -- docs/admin.md has every command, with an example that the command takes
+# -- docs/admin.md has every command, with a valid example
 
 
 PAGE = (Path(__file__).parents[3] / "docs" / "admin.md").read_text()

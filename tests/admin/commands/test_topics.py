@@ -36,7 +36,7 @@ def test_an_ordered_topic_notes_its_queues_with_the_name_server(mq: Shell) -> No
     made = mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "ordered", "-w", "5", "-r", "5", "-o", "true")
 
     assert f"set cluster orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:5]" in made.lines
-    # One broker's entry is merged into the note, not put in place of it.
+    # The entry of one broker is merged into the value and does not replace it.
     merged = mq.ok("updateTopic", "-b", mq.broker.broker_addr, "-t", "ordered", "-w", "6", "-o", "true")
     assert f"set broker orderConf. isOrder=true, orderConf=[{mq.broker.broker_name}:6]" in merged.lines
 
