@@ -1,4 +1,4 @@
-"""Every test of the transport runs on both event loops we support."""
+"""Fixtures: every test of the transport runs on both supported event loops."""
 
 from __future__ import annotations
 

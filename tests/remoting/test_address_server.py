@@ -1,4 +1,4 @@
-"""Name servers from an HTTP address server: its answers, good and odd, and who asks it."""
+"""Name servers from an HTTP address server: its valid and odd responses, and the clients that use it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OK = b"HTTP/1.1 200 OK\r\nServer: x\r\n\r\n"
 
 
 class Pages:
-    """An HTTP server that says what a test tells it."""
+    """An HTTP server with scripted responses."""
 
     def __init__(self) -> None:
         self.answer = OK
@@ -31,7 +31,7 @@ class Pages:
         self.waits = asyncio.Event()
         self.waits.set()
         self.piece = 1 << 20
-        """Bytes that are sent at once."""
+        """Bytes per write."""
         self.keeps_open = False
         self.serving = 0
         self.addr = ""
@@ -61,7 +61,7 @@ class Pages:
             if self.keeps_open:
                 await reader.read()
         except (ConnectionError, asyncio.IncompleteReadError):
-            pass  # it had enough
+            pass  # the client closed the connection early
         writer.close()
         self.serving -= 1
 
@@ -74,7 +74,7 @@ async def pages() -> AsyncIterator[Pages]:
 
 @pytest.fixture
 async def namesrv() -> AsyncIterator[FakeNamesrv]:
-    """Knows topic T."""
+    """A name server with the route of topic T."""
     async with FakeBroker() as broker, FakeNamesrv() as server:
         server.serve("T", broker)
         yield server
@@ -199,7 +199,7 @@ async def test_a_client_follows_the_address_server(
         other = f"127.0.0.1:1;{namesrv.addr}"
         pages.answer = OK + other.encode()
         await until(lambda: len(producer.client.namesrv.addrs) == 2)
-        assert producer.client.namesrv.current == namesrv.addr  # it is still listed
+        assert producer.client.namesrv.current == namesrv.addr  # the address is still listed
         pages.answer = b"HTTP/1.1 500 Oh no\r\n\r\n"
         before = len(pages.asked)
         await until(lambda: len(pages.asked) > before + 2)

@@ -1,4 +1,4 @@
-"""What one connection, and all of them together, may cost: frames half sent, handlers in flight."""
+"""Limits of one connection and of all together: incomplete frames and running handlers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRACE_S = Limits().frame_grace_s
 
 
 class Cuttable(CountingTransport):
-    """A transport that tells whether it was aborted."""
+    """A transport that records whether it was aborted."""
 
     aborted = False
     unsent = 0
@@ -31,7 +31,7 @@ class Cuttable(CountingTransport):
 
 
 class Line:
-    """A connection that is fed by hand, and its clock."""
+    """A connection with manual input and a manual clock."""
 
     def __init__(self, tick: Tick, limits: Limits) -> None:
         self.bodies: list[int] = []
@@ -41,7 +41,7 @@ class Line:
         self.now = asyncio.get_running_loop().time()
 
     def feed(self, data: bytes) -> None:
-        """The peer sends this; nothing arrives any more once it is cut."""
+        """Deliver bytes from the peer until the connection is closed."""
         view = memoryview(data)
         while view and not self.connection.closed:
             room = self.connection.get_buffer(-1)
@@ -51,14 +51,14 @@ class Line:
             view = view[size:]
 
     def wait(self, seconds: float) -> None:
-        """So much time goes by, with the look that is taken each second."""
+        """Advance the clock, with the check that happens each second."""
         for _ in range(int(seconds)):
             self.now += 1
             self.connection.check(self.now)
 
     @property
     def kept(self) -> int:
-        """Bytes of its buffers."""
+        """Bytes in the connection's buffers."""
         return self.connection.buffered
 
 
@@ -68,7 +68,7 @@ class Line:
         (4 * MIB, 100_000, True),
         (4 * MIB, 40_000, True),
         (16 * MIB - 200, 100_000, True),
-        (100_000, 4_000, True),  # within the grace
+        (100_000, 4_000, True),  # within the grace period
         (4 * MIB, 20_000, False),
         (4 * MIB, 1, False),
         (50_000, 1, False),
@@ -96,7 +96,7 @@ async def test_a_byte_now_and_then_does_not_keep_a_connection_that_never_finishe
 
 
 async def test_each_frame_has_a_deadline_of_its_own() -> None:
-    """A connection that always holds the beginning of the next frame is as good as any other."""
+    """A connection is allowed to have an incomplete frame at all times."""
     line = Line(Tick(), Limits())
     frame = raw_frame(ECHO, 1, bytes(200_000))
     line.feed(frame[:1000])
@@ -113,7 +113,7 @@ async def test_what_is_not_read_because_of_us_is_not_late() -> None:
     line.feed(raw_frame(ECHO, 1, bytes(200_000))[:1000])
     line.connection.pause_writing()
     for unsent in range(100, 0, -1):
-        line.transport.unsent = unsent  # the peer takes its answers, slowly
+        line.transport.unsent = unsent  # the peer reads its responses slowly
         line.wait(1)
     line.connection.resume_writing()
     await asyncio.sleep(0)
@@ -180,7 +180,7 @@ async def test_a_connection_that_goes_gives_its_part_of_the_budget_back() -> Non
 
 
 class Gate:
-    """An async handler that waits, and how many of it run."""
+    """An asynchronous handler that waits, and counts its running calls."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()

@@ -1,4 +1,4 @@
-"""RemotingClient against our server and against plain sockets that misbehave."""
+"""RemotingClient with our server and with plain sockets that misbehave."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def client_and_server(
 
 @contextlib.asynccontextmanager
 async def plain_server(script: Callable[[RawPeer], Awaitable[None]]) -> AsyncIterator[str]:
-    """A listening socket that runs `script` on its connections."""
+    """Listen on a socket and run `script` for each connection."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         raw = RawPeer(reader, writer)
@@ -94,7 +94,7 @@ async def test_a_stall_longer_than_the_connect_timeout_fails_no_call() -> None:
 
 
 async def test_a_request_whose_time_was_over_when_it_was_connected_was_not_sent() -> None:
-    """A RequestTimeout would mean that the server may have executed it: reads try no other broker then."""
+    """A RequestTimeout would mean that the server may have executed the request, so no retry."""
     async with serving({ECHO: echo}) as (_, port):
         client = RemotingClient(limits=Limits(connect_timeout_s=20))
         call = asyncio.ensure_future(client.call(f"127.0.0.1:{port}", Frame.request(ECHO), 0.1))
@@ -238,7 +238,7 @@ async def test_callers_share_one_attempt_to_connect(client: RemotingClient) -> N
 
 
 class SlowToDial(RemotingClient):
-    """Dials only once the gate is open."""
+    """A client that connects only once the gate is open."""
 
     gate: asyncio.Event
     dials = 0
@@ -319,7 +319,7 @@ async def test_closing_the_client_ends_connects_with_a_typed_error(
 
 
 async def test_connecting_takes_no_longer_than_its_limit() -> None:
-    """A listener whose backlog is full drops further attempts silently."""
+    """A listener with a full backlog drops further connection attempts silently."""
     import socket
 
     with socket.socket() as listener:
@@ -348,7 +348,7 @@ async def test_connecting_takes_no_longer_than_its_limit() -> None:
 
 
 async def test_the_server_calls_the_client_with_colliding_opaques() -> None:
-    """Both directions number from the same start; each answer still finds its own caller."""
+    """Both directions use the same opaque numbers, and each response still reaches its own caller."""
 
     async def ask_back(connection: Connection, request: Frame) -> Frame:
         back = await connection.call(Frame.request(NOTIFY, body=b"server asks"), 10)

@@ -1,4 +1,4 @@
-"""Hosts with several addresses, some of which refuse, drop packets or do not work at all."""
+"""Hosts with several addresses, some of which refuse connections, drop packets or are invalid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HOST = "several.example"
 
 
 class Addresses:
-    """What HOST means."""
+    """The addresses to which HOST resolves."""
 
     def __init__(self) -> None:
         self.of_host: list[str] = []
@@ -31,7 +31,7 @@ class Addresses:
         ]
 
     def drops_packets(self, ip: str, port: int) -> None:
-        """Listen with a queue that is full: further connections get no answer."""
+        """Listen with a full backlog, so that further connection attempts get no response."""
         listener = self._held.enter_context(socket.socket())
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((ip, port))
@@ -77,7 +77,7 @@ async def test_the_next_address_is_tried(first: str, addresses: Addresses) -> No
 
 async def test_without_an_address_that_accepts_the_first_failure_is_named(addresses: Addresses) -> None:
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # and does not listen
+        bound.bind(("127.0.0.1", 0))  # without listening
         addresses.of_host = ["127.0.0.1", "127.0.0.1"]
         with pytest.raises(ConnectError, match="Connection refused"):
             await answer(7, f"{HOST}:{bound.getsockname()[1]}")

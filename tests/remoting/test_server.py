@@ -1,4 +1,4 @@
-"""RemotingServer over real sockets, spoken to by plain sockets."""
+"""RemotingServer over real sockets, tested with plain sockets."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def silent(connection: Connection, request: Frame) -> None:
 
 
 class Big:
-    """Answers with 100 kB, and counts its requests."""
+    """A handler that responds with 100 kB and counts its requests."""
 
     handled = 0
 
@@ -54,7 +54,7 @@ class Big:
 
 
 class Held:
-    """Requests that are answered together."""
+    """Requests that are held and answered together."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[Connection, Frame]] = []
@@ -85,7 +85,7 @@ async def serving(
 
 @contextlib.asynccontextmanager
 async def deaf_peer(port: int) -> AsyncIterator[asyncio.StreamWriter]:
-    """One that sends and reads nothing: its side of the connection has room for a few answers only."""
+    """Connect a peer that sends and reads nothing, so that few responses fit into its buffers."""
     _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
     try:
         yield writer
@@ -122,7 +122,7 @@ async def test_frames_delivered_byte_by_byte_are_answered() -> None:
 
 
 async def test_frames_cut_anywhere_are_answered() -> None:
-    """Random pieces of a stream with small, tail-sized and very large frames."""
+    """A stream with small, buffer-sized and very large frames is sent in random pieces."""
     dice = random.Random(3)
     bodies = [
         dice.randbytes(dice.choice([0, 10, 1_000, 40_000, 70_000, 300_000, 2_000_000])) for _ in range(60)
@@ -150,11 +150,11 @@ async def test_the_largest_frame_passes_and_a_larger_one_closes_the_connection()
     overhead = len(raw_frame(ECHO, 0, b""))
     async with serving() as (server, port):
         async with peer(port) as raw:
-            body = bytes(16 * MIB - overhead - 64)  # the answer's header may be a little longer
+            body = bytes(16 * MIB - overhead - 64)  # leaves room for a longer header in the response
             header, back = await raw.ask(ECHO, 0, body)
             assert (header["code"], back == body) == (0, True)
             connection = next(iter(server.connections))
-            assert connection.buffered == 0  # the large buffer is gone with its frame
+            assert connection.buffered == 0  # the large buffer is freed after its frame
         async with peer(port) as raw:
             await raw.send(struct.pack(">I", 16 * MIB - 3))
             assert await raw.read_end() == b""
@@ -206,7 +206,7 @@ async def test_failures_are_answered(code: int, answer: tuple[int, str, dict[str
     async with serving() as (_, port), peer(port) as raw:
         header, _ = await raw.ask(code)
         assert (header["code"], header["remark"], header.get("extFields")) == answer
-        assert (await raw.ask(ECHO, 1))[0]["code"] == 0  # the connection lives on
+        assert (await raw.ask(ECHO, 1))[0]["code"] == 0  # the connection still works
 
 
 async def test_a_failing_async_handler_is_answered() -> None:
@@ -275,7 +275,7 @@ async def test_the_tick_runs_after_all_frames_of_a_read_and_before_their_answers
 
 
 class CountingTransport(asyncio.Transport):
-    """Counts what is handed to a transport."""
+    """A transport that counts the data written to it."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1)})
@@ -299,7 +299,7 @@ class CountingTransport(asyncio.Transport):
 
 
 def made(handle: Any, limits: Limits, tick: Tick | None = None) -> tuple[Connection, CountingTransport]:
-    """A connection that is fed by hand."""
+    """Create a connection with manual input."""
     transport = CountingTransport()
     connection = Connection(handle, tick or Tick(), limits)
     connection.connection_made(transport)
@@ -380,7 +380,7 @@ async def test_a_reader_that_never_drains_stops_being_read_and_is_evicted() -> N
         writer.write(b"".join(raw_frame(ECHO, n) for n in range(2000)))
         await until(lambda: big.handled > 0)
         await until(lambda: not server.connections)
-        # Sockets take some megabytes on their own; 2,000 answers would be 200.
+        # Socket buffers hold some megabytes; 2,000 responses would be 200 MB.
         assert big.handled < 500
         async with peer(port) as raw:
             assert (await raw.ask(ECHO, 1))[0]["opaque"] == 1
@@ -473,7 +473,7 @@ async def test_stop_lets_running_handlers_answer_and_then_closes() -> None:
 
 @pytest.mark.parametrize("turns", range(4))
 async def test_what_was_accepted_and_opens_after_the_stop_is_cut(turns: int) -> None:
-    """Between the accept and the opening of its transport lie some turns of the loop."""
+    """Some loop iterations pass between accepting a connection and opening its transport."""
     async with serving() as (server, port):
         with socket.create_connection(("127.0.0.1", port)) as raw:
             raw.setblocking(False)
@@ -536,4 +536,4 @@ async def test_requests_can_be_diverted_for_a_while_also_from_shortcuts() -> Non
 
     own = [(0, b"hello"), (0, b"hello"), (3, b"")]
     assert seen == [*own, (2, b"busy"), (2, b"busy"), (3, b""), *own, *own]
-    assert taken == [b"hello"] * 4  # none while something is diverted
+    assert taken == [b"hello"] * 4  # the hook is not called while a handler override is active

@@ -1,4 +1,4 @@
-"""The end of a tick: what all connections of a server are sent then, over real sockets."""
+"""The end of a tick, when a server writes the output of all its connections, over real sockets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def read(sock: socket.socket, size: int) -> bytes:
 
 @contextlib.asynccontextmanager
 async def keeping() -> AsyncIterator[tuple[int, Kept]]:
-    """A server that keeps its requests until the test answers them, all in one tick."""
+    """Run a server that holds its requests until the test answers them, all in one tick."""
     kept: Kept = []
 
     def keep(connection: Connection, request: Frame) -> None:
@@ -72,7 +72,7 @@ async def test_answers_to_many_connections_leave_each_with_its_own() -> None:
 
 
 async def test_a_peer_that_does_not_read_gets_its_answers_in_order_all_the_same() -> None:
-    """Its socket fills up in the middle of an answer: what follows goes behind the rest of it."""
+    """The peer's socket buffer fills up in the middle of a response; later ones are queued after its rest."""
     rounds, body = 400, 30_000
     wanted = b""
     async with keeping() as (port, kept), peers(port, 11) as raws:
@@ -124,7 +124,7 @@ async def test_a_connection_that_is_flushed_and_written_to_again_keeps_its_order
 
 
 async def test_one_that_cannot_be_flushed_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All connections of that tick end, since nobody knows what was sent; the next ones are served."""
+    """All connections of that tick are closed, because the data sent is unknown; new ones are served."""
     flush = Connection.flush
     flushed: list[Connection] = []
 

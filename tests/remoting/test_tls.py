@@ -1,4 +1,4 @@
-"""TLS on the port of plain connections: the first byte decides."""
+"""TLS on the port of plain connections: the first byte distinguishes them."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def test_a_plain_frame_may_come_in_pieces(certificates: Certificates, part
 
 
 async def test_a_hello_may_come_byte_by_byte(certificates: Certificates) -> None:
-    """What the client's TLS writes is passed on in pieces."""
+    """The output of the client's TLS is sent in small pieces."""
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
     context = client_tls(str(certificates.file))
     assert context is not None
@@ -111,7 +111,7 @@ async def test_a_hello_may_come_byte_by_byte(certificates: Certificates) -> None
                     await asyncio.sleep(0.001)
                 incoming.write(await asyncio.wait_for(peer.reader.read(65_536), 10))
         tls.write(raw_frame(ECHO, 9, b"secure"))
-        await peer.send(outgoing.read())  # the end of the handshake and the request at once
+        await peer.send(outgoing.read())  # the end of the handshake together with the request
         answer = b""
         while not answer.endswith(b"secure"):
             incoming.write(await asyncio.wait_for(peer.reader.read(65_536), 10))
@@ -189,7 +189,7 @@ async def test_garbage_ends_its_own_connection(certificates: Certificates, garba
         peer = await RawPeer.connect(port)
         await peer.send(garbage)
         with contextlib.suppress(ConnectionError):
-            await asyncio.wait_for(peer.reader.read(), 10)  # until the end
+            await asyncio.wait_for(peer.reader.read(), 10)  # until the connection ends
         peer.writer.close()
         assert await ask(port, client_tls(certificates.file)) == b"hello"
 
@@ -259,7 +259,7 @@ async def test_new_certificates_are_taken_up(certificates: Certificates, tmp_pat
     await tls.check_files()
     assert await ask(port, client_tls(other.file)) == b"hello"
 
-    # The settings name a file that comes later.
+    # The settings contain the path of a file that is created later.
     late = tmp_path / "late.pem"
     settings = certificates.file.read_text()
     certificates.file.write_text(settings.replace(str(certificates.server), str(late)))
