@@ -124,7 +124,7 @@ class PipelineMetrics:
             self._server.server_close()
             self._thread.join()
 
-    # -- what happened
+    # -- events of jobs and queries
 
     def started(self, query_id: str, name: str | None) -> None:
         with self._lock:

@@ -41,7 +41,9 @@ By default, producers accept bodies of up to 4 MiB before compression. The limit
 with 512 MB of memory can hold the copies that decoding makes of such a body.
 """
 MOST_BYTES = 512 * 1024 * 1024
-"""Maximum size of a batch, in bytes. A JVM of 1 GiB can process a batch of this size, but not 1.5 GiB.
+"""Maximum size of a batch, in bytes.
+
+A JVM with a heap of 1 GiB can process a batch of this size, but not a batch of 1.5 GiB.
 
 See docs/reference/spark.md, Size of a batch. Arrow's offsets have 31 bits, which must suffice for the stored
 bytes, the decompressed bytes and one further message together.

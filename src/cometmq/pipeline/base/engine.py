@@ -28,7 +28,7 @@ from cometmq.errors import CometError
 from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
-_CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills a worker two seconds after its task
+_CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills the worker of a cancelled task after 2 s
 _MANY = 1_000_000  # a number above the number of slots of any cluster
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
@@ -51,8 +51,9 @@ def run_units(
 
     Units and results are pickled. Every task receives all units, so a unit should have at most a few kB and
     refer to large data by name. Spark repeats a task whose worker died or whose `work` raised an error, up to
-    spark.task.maxFailures times, so `work` must be repeatable. A CometError is returned instead, because a
-    retry would not help. When all tasks have ended, the first such error in the order of the units is raised.
+    spark.task.maxFailures times, so `work` must be repeatable. A CometError that `work` raises is returned to
+    the driver as the task's result, because a retry would not help. When all tasks have ended, the first such
+    error in the order of the units is raised.
 
     `name` is the job's name in Spark's pages and errors. `on_progress` is called with the number of finished
     tasks when it has changed. The tasks are cancelled when `stop` is set or the calling thread is
@@ -240,7 +241,7 @@ def _watched(
     def watch() -> None:
         last = False
         while not last:
-            last = over.wait(_POLL_S)  # then poll a last time, for tasks that finished meanwhile
+            last = over.wait(_POLL_S)  # one more poll follows the end, to count the last finished tasks
             try:
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()

@@ -127,7 +127,10 @@ def _parsed(text: str, option: str, expected: str) -> Offsets:
 
 
 def with_start(end: Mapping[MessageQueue, int], start: Mapping[MessageQueue, int]) -> Tree:
-    """Return the logged position of a batch with its start, for a batch not starting at the previous end."""
+    """Return the position that is logged for a batch: its end together with its start.
+
+    It is needed for a batch that does not start at the end of the previous batch.
+    """
     return {START_KEY: to_tree(start), **to_tree(end)}
 
 

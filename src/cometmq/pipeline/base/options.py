@@ -207,7 +207,7 @@ class ReadOptions(PullOptions):
 
     @property
     def commit_group(self) -> str | None:
-        """The group under which a stream publishes its progress. None: it does not publish any."""
+        """The group under which a stream publishes its progress. None: the stream publishes no progress."""
         return None if self.consumer_group == TOOLS_CONSUMER_GROUP else self.consumer_group
 
 

@@ -109,9 +109,9 @@ class Wire:
         return numbers
 
     def receive(self) -> Frame:
-        """Return the next response, to whichever request it belongs.
+        """Return the next response, which may belong to any request in flight.
 
-        Its body is valid until the next `receive`.
+        The body of the response is valid until the next `receive`.
         """
         deadline = time.monotonic() + self.timeout_s
         while True:

@@ -58,7 +58,7 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # maximum queues sampled for the fields of JSON bodies, and messages per queue
+_SAMPLE = 100  # maximum queues that are sampled for the fields of JSON bodies, and maximum messages per queue
 
 log = logs.logger(__name__)
 
@@ -110,7 +110,7 @@ class ArchiveSummary(msgspec.Struct):
     How many messages of the deleted queues were not archived is unknown.
     """
     put_off: str | None = None
-    """The error after which a continuous run would have tried again, if the run was stopped before that."""
+    """The error after which a continuous run was waiting for its next attempt when it was stopped."""
     checkpoint_problem: str | None = None
     """Reason why the newest checkpoint of the archive's log could not be written.
 

@@ -1,7 +1,7 @@
 """Queries that the log of an archive answers: contents, files, batches and completeness.
 
-This process reads the log itself, in the same way on disks and on object stores. The results are Spark
-DataFrames.
+The log is read in this process, without Spark, and in the same way on disks and on object stores. The results
+are Spark DataFrames.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 def _plain(spark: SparkSession) -> DataFrameReader:
     """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters, not as patterns.
 
-    The option is the one that Spark's streaming sources set for this purpose.
+    Spark's streaming sources set the same option for this purpose.
     """
     return spark.read.option("__globPaths__", "false")
 
@@ -168,8 +168,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
     reader = _plain(spark).schema(from_arrow_schema(columns))
     elsewhere = lake.uri != lake.root and read_as is None
     if lake.topic_in_files:
-        # Directory names need not be parsed, because the files hold all columns. The exception are archives
-        # in which UTC times are directory names.
+        # Directory names need not be parsed, because the files hold all columns. Archives in which UTC times
+        # are directory names are an exception.
         reader = reader.option("recursiveFileLookup", "true")
         rows = by_workers(spark, lake.uri, live, columns) if elsewhere else reader.parquet(*paths)
         day, hour = (
@@ -179,8 +179,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    # Spark reads this directory name as null, because tools of the table format do not escape it. Python
-    # workers read it as a name.
+    # Spark reads the directory name that stands for null as null. It may also be the name of a topic, which
+    # tools of the table format do not escape. Python workers read it as a name.
     if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
         return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)
@@ -198,7 +198,7 @@ def group_positions(spark: SparkSession, output: str) -> DataFrame:
 
 
 def by_workers(spark: SparkSession, uri: str, live: list[dict[str, Any]], columns: pa.Schema) -> DataFrame:
-    """Return the rows of these files, read by Spark's Python workers.
+    """Return the rows of the files in `live`, read by Spark's Python workers.
 
     `columns` has the columns in the files first, and then the columns in directory names.
     """

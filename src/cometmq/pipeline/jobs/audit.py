@@ -187,7 +187,8 @@ def checked(rows: DataFrame, limits: Limits) -> DataFrame:
     """Return a row for each message with its `window` and its faults.
 
     Copies of one stored record count as one message. `missing` is the number of missing offsets before the
-    message. `doubled`, `out_of_order`, `late` and `anew` are 1 or 0. `rows` has the columns COLUMNS.
+    message. `doubled`, `out_of_order`, `late` and `anew` are 1 or 0; `anew` marks a second message at the
+    same offset. `rows` has the columns COLUMNS.
     """
     born, stored = F.unix_millis("born_timestamp"), F.unix_millis("store_timestamp")
     order = ("queue_offset", "physical_offset")
@@ -324,7 +325,7 @@ def _many(condition: Column) -> Column:
 def topic_windows(found: DataFrame, gone: DataFrame | None) -> DataFrame:
     """Return the table `topics`: a row for each window and topic.
 
-    `gone` is the result of `sent` with the column `there`.
+    `gone` is the result of `sent` with the additional column `there` (1: the source holds the message).
     """
     counts = found.groupBy("window", "topic").agg(
         F.count("*").alias("messages"), *(F.sum(name).alias(name) for name in _FOUND)
@@ -387,8 +388,8 @@ def findings(found: DataFrame, gone: DataFrame | None, groups: DataFrame | None)
 def audit(spark: SparkSession, given: AuditOptions) -> AuditSummary:
     """Find lost, duplicate, misordered and late messages of a source.
 
-    The messages stored in the span are compared with each other, with clients' trace records and with the
-    offsets of groups.
+    The messages stored in the time range are compared with each other, with clients' trace records and with
+    the offsets of groups.
 
     Returns:
         The totals of closed windows and samples of the findings.
@@ -474,7 +475,7 @@ def _looked_for(said: DataFrame, every: DataFrame) -> DataFrame:
 
 
 def _newest_ms(frames: list[DataFrame]) -> int | None:
-    """Return the time up to which each of the inputs has rows."""
+    """Return the time up to which all of the inputs have rows."""
     newest = [frame.agg(F.max("stored_ms").alias("at")).collect()[0]["at"] for frame in frames]
     return None if None in newest else min(newest)
 

@@ -35,7 +35,7 @@ _ORDER = ("store_timestamp", *_PLACE, "physical_offset")
 
 
 class Removed(msgspec.Struct):
-    """A duplicate, and the message kept instead: the first or last one with its key, according to `keep`."""
+    """A duplicate, and the message kept instead: the first or last message with the same key (see `keep`)."""
 
     topic: str
     key: str
@@ -102,7 +102,8 @@ def marked(
     except PySparkException as error:
         problem = str(error).partition("\n")[0]
         raise ConfigError("key", key, f"keys, msg_id or an expression in SQL ({problem})") from error
-    # Messages without a key get a replacement for it, so that they are spread over all tasks.
+    # Each message without a key gets a unique replacement key, so that these messages are spread over all
+    # tasks.
     by_key: list[str | Column] = ["topic", F.coalesce("dedup_key", _alone())]
     one_key = Window.partitionBy(*by_key)
     if window_s is not None:

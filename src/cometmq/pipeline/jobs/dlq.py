@@ -111,7 +111,7 @@ class RedriveSummary(msgspec.Struct):
     without_body: int = 0
     """Number of dead letters that cannot be sent, because the source is an archive without bodies."""
     left: int = 0
-    """Number of dead letters that were not tried because an earlier one of their group could not be sent."""
+    """Number of dead letters that were not tried because an earlier one of their group was not sent."""
     problems: list[str] = []
     unreadable: list[UnreadableQueue] = []
     """Live queues with messages that could not be read (live/unreadable.py).

@@ -26,7 +26,7 @@ from cometmq.protocol.codes import DLQ_PREFIX, SysFlag
 from cometmq.protocol.record.one import body_crc
 
 LEFT = "LEFT"
-"""State of a dead letter that was not tried because an earlier one of its group could not be sent."""
+"""State of a dead letter that was not tried because an earlier one of the same group could not be sent."""
 _BATCH_ROWS = 1000
 _PLACE = ("topic", "broker_name", "queue_id", "queue_offset", "physical_offset")
 SCHEMA = pa.schema(
@@ -102,8 +102,8 @@ def _row(letter: MessageExt, group: str, said: dict[str, Any]) -> dict[str, Any]
 def letter_of(row: dict[str, Any]) -> MessageExt:
     """Convert a row with a body to a message as the admin client would read it.
 
-    The body is decompressed if the source keeps bodies as they are stored; the checksum shows whether it
-    does.
+    The body is decompressed if the source keeps bodies as the broker stores them. The checksum shows whether
+    that is the case.
     """
     sys_flag, body = row["sys_flag"], row["body"]
     if sys_flag & SysFlag.COMPRESSED and body_crc(body) != row["body_crc"]:

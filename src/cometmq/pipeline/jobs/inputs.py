@@ -51,7 +51,7 @@ def messages(
     pattern: str | None = None,
     lenient: bool = False,
 ) -> DataFrame:
-    """Return the messages of a source that were stored in a span, in no particular order.
+    """Return the messages of a source that were stored in a time range, in no particular order.
 
     Args:
         spark: The Spark session.
@@ -112,7 +112,7 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """Return None if the end is in the future, because all existing messages are before such an end."""
+    """Return None if the end is in the future, because then it excludes no existing message."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 

@@ -2,7 +2,8 @@
 
 A sample requests the lag of all groups in all queues from the brokers concurrently. Spark computes rates and
 forecasts from the samples. The time lag of a queue is the age of the first message that the group has not
-consumed: in a topic with one message per hour it is one second if the message has been waiting for a second.
+consumed. For example, in a topic with one message per hour, the time lag is one second if the newest message
+has been waiting for a second.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ WINDOWS_S = (60, 300, 3600)
 _SLACK = 1.1  # factor that lengthens a window, because samples may be slightly late
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # maximum rows of a list in the summary
-_PROBLEMS = 10  # maximum of the first problems in the summary, and of the latest problems
+_PROBLEMS = 10  # maximum number of first problems, and of latest problems, in the summary
 _FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # also matches staged files
 _SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
 _RECENT = 1000  # maximum files that are read
@@ -66,8 +67,8 @@ class QueueLag(msgspec.Struct):
 
     Attributes:
         lost: Messages that were deleted before the group consumed them.
-        time_lag_ms: Age of the first message that the group has not consumed. 0 if there is none, None if its
-            time is unknown.
+        time_lag_ms: Age of the first message that the group has not consumed. 0 if the group has consumed all
+            messages, None if the age is unknown.
     """
 
     sampled_ms: int
@@ -312,7 +313,7 @@ class SampleFiles:
         """Return the samples of the newest hour, or None if there is no sample.
 
         The hour ends with the newest sample. A single sample would not suffice, because a broker may have
-        been unreachable when it was taken.
+        been unreachable when that sample was taken.
         """
         names = [name for name in self.names() if _FILE.fullmatch(name)]
         last_ms = _taken_ms(names[-1]) if names else 0

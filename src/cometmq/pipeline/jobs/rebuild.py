@@ -34,7 +34,8 @@ class RebuildSummary(msgspec.Struct):
     """The result of a rebuild.
 
     Attributes:
-        not_served: Records that fit no queue.
+        not_served: Records that were put into no queue, for example because their offset does not fit the
+            queue.
         hidden: Records of deleted topics.
         errors: Errors that `verify` found in the result and the log. None if the check was disabled.
         warnings: Warnings of `verify`. None if the check was disabled.

@@ -83,7 +83,7 @@ class ReplaySummary(msgspec.Struct):
     system: int = 0
     """Number of messages in topics that belong to brokers or groups. These messages are not sent."""
     own: int = 0
-    """Number of messages in the source that this replay itself had sent there. They are not sent again."""
+    """Number of messages in the source that this replay itself had written. They are not sent again."""
     targets_read: list[str] = []
     """Live topics that match the pattern but are not read, because this replay sends to them."""
     positions: int = 0
@@ -139,7 +139,7 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # before the progress is read, so that it includes all sends of an earlier run
+        kept.take_over(run)  # take over first, so that the progress includes all sends of an earlier run
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
@@ -298,7 +298,10 @@ def _leave_targets(
 
 
 def same_cluster(one: Sequence[str], other: Sequence[str], topic: str, timeout_ms: int) -> bool:
-    """Return whether two lists of name servers lead to the same topic; the brokers in its routes show it."""
+    """Return whether two lists of name servers lead to the same topic.
+
+    This is the case if the topic has the same brokers in the routes of both.
+    """
 
     def brokers(namesrv: Sequence[str]) -> set[str]:
         with Cluster(namesrv, timeout_ms=timeout_ms, access=Access.of_environment()) as cluster:
@@ -448,7 +451,7 @@ class _Run:
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task sends or will send: each checks the owner first
+                    self._unread.set()  # no task sends any more, because it would check the owner first
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

@@ -269,7 +269,8 @@ class ReplayState:
     def _replace(self, path: str, content: bytes) -> None:
         self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
-            with self._filesystem.open_output_stream(path) as stream:  # object stores replace it when closed
+            # Object stores replace the file when the stream is closed.
+            with self._filesystem.open_output_stream(path) as stream:
                 stream.write(content)
             return
         hidden = posixpath.join(posixpath.dirname(path), f"_{uuid.uuid4().hex[:12]}.tmp")
@@ -288,7 +289,7 @@ def _kept(asked: Asked) -> Asked:
 
 
 def reached(saved: Iterable[Progress]) -> dict[MessageQueue, Sent]:
-    """Return the progress of each source queue over all saved progress."""
+    """Return the furthest saved progress of each source queue."""
     found: dict[MessageQueue, Sent] = {}
     for progress in saved:
         for sent in progress.queues:

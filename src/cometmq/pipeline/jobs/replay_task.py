@@ -157,7 +157,7 @@ class Sending:
         Raises ReplayError and the errors of sending.
         """
         held, size, since = 0, 0, self.clock()
-        self._state.save(self.task.run, self.number, self.progress)  # before any send
+        self._state.save(self.task.run, self.number, self.progress)  # the first save precedes every send
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
@@ -289,9 +289,9 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
 
 
 def _plain_body(row: Mapping[str, Any]) -> bytes:
-    """Return the body, decompressed if the source keeps bodies as stored.
+    """Return the body, decompressed if the source keeps bodies as the broker stores them.
 
-    The checksum shows whether it does.
+    The checksum shows whether that is the case.
     """
     body: bytes | None = row["body"]
     if body is None:

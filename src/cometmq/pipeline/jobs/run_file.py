@@ -265,7 +265,7 @@ class _Reader:
 
     def _check_names(self, tables: list[Any], sinks: list[Sink]) -> None:
         known: dict[str, int] = {}
-        for table in tables:  # because Spark's table names are case-insensitive
+        for table in tables:  # names are compared in lower case, as by Spark
             if (first := known.setdefault(table.name.lower(), table.line)) != table.line:
                 self._wrong(table.line, f"the name {_said(table.name)} is taken in line {first}")
         for sink in sinks:
@@ -274,7 +274,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """Check that no two parts write to the same path, and that no part writes where another one reads."""
+        """Check that no two parts write to the same path, and that no part writes where another reads."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources

@@ -29,10 +29,10 @@ BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, 
 _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
 """Remarks of PULL_RETRY_IMMEDIATELY for which the filter was NOT the reason for the missing messages.
 
-With these remarks, the broker was deleting the messages, or a replica does not have the offsets
-(docs/reference/storage.md, Pull answers).
+Each of these remarks means that the broker was deleting the messages, or that a replica does not have the
+offsets (docs/reference/storage.md, Pull answers).
 """
-FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters; it scans 800 entries per response
+FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters; each response covers 800 offsets
 
 
 class Request(NamedTuple):
@@ -95,7 +95,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A part of a range that is pulled by one request after the other."""
+    """A part of a range. At most one request for a segment is in flight at a time."""
 
     source: QueueRange
     start: int

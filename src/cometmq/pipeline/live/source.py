@@ -248,7 +248,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         kept = {queue: mark for queue, mark in marks_in(start).items() if queue in begin}
         fail = self._options.fail_on_data_loss
         # A continuous stream polls ten times per second, so it checks only queues that have grown. A run of
-        # AvailableNow also checks the others.
+        # AvailableNow also checks the other queues.
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
         # Queues that are missing in `held` (their broker is unreachable) keep their positions. A new queue is
@@ -307,8 +307,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _look(self, begin: Offsets) -> dict[MessageQueue, Bounds]:
         """Return the bounds of queues on the brokers that respond, or nothing if no broker responds.
 
-        Raises the last error if no broker has responded for longer than the timeout and the interval at which
-        brokers register at a name server together.
+        Raises the last error if no broker has responded for longer than the sum of two times: the timeout,
+        and the interval at which brokers register at a name server.
         """
         # Without a trigger interval, Spark calls this method 100 times per second, so the method limits the
         # requests.

@@ -27,10 +27,10 @@ from cometmq.protocol.codes import Perm
 log = logs.logger(__name__)
 
 _PROBED = 16
-"""How many queue numbers after the topic's last queue are probed together.
+"""Number of queue numbers that are probed together, beginning after the topic's last queue.
 
-Probing continues with the next numbers while one of the probed queues has messages. It is necessary because
-no request lists the former queues of a topic that had more queues earlier.
+While one of the probed queues has messages, the next numbers are probed, too. Probing is necessary because no
+request lists the former queues of a topic that had more queues earlier.
 """
 _MAX_PROBES = 64  # at most 1,024 queue numbers are probed, whatever a broker returns
 

@@ -30,7 +30,8 @@ from cometmq.protocol.batch import encode_batch
 from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
 
-_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})  # the master has not moved
+_BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
+"""Codes of an overloaded broker. They do not mean that the master has moved."""
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
 """Part of the remark with which 5.x refuses a batch that is too large; the code is SYSTEM_ERROR.

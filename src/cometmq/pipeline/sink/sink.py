@@ -72,8 +72,8 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
         query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # A repetition then gets new ids, which is better than the ids of messages of another query or
-            # batch.
+            # Without Spark's ids, a repeated task sends new message ids. That is better than an id that a
+            # message of another query or batch has, too.
             query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 

@@ -47,7 +47,7 @@ from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 from cometmq.store.inspect import OsDisk
 
-_SHORT_LOOK = 64 << 10  # size of the first read after damage or at the search for a slice's start
+_SHORT_LOOK = 64 << 10  # size of the first read after damage or in the search for a slice's start
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # maximum bytes of a record after its body
@@ -179,10 +179,10 @@ class LogReader:
             at, wanted = found, _SHORT_LOOK
 
     def next_record(self, place: int, stop: int) -> int:
-        """Return the first position from `place` on where a record certainly begins that ends before `stop`.
+        """Return the first position, `place` or later, of a certain record that ends before `stop`.
 
-        If there is no such record, return `stop`. If the store has consume queues, only a record that one of
-        them names is certain.
+        If there is no such record, return `stop`. A record is certain if a consume queue names it or, in a
+        store without consume queues, if its fields and its body are consistent.
         """
         for begin, end in self._written(place + self._gap, stop):
             length = _SHORT_LOOK

@@ -65,7 +65,7 @@ _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
 
 
 class _Lossy(NamedTuple):
-    """How to detect values that a type cannot represent completely.
+    """The means to detect values that a type cannot represent completely.
 
     Attributes:
         words: Byte strings that a body with such a value contains, as it is or translated by `_DIGITS`.
@@ -298,7 +298,7 @@ def inferred(bodies: Iterable[bytes | None]) -> pa.StructType:
 
 
 class _Room(msgspec.Struct):
-    """How many more candidate columns may be added before the memory limit is reached."""
+    """The number of candidate columns that may still be added before the memory limit is reached."""
 
     left: int
 

@@ -89,7 +89,7 @@ def _descriptor(descriptors: bytes, name: str) -> Descriptor:
 
 
 class _Room:
-    """How many more values the arrays and maps of a body may hold."""
+    """The number of values that the arrays and maps of a body may still hold."""
 
     left = 0
 

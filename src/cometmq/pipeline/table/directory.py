@@ -221,9 +221,9 @@ class ArchiveTable:
         self.checkpoints.after(commit["batch"], self.filesystem, self.root, self._create)
 
     def _let_pass(self, commit: dict[str, Any]) -> None:
-        """Give this commit the next number if the commit with its number does not conflict with it.
+        """Give this commit the next number if another commit has its number but does not conflict with it.
 
-        Raises ArchiveError if the two commits conflict.
+        Raises ArchiveError if they conflict.
         """
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])
@@ -281,7 +281,8 @@ class ArchiveTable:
     def _delete_stale_staging(self) -> None:
         """Remove the staging directories of dead runs.
 
-        With the lock, every other run is dead. Without it, only the old directories are removed.
+        If this job holds the lock, every other run is dead. On file systems without locks, only old
+        directories are removed.
         """
         oldest = 0.0 if self._lock_file is not None else _STALE_S
         for info in listing(self.filesystem, self._at(_HOME, "staging")):
@@ -353,9 +354,10 @@ class ArchiveTable:
         return True
 
     def _create_object(self, path: str, content: bytes) -> bool:
-        """Create an object. Return False if another one exists.
+        """Create an object. Return False if an object of that name exists.
 
-        If the response of a put was lost and the put was repeated, the object's content shows who created it.
+        If the response of a put was lost and the put was repeated, the object's content shows which job
+        created it.
         """
         assert self._put is not None
         problem = None

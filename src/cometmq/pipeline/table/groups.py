@@ -51,7 +51,8 @@ _MOST_POSITIONS = 100_000  # maximum offsets in a snapshot; they are about 15 MB
 _MOST_READ = 1_000_000  # maximum offsets that are read, over all snapshots
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
-_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100  # after the batch number
+_TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100
+"""The time of a snapshot, and the number of bytes at the start of its file that contain this time."""
 _IS_PICTURE = re.compile(r"[0-9]{20}\.json")
 
 

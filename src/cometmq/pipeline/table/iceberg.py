@@ -59,7 +59,8 @@ _ACCESS = {
     "secret_access_key": "s3.secret-access-key",
     "virtual_hosted_style_request": "s3.force-virtual-addressing",
 }
-_RETRIES, _PAUSES_S = 6, (0.05, 1.6)  # for the creation of a table; the pauses are 3 s in total
+_RETRIES, _PAUSES_S = 6, (0.05, 1.6)
+"""Attempts to create a table; first and longest pause between attempts, in seconds (3 s in total)."""
 _CONFLICTS = (
     TableAlreadyExistsError, NamespaceAlreadyExistsError, NoSuchTableError, CommitFailedException,
     SQLAlchemyError,

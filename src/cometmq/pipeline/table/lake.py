@@ -57,7 +57,10 @@ def with_directories(columns: pa.Schema) -> pa.Schema:
 
 
 class Overtaken(Exception):
-    """Another transaction has changed the table in the meantime. Reload the table to find out which one."""
+    """Another transaction has changed the table in the meantime.
+
+    After a reload, the table shows which one.
+    """
 
 
 class LakeTable(ABC):

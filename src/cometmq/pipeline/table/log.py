@@ -40,8 +40,8 @@ CHECKPOINT_EVERY = 100
 KEEP = timedelta(days=1)
 """Time for which a commit file is kept after a checkpoint covers it.
 
-If a second job wrongly assumes to be the only job, the number of its next commit must still be in use, so
-that its commit fails.
+A second job may wrongly assume that it is the only one. The file with the number of that job's next commit
+must then still exist, so that the commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
 """Time for which a checkpoint lists removed files. It equals the maximum time for which these are kept."""
