@@ -22,7 +22,7 @@ from cometmq.protocol.headers import (
 
 
 class AclVersion(msgspec.Struct, frozen=True):
-    """The version of a broker's access file: the number of its changes and the time of the last one (ms)."""
+    """The version of a broker's access file: the number of changes and the time of the last change (ms)."""
 
     cluster_name: str
     broker_name: str

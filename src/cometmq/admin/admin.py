@@ -174,7 +174,7 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
 
         Args:
             topic: The topic.
-            compare_group: Group whose offset is compared with the lowest one.
+            compare_group: Group whose offset is compared with the lowest offset.
             left_out: Groups that are excluded.
 
         Returns:

@@ -34,7 +34,7 @@ RESEND_TIMES = "DLQ_RESEND_TIMES"
 RESEND_RUN = "DLQ_RESEND_RUN"
 RESEND_GROUP = "dlq_resend_group"  # the producer group of resends
 MAX_CONCURRENT_RESENDS = 16  # maximum number of dead letters that are being sent at a time
-MAX_FAILURES = 10  # consecutive failures that end a run: a single bad message cannot cause them
+MAX_FAILURES = 10  # consecutive failures that end a run; a single bad message does not end it
 MAX_CLOCK_SKEW_MS = 10_000  # assumed maximum difference between the clocks of brokers
 COMPRESS_OVER = 4096
 INT_MAX = 2**31 - 1
@@ -117,8 +117,8 @@ def original_topic(message: MessageExt) -> str | None:
 def belongs_to_system(topic: str) -> bool:
     """Return whether a topic is reserved.
 
-    Nothing is resent to a reserved topic. The sender of a dead letter chose the topic's name, but the resend
-    has an operator's permissions.
+    Nothing is resent to a reserved topic: the sender of a dead letter chose the topic's name, and a resend
+    would write to that topic with an operator's permissions.
     """
     return topic.startswith("%") or topic in UNSENDABLE_TOPICS or is_system_topic(topic)
 
@@ -221,7 +221,7 @@ async def check_copy(client: ClientInstance, result: ResendResult) -> None:
 
 @dataclass
 class Resender:
-    """Sends dead letters again. `producer` must not retry: a failed attempt may have been stored."""
+    """Sends dead letters again. `producer` must not retry: a failed try may have stored the message."""
 
     client: ClientInstance
     producer: Producer
@@ -232,7 +232,7 @@ class Resender:
     async def resend_all(self, letters: list[MessageExt]) -> list[ResendResult]:
         """Resend dead letters concurrently.
 
-        Those with the same original message are resent one after the other.
+        Dead letters with the same original message are resent one after the other.
         """
         results: dict[int, ResendResult] = {}
 
@@ -272,7 +272,7 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """Return the outcome of a letter that was resent before, and this run's copy (offset id); or None."""
+        """Return the outcome of a dead letter resent before and the offset id of this run's copy, or None."""
         if self.how.again and not mark:
             return None
         try:
@@ -304,7 +304,7 @@ class Resender:
             # a dead letter because of the group's limit.
             properties |= {names.RECONSUME_TIME: "0", names.MAX_RECONSUME_TIMES: str(INT_MAX)}
         body, sys_flag = message.body, 0
-        if message.sys_flag & SysFlag.COMPRESSED:  # the body could not be decompressed
+        if message.sys_flag & SysFlag.COMPRESSED:  # a body that could not be decompressed stays as it is
             sys_flag = message.sys_flag & (int(SysFlag.COMPRESSED) | TYPE_MASK)
         elif len(body) >= COMPRESS_OVER:
             body, sys_flag = await asyncio.to_thread(zlib.compress, body), ZLIB

@@ -318,7 +318,7 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
 
 
 def _skew_ms(runtime: dict[str, str]) -> int | None:
-    """Return by how many ms a broker's clock is ahead of this machine's. None: it reports no valid time."""
+    """Return by how many ms a broker's clock is ahead of this machine's, or None without a valid time."""
     now = int(time.time() * 1000)
     time_text = runtime.get("systemTimeMillis", "")
     if _TIME(time_text):

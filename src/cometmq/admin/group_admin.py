@@ -27,7 +27,7 @@ from cometmq.protocol.headers import (
     GetProducerConnectionListRequestHeader,
 )
 
-CONSUME_STATS_TIMEOUT_S = 50.0  # as in Apache's tool, because the broker counts all queues of all groups
+CONSUME_STATS_TIMEOUT_S = 50.0  # seconds, as in Apache's tool: the broker counts all queues of all groups
 
 
 class GroupAdmin(GroupStates):

@@ -50,7 +50,7 @@ from cometmq.protocol.subscriptions import (
 from cometmq.settings import INT_MAX
 
 PULL_TYPE = "CONSUME_ACTIVELY"
-STATS_TIMEOUT_S = 15.0  # a broker with thousands of queues needs seconds to respond
+STATS_TIMEOUT_S = 15.0  # seconds; a broker with thousands of queues needs a while to respond
 MAX_CONCURRENT_MEMBERS = 16  # maximum number of a group's members that are asked at a time
 
 
@@ -91,7 +91,7 @@ def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
     """Return those settings in a member's running info that all members of a group should share.
 
-    Java reports -1 as the maximum retries for the default, which is 16, or no limit for an ordered consumer.
+    Java reports the default maximum of retries as -1. The default is 16, or no limit for an ordered consumer.
     """
     found = {name: properties[name] for name in ("messageModel", "consumeFromWhere") if name in properties}
     ordered = properties.get("PROP_CONSUMEORDERLY")
@@ -251,7 +251,7 @@ class GroupStates(KnownGroups):
         raise failure
 
     async def subscriptions(self, group: str) -> GroupSubscriptions:
-        """Return the subscriptions of a group's members, and their differences, by which messages are lost.
+        """Return the subscriptions of a group's members, and the differences that cause a loss of messages.
 
         Args:
             group: The consumer group.

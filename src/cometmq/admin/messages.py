@@ -147,7 +147,8 @@ class StoredMessages(ServerAdmin):
                     counted(len(unreadable), "record"), message.offset_msg_id, unreadable[0],
                 )  # fmt: skip
         if not found and "," in msg_id:
-            # Java clients record a batch under its ids, joined by commas.
+            # Java's clients write one trace record for a batch, under the joined ids. Other clients write a
+            # record for each message, so each id is searched, too.
             for each in msg_id.split(","):
                 found += await self.traces(
                     each.strip(), topic, limit, begin_ms=begin_ms, end_ms=end_ms, missing=missing

@@ -21,7 +21,7 @@ MAX_CONCURRENT_QUEUES = 16
 MAX_PREVIEW_BYTES = 256
 """Number of bytes of each body that are returned."""
 MAX_READ_BYTES = 64 << 20
-"""Maximum total bytes of the messages that are read. The last read of each queue may exceed it."""
+"""Maximum total bytes of the messages that are read. The last read of each queue may exceed the maximum."""
 MAX_TIED_MESSAGES = 1000
 """Maximum number of messages with the store time of a page's last message that are added to the page."""
 
@@ -90,7 +90,7 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page ends before this time
+                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page excludes this time
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
             found.append(tail.read.pop())
@@ -164,7 +164,8 @@ class _Tail:
     async def fill(self) -> None:
         """Read backwards until a message of the range is found or the queue is exhausted.
 
-        If the byte budget is used up, begin with one message, because each queue's newest must be known.
+        If the byte budget is used up, begin with one message, because the newest message of each queue must
+        be known.
         """
         begin_ms = self.wanted.begin_ms or 0
         end_ms = self.wanted.end_ms

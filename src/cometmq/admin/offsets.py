@@ -247,7 +247,8 @@ class BrokerReset:
         if self._way is OffsetWay.STORED:
             await self._store(self.resets)
             if self._online is not None and await self._may_notify_members():
-                # Java's pull consumers ignore the notification, but CometMQ's pull consumers apply it.
+                # Notify pull consumers, too: Java's pull consumers ignore this, but CometMQ's apply the new
+                # offsets.
                 with contextlib.suppress(BrokerError):
                     await self._notify_members()
             return
@@ -335,11 +336,12 @@ class BrokerReset:
                 seen, again = member_offsets.get(queue), queue in restarted_queues
             else:
                 seen = await brokers.consumer_offset(self._addr, self._wanted.group, queue)
-                # If the member has consumed since then, that proves the reset only for a queue that was empty
-                # and received no messages.
+                # A member that has consumed from the queue since the notification proves the reset only if
+                # the queue had no unconsumed messages before the reset and has received none since.
                 again = queue in restarted_queues and seen == each.consumer_offset == each.broker_offset
                 again = again and seen == await brokers.max_offset(self._addr, queue)
-            # Members may have consumed all messages again, and returned to the offset that they had before.
+            # With `again` there is no problem: members may have consumed all messages again, and so have
+            # returned to the offset before the reset.
             problem = "" if again else self._problem(each, seen)
             return msgspec.structs.replace(each, seen=seen, problem=problem)
 

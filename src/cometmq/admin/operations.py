@@ -87,7 +87,7 @@ class Operation:
 def update_topic(
     admin: Admin, topic: str, settings: Mapping[str, TopicSettings], *, name: str = "topic.change"
 ) -> Operation:
-    """Return the creation or change of a topic at brokers. settings: by address of the broker."""
+    """Return the creation or change of a topic at brokers. `settings` are by address of the broker."""
 
     async def send(addr: str) -> None:
         async for _ in admin.create_topic(settings[addr], broker_addr=addr):
@@ -131,7 +131,7 @@ async def _topic_deletion(admin: Admin, topic: str, clusters: Sequence[str]) -> 
 def update_group(
     admin: Admin, group: str, settings: Mapping[str, SubscriptionGroupConfig], *, name: str = "group.change"
 ) -> Operation:
-    """Return the creation or change of a group at brokers. settings: by address of the broker."""
+    """Return the creation or change of a group at brokers. `settings` are by address of the broker."""
 
     async def send(addr: str) -> None:
         async for _ in admin.update_group(settings[addr], broker_addr=addr):
@@ -144,7 +144,7 @@ def update_group(
 async def group_topics(admin: Admin, group: str, cluster: str | None = None) -> dict[str, list[str]]:
     """Return the clusters that have the retry topic and the dead-letter topic of a group, by topic.
 
-    cluster: Only this cluster. None: all clusters.
+    With `cluster`, only this cluster is examined.
     """
     found = {topic: await admin.clusters_of(topic) for topic in (RETRY_PREFIX + group, DLQ_PREFIX + group)}
     there = {topic: [each for each in found[topic] if cluster in (None, each)] for topic in found}
@@ -205,7 +205,7 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
-    """Return the deletion of files of brokers. name: a key of CLEANUPS."""
+    """Return the deletion of files of brokers. `name` is a key of CLEANUPS."""
     deed, method = CLEANUPS[name]
     return Operation(name, ", ".join(addrs), [Step(deed, addrs, partial(method, admin))], danger=True)
 

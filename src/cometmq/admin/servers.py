@@ -24,7 +24,7 @@ from cometmq.protocol.java_properties import format_properties, parse_properties
 T = TypeVar("T")
 
 MAX_CONCURRENT_BROKERS = 16  # maximum number of brokers that are asked at a time
-FILES_TIMEOUT_S = 60.0  # a broker responds only after it has deleted the files
+FILES_TIMEOUT_S = 60.0  # seconds: a broker responds only after it has deleted the files
 STATS_NOT_EXIST = "not exist"
 
 

@@ -26,7 +26,7 @@ T = TypeVar("T")
 MAX_LISTED_MESSAGES = 64
 """Maximum number of messages that a broker lists per request."""
 MAX_HALF_MESSAGES, MAX_OPS = 1_000, 4_000
-"""Maximum numbers of half messages, and of ops that close them, read from a broker, the oldest first."""
+"""Maximum numbers of half messages and of op messages (which close half messages) read per broker."""
 MAX_PULL_MESSAGES = 1024
 """Maximum number of messages per pull. Apache's brokers return at most 32."""
 REMOVED = "d"

@@ -13,7 +13,10 @@ import tempfile
 from cometmq.message import MessageExt
 
 _FILE_NAME = re.compile(r"[0-9A-Za-z]{1,64}")
-"""Pattern of message ids that are safe as file names, because a producer may set any text as unique key."""
+"""Pattern of message ids that are safe as file names.
+
+Ids are checked because a producer may set any text as the unique key.
+"""
 
 
 def write_body(message: MessageExt) -> str:

@@ -29,7 +29,8 @@ def write(directory: str, name: str, value: Any) -> None:
     path = os.path.join(directory, name)
     os.makedirs(directory, exist_ok=True)
     new = f"{path}.{os.getpid()}.tmp"
-    # Other users may write to /tmp, so O_EXCL prevents that a link of theirs is followed.
+    # Other users may write to /tmp. O_EXCL prevents this process from following a link that such a user has
+    # created.
     handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     with os.fdopen(handle, "wb") as file:
         file.write(msgspec.json.format(msgspec.json.encode(value, order="sorted"), indent=2) + b"\n")

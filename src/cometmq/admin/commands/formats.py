@@ -134,7 +134,7 @@ def fixed(value: float | None, digits: int) -> str:
 
 
 def load(tps: float | None, info: Mapping[str, str], side: str) -> str:
-    """Return a rate and its request queue's state as `123.45(0,0ms)`; `-` if the broker reports no rate."""
+    """Return a rate and the state of the broker's request queue as `123.45(0,0ms)`; `-` without a rate."""
     if tps is None:
         return "-"
     size = info.get(f"{side}ThreadPoolQueueSize", "")
@@ -270,7 +270,7 @@ def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
 
 
 def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
-    """Return a `Name: value` line per field, as queryMsgById does, or queryMsgByUniqueKey (no offset id)."""
+    """Return a `Name: value` line per field, as queryMsgById and (without offset id) queryMsgByUniqueKey."""
     facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
     facts += [
         ("Topic:", message.topic),
