@@ -133,6 +133,9 @@ async def print_problems(consumer: PushConsumer, printer: LinePrinter) -> None:
 
 
 def problems_of(consumer: PushConsumer) -> list[str]:
-    """Return the consumer's problems. Those of the retry topic are left out if there are any others."""
+    """Return the consumer's problems.
+
+    Problems of the retry topic are left out if there are other problems.
+    """
     problems = consumer.health().problems
     return [problem for problem in problems if not problem.startswith(RETRY_PREFIX)] or list(problems)

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 CLOSE_TIMEOUT_S = 0.5
 """Maximum time in seconds to wait at the end for the current write.
 
-If it takes longer, nobody reads the output.
+If the write takes longer, no program reads the output.
 """
 
 
 class LinePrinter:
     """Writes lines to standard output, at most `limit` of them, in a separate thread.
 
-    If nobody reads the output, only this thread is blocked. Construct the object in the running event loop.
-    Raises ClickException if standard output is closed.
+    If no program reads the output, only this thread is blocked. Construct the object in the running event
+    loop. Raises ClickException if standard output is closed.
     """
 
     def __init__(self, limit: int | None = None) -> None:

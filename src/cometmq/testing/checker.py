@@ -319,7 +319,7 @@ def reads_in_order(index: _Index) -> Iterator[str]:
 
 
 def strict_order(index: _Index) -> Iterator[str]:
-    """Messages with the same key are handled one at a time, each after all earlier ones are done."""
+    """Messages with the same key are handled one at a time, each after all earlier messages with that key."""
     calls: dict[tuple[str, str], list[Operation]] = defaultdict(list)
     stored: dict[str, set[tuple[int, str]]] = defaultdict(set)
     queues: dict[str, str] = {}

@@ -136,7 +136,7 @@ class MemoryTransport(asyncio.Transport):
         return self._unread
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set the numbers of unread bytes at which the protocol is told to pause and to resume writing."""
+        """Set the numbers of unread bytes at which the protocol must pause writing and may resume writing."""
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 

@@ -36,7 +36,9 @@ class ProcessFailed(AssertionError):
 
 
 class ServerProcess:
-    """A server process whose output is collected. `with` waits until it is ready, and stops it at the end.
+    """A server process whose output is collected.
+
+    `with` waits until the server is ready, and stops it at the end.
 
     The process starts when the object is created.
 

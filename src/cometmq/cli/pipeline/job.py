@@ -213,7 +213,7 @@ def stop_event() -> Iterator[threading.Event]:
     """
     stop = threading.Event()
     before = {signum: signal.getsignal(signum) for signum in (signal.SIGINT, signal.SIGTERM)}
-    # Python's handler replaces PySpark's, which calls the JVM at an arbitrary moment.
+    # Python's handler for SIGINT replaces PySpark's handler, which calls the JVM at an arbitrary moment.
     usual = {**before, signal.SIGINT: signal.default_int_handler}
 
     def ask(signum: int, _frame: FrameType | None) -> None:
