@@ -382,7 +382,8 @@ class MessageStore:
         self.space.reserve()
         if self.raft_log is not None:
             self.raft_log.written()
-            self.dispatcher.dispatch_flushed(self.log.end, groups)  # visible after the group's commit
+            # These records become visible once the raft group has committed them.
+            self.dispatcher.dispatch_flushed(self.log.end, groups)
             if self.config.sync_flush:
                 self.flusher.request()
             elif not self.config.flush_commit_log_timed:

@@ -33,7 +33,8 @@ log = logs.logger(__name__)
 
 _MIN_RECORDS_PER_SEARCH = 4096
 _MANY_FILES = 256  # above this number of files, one sync of the whole file system is cheaper
-# With this number, a few hundred busy queues are written every second, and ten thousand every 20 s.
+# The number of slices per write cycle. With this number, a few hundred busy queues are written every second,
+# and ten thousand every 20 s.
 _SLICES_PER_CYCLE = 2
 _SLICE = 256  # queues written per iteration of the loop
 _CYCLE = "writing queues and index"
@@ -84,7 +85,7 @@ class DerivedWriter:
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
         self._unwritten = 0  # number of records since the last search for queues with many unwritten units
-        self._search_at = _MIN_RECORDS_PER_SEARCH  # the next search starts when `_unwritten` reaches this
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # value of `_unwritten` that starts the next search
         self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
         self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
         self._unsynced_names: set[str] = set()  # directories that must still be synced
@@ -144,7 +145,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # each cycle tries again, but only one is logged
+        if self.flags.reasons.get(part) != reason:  # log a reason only once, though every cycle tries again
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 

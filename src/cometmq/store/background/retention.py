@@ -83,7 +83,7 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # log beginning when minimums were last corrected
+        self._corrected_min = self.commit_log.min_position  # log beginning at the last `correct_minimums`
         self._derived_min = -1
         self._sweep_end = -1  # end of the log when deletion on a full disk last began; see _gains_nothing
         self._swept = 0  # bytes by which moved messages have lengthened the log since `_sweep_end` was set

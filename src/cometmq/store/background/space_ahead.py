@@ -67,7 +67,7 @@ class ZeroAhead:
     def wait_for_zeros(self, stop: int) -> None:
         """Wait until no zeros are being written before `stop`, where the next write of the log will end."""
         if self._task is not None and stop > self._start:
-            self._task.exception()  # waits for the end of the task; `write_next` logs the error
+            self._task.exception()  # this call waits for the end of the task; `write_next` logs the error
 
 
 @dataclass(eq=False)

@@ -157,7 +157,7 @@ def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
 def is_position_whole(data: bytes) -> bool:
     """Return whether the file holds an undamaged checkpoint position.
 
-    It may be outdated, if Apache's broker has changed the times since.
+    The checkpoint position may be outdated, if Apache's broker has changed the times since.
     """
     saved = data[POSITION_LOCATION]
     return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

@@ -23,14 +23,14 @@ class Clock(Protocol):
     def monotonic(self) -> float:
         """Return the seconds since an arbitrary start, without the time in which the machine is suspended.
 
-        It is used for timeouts of peers and devices. The clock never goes backwards.
+        This clock measures timeouts of peers and devices. It never goes backwards.
         """
         ...
 
     def boottime(self) -> float:
         """Return the seconds since an arbitrary start, with the time in which the machine is suspended.
 
-        It is used for due times and expiry. The clock never goes backwards.
+        This clock measures due times and expiry. It never goes backwards.
         """
         ...
 

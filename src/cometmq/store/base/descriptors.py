@@ -40,7 +40,7 @@ class DescriptorCache:
         return len(self._open)
 
     def get(self, path: str) -> int:
-        """Return the descriptor of an existing file. It is valid until the next `get`. Raises OSError."""
+        """Return the descriptor of an existing file, valid until the next `get`. Raises OSError."""
         table = self._open
         fd = table.get(path)
         if fd is not None:

@@ -53,7 +53,8 @@ class NotInMemory(Exception):
 class Reads:
     """The way in which a query reads files.
 
-    With `wait` it waits for the device. Otherwise it uses only the page cache and the ranges in `fetched`.
+    With `wait`, the query waits for the device. Otherwise the query uses only the page cache and the ranges
+    in `fetched`.
     """
 
     __slots__ = ("_fetched", "_wait")

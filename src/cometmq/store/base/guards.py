@@ -29,7 +29,7 @@ _held: set[str] = set()
 
 
 def _lock_path(root: str) -> str:
-    """Return the path of the lock file. It is the same whichever path leads to the store.
+    """Return the path of the lock file. The result is the same for every path that leads to the store.
 
     If the lock file itself is a symbolic link, the link is not followed, because the file is written.
     """

@@ -127,7 +127,7 @@ class ConsumeQueue:
             raise ValueError(f"{self.topic}/{self.queue_id}: unit {offset} is already there")
         if self.max_offset == 0:
             # The queue continues at `offset` without files, or with files that hold no valid unit. `write`
-            # puts fillers before it in its first file.
+            # puts fillers before `offset` in the first file that it creates.
             self._begin_at(offset)
         else:
             self.window += FILLER * (offset - self.max_offset)
@@ -245,10 +245,7 @@ class ConsumeQueue:
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
     def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (offset, position, size, tags code) of the units in [offset, stop).
-
-        They are read in batches.
-        """
+        """Yield (offset, position, size, tags code) of the units in [offset, stop), which are read in batches."""
         while offset < stop:
             data = self.read(offset, min(stop - offset, _UNITS_PER_READ), reads)
             if not data:

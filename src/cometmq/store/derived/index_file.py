@@ -239,7 +239,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # the slots refer to entries that were removed
+                slots = None  # drop the slots, which refer to removed entries
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -358,8 +358,8 @@ class IndexFile:
         """Add the positions of matching entries to `found`, newest first, until it holds `limit`.
 
         An entry matches if it has this hash, possibly a time in [begin, end], and a position less than
-        `before`. Its time is rounded to seconds, and counts as 0 s if it is earlier than that of the first
-        entry. A key may have as many entries as the file holds, so the search runs in steps.
+        `before`. The time of an entry is rounded to seconds. An entry that is earlier than the first entry
+        counts as 0 s. A key may have as many entries as the file holds, so the search runs in steps.
         """
         count = self.count
         number: int | None = None

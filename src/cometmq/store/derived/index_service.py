@@ -32,7 +32,7 @@ _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key; no 
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
 _MIN_BATCH = 1024  # number of waiting records that are hashed together
-_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # maximum; recovery adds this number in 0.1 s
+_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # maximum number, which recovery adds to the slots in 0.1 s
 
 
 @dataclass(slots=True)
@@ -214,8 +214,8 @@ class IndexService:
     ) -> list[int]:
         """Return the positions of the newest `limit` records that may have this key, in ascending order.
 
-        All of them are less than `before`. The result may include records with another key of the same hash,
-        and records that were stored a little before or after [begin, end] (ms).
+        All positions are less than `before`. The result may include records with another key of the same
+        hash, and records that were stored a little before or after [begin, end] (ms).
         """
         if len(topic) + len(key) > _MAX_KEY_LENGTH:
             return []
@@ -312,7 +312,8 @@ class IndexService:
                 self._unsynced.add(file.path)
         self._unchecked_files.clear()
         self.full_until_ms = max((file.end_ms for file in self.files if file.full), default=0)
-        # After an unclean stop, the names of files may not have been synced yet.
+        # Sync the directory later, because the names of files may not have been synced before an unclean
+        # stop.
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:

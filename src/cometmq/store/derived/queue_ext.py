@@ -61,8 +61,8 @@ class ExtFiles:
     def paths_before(self, topic: str, queue_id: int, code: int) -> list[str]:
         """Return the files of a queue that end before the ext unit at the address `code`.
 
-        No visible unit refers to them. As in Apache's broker, the result is empty if `code` is a hash. It is
-        also empty if the address lies outside all files.
+        No visible unit refers to these files. As in Apache's broker, the result is empty if `code` is a hash.
+        The result is also empty if the address lies outside all files.
         """
         paths = self.paths(topic, queue_id)
         place = code - _LOWEST

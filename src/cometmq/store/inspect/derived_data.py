@@ -1,4 +1,4 @@
-"""The two halves of a rebuild: units and keys from records, then queues from these units.
+"""The two halves of a rebuild: the first computes units and keys of records, the second builds queues.
 
 The rules are those of recovery, corrected by the evidence of the old queues (see Evidence).
 """

@@ -22,7 +22,7 @@ _MAX_FINDINGS_PER_KIND = 200
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One finding. `offset` is its first byte in the file, -1 if it concerns the file as a whole."""
+    """One finding. `offset` is the first affected byte in the file, -1 for a finding about the whole file."""
 
     severity: str
     kind: str

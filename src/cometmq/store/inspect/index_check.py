@@ -27,7 +27,7 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # entries that are searched for a match where files and log differ
+_MAX_ENTRIES_AHEAD = 4096  # maximum number of entries searched for a match where files and log differ
 _BATCH = 1024  # records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
@@ -185,8 +185,8 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # The entries up to the last match are processed here. So are the entries after the last match that
-        # point to records before the given ones.
+        # The entries up to the last match are processed here. So are the entries after the last match whose
+        # positions lie before the given records.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -237,8 +237,8 @@ class IndexCheck:
     def _check_times(self, entries: Entries, times: IntArray) -> None:
         headers = [header for _, header in self._readable]
         begins = np.array([header.begin_ms for header in headers], np.int64)
-        # The seconds of a file's first entry count from the end time of the previous file. Those of the very
-        # first entry are 0.
+        # The seconds of a file's first entry count from the end time of the previous file. The seconds of the
+        # very first entry are 0.
         before = np.array([-1, *[header.end_ms for header in headers]], np.int64)[entries.file]
         since = np.where(entries.number > 1, begins[entries.file], before)
         seconds = np.clip((times - since) // 1000, 0, 0x7FFFFFFF)

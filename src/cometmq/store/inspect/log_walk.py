@@ -41,7 +41,7 @@ _MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record in which the defect
 
 
 def no_pause(_seconds: float) -> None:
-    """Return without waiting. It is the `pause` for stores that no broker is writing."""
+    """Return without waiting. This function is the `pause` for stores that no broker is writing."""
 
 
 @dataclass(eq=False)

@@ -37,13 +37,13 @@ from cometmq.store.writing.record_dispatch import set_delivery_times
 # properties. Few records are damaged, and a search for a bit takes up to 25 ms. So after that number, each
 # further difference counts as damage of the unit.
 _MAX_FAILED_SEARCHES = 100
-_MAX_POSITIONS_BEHIND = 1 << 20  # records after a queue's end whose positions are remembered
-_MAX_DELAYED_MESSAGES = 1 << 20  # delayed messages whose tags codes are remembered
+_MAX_POSITIONS_BEHIND = 1 << 20  # maximum number of remembered positions of records after a queue's end
+_MAX_DELAYED_MESSAGES = 1 << 20  # maximum number of delayed messages whose tags codes are remembered
 _MAX_PROPERTIES_BYTES = 2048  # no flipped bit is searched for in longer properties
 _MAX_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
-"""The prefix of light message queues. Their units point at records of other topics."""
+"""The prefix of light message queues. The units of such a queue point at records of other topics."""
 
 IntArray = NDArray[np.int64]
 
@@ -88,7 +88,7 @@ class QueueProgress:
     units: UnitFiles
     next: int
     behind: int = 0  # number of records whose units would lie after the queue's end
-    behind_at: array[int] = field(default_factory=lambda: array("q"))  # positions of the first such records
+    behind_at: array[int] = field(default_factory=lambda: array("q"))  # positions of records in `behind`
 
     @property
     def name(self) -> str:
@@ -167,7 +167,7 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # counts consecutive offsets
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # count of consecutive offsets
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
         unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
@@ -216,7 +216,7 @@ class QueueCheck:
         """Record that the units [start, stop) have their records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        if state.behind:  # the records in `behind` have offsets of later records
+        if state.behind:  # the offsets of the records in `behind` now belong to later records
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")

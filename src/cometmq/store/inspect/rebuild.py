@@ -89,7 +89,8 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
     check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
     # A rename must stay within a file system, so each scratch directory is beside the directory that it will
-    # replace. Outside the root, its name must differ from the names that other stores use there.
+    # replace. Outside the root, the name of a scratch directory must differ from the names that other stores
+    # use there.
     scratch = {
         part: f"{places[part]}.{SCRATCH}" if layout.config.moves(key) else os.path.join(layout.root, SCRATCH)
         for part, key in PARTS.items()

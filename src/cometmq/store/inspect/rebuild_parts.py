@@ -149,8 +149,8 @@ class RebuildParts:
 
         findings = Findings()
         walk = LogWalk(disk, layout, findings)
-        # The scan continues into the next segment, because its first records show whether this one was
-        # closed.
+        # The scan continues into the next segment, because the first records there show whether this segment
+        # was closed.
         with closing(walk.groups(base)) as groups:
             for group in groups:
                 if group.position[0] >= base + layout.config.mapped_file_size_commit_log:
@@ -260,8 +260,8 @@ class RebuildParts:
     def put_in_place(self, made: Sequence[QueuesMade]) -> None:
         """Move the results of all parts to the output directory, with copies of the store's tables.
 
-        They replace the result of an earlier rebuild. Raises OSError, and StoreError if a broker is using the
-        store.
+        The results of an earlier rebuild are replaced. Raises OSError, and StoreError if a broker is using
+        the store.
         """
         disk = OsDisk()
         if lock_held(disk, self.root):
@@ -274,7 +274,7 @@ class RebuildParts:
             remove_tree(disk, place)
             disk.makedirs(self._at(part))
             disk.rename(self._at(part), place)
-        # The tables are copied, and the other files that `verify` and a broker read.
+        # Copy the tables, and the other files that `verify` and a broker read.
         names = ["broker.conf", *(f"config/{each}" for each in disk.listdir(f"{self.root}/config"))]
         copied = {name: os.path.join(self.root, name) for name in names}
         copied |= {LOCATIONS[key]: self.config.location(key) for key in (CHECKPOINT, ABORT)}

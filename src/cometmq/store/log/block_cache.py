@@ -9,7 +9,7 @@ lies completely before the end of the log, so it never changes, and readers get 
 from __future__ import annotations
 
 BLOCK = 128 << 10
-_KEPT = 64  # blocks (8 MiB): enough for 32 records in different blocks, and their successors
+_KEPT = 64  # number of cached blocks (8 MiB): enough for 32 records in different blocks and their successors
 DENSE = 4  # a block is loaded once this number of its records have been requested
 _MAX_COUNTED_BLOCKS = 4096
 

@@ -238,8 +238,8 @@ class CommitLog:
     def write_tick(self) -> None:
         """Write the bytes that were added since the last call.
 
-        After a failure all of them are dropped. Their space is overwritten with zeros before the next write,
-        so that no refused record can appear later.
+        After a failure, all these bytes are dropped. Their space is overwritten with zeros before the next
+        write, so that no refused record can appear later.
 
         Raises:
             OSError: The write failed.

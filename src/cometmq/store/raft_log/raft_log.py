@@ -180,8 +180,8 @@ class RaftLog:
     def range(self, first: int, stop: int, most: int) -> EntryRange:
         """Return the range of entries from `first` to before `stop`, as far as they fit into `most` bytes.
 
-        All of them are in one segment and have the same term. The range has at least one entry, however
-        large. Raises OSError, and StoreError if the entry `first` does not exist.
+        All entries of the range are in one segment and have the same term. The range has at least one entry,
+        however large. Raises OSError, and StoreError if the entry `first` does not exist.
         """
         start = self.location_of(first)
         locations = self._locations(first, min(stop - first, _MAX_ENTRIES_PER_LOOKUP)) or [start]

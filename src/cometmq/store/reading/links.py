@@ -41,8 +41,8 @@ async def links(
 ) -> AsyncIterator[Ints]:
     """Yield the log positions of records that have been replaced, in lists.
 
-    They are read from the records between the log position `start`, where a record begins, and `end`, by
-    default the log's current end. Raises OSError.
+    The positions are read from the records between the log position `start`, where a record begins, and
+    `end`, by default the log's current end. Raises OSError.
     """
     size = commit_log.segment_size
     end = commit_log.end if end is None else min(end, commit_log.end)

@@ -62,7 +62,7 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read. Those for disk and memory are equal, because a bulk read reads ahead."""
+"""The limits of a bulk read, equal for records on disk and in memory, because a bulk read reads ahead."""
 
 
 @lru_cache(64)
@@ -325,7 +325,7 @@ class QueueReader:
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # the first record of each group that is consecutive in the log
+        firsts = [0]  # index of the first record of each group that is consecutive in the log
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -435,7 +435,7 @@ class QueueReader:
         return ReadResult(status, buffers, len(buffers), following, low, high, slave, lag)
 
     def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
-        """Return the bytes of one record. They come from a cached block if the block was requested often."""
+        """Return the bytes of one record, from a cached block if the block was requested often."""
         number, at = divmod(position, BLOCK)
         block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
         return self._log.read(position, size, reads) if block is None else block[at : at + size]

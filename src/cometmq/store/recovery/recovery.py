@@ -78,7 +78,7 @@ class Recovery:
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
         self._index_until = _NOWHERE  # records after this position are not indexed
-        self._whole_from = _NOWHERE  # the `whole_from` of RecoveryScan
+        self._whole_from = _NOWHERE  # position from which on the log ends at its first gap
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:

@@ -31,7 +31,7 @@ class Recovered:
     end: int = 0
     visible: int = 0  # end of the dispatched records; a raft log may continue after it
     last_store_ms: int = 0
-    newest_ms: int = 0  # latest store time of all records, not always that of the last
+    newest_ms: int = 0  # latest store time of all records, not always that of the last record
     last_position: int = -1  # position of the last scanned record
     records: int = 0
     rebuilt: bool = False  # whether queues or index have changed and must be synced

@@ -234,7 +234,8 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
     """Return the segments of the log in all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    if len(directories) > 1:  # while segments are created, the lists may lack one and contain a newer one
+    # While segments are created, the lists of the directories may lack a segment and contain a newer one.
+    if len(directories) > 1:
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
         found = [file for file in found if made is None or file.base < made]
@@ -405,7 +406,8 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
     """Return slots and capacity of the index files.
 
-    If the configured values do not fit the length of the files, usual values are tried, then those in a file.
+    If the configured values do not fit the length of the files, usual values are tried, then the values in a
+    file.
     """
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (

@@ -25,7 +25,7 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of deletions that a slave receives at a time. They are the newest ones."""
+"""The maximum number of deletions that a slave receives at a time. It receives the newest deletions."""
 
 
 class DeletedTopics:

@@ -89,8 +89,8 @@ class MinOffsets:
         with self._lock:
             if not set(topics).isdisjoint(self._saved):
                 self._write(self.by_topic)
-                # The second write replaces the `.bak`, too. An old `.bak` could hide messages of a new topic
-                # with the same name.
+                # The table is written a second time, because this replaces the `.bak`, too. An old `.bak`
+                # could hide messages of a new topic with the same name.
                 self._write(self.by_topic)
 
     def save(self) -> None:

@@ -192,7 +192,8 @@ def _topic_and_group(entries: Table) -> None:
 def _no_neighbours(value: object, known: Iterable[str], place: str) -> None:
     """Refuse a key that differs from a known key in a single bit.
 
-    The known key is probably damaged. Its value would silently be replaced by the default.
+    The refused key is probably the known key, damaged. If it were accepted, the known key would silently get
+    its default value.
     """
     if not isinstance(value, dict):
         return

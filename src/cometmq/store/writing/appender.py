@@ -52,7 +52,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """The values that many messages have in common. They are explained at `Appender.append`."""
+    """The values that many messages have in common. `Appender.append` explains them."""
 
     flag: int = 0
     sys_flag: int = 0
@@ -177,7 +177,7 @@ class Appender:
     ) -> None:
         self._log = commit_log
         self._gap = commit_log.framing.gap
-        self.entries = EntryTail(0)  # in a raft log, the entries of the records
+        self.entries = EntryTail(0)  # entries of the records, if the log is a raft log
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
@@ -373,8 +373,8 @@ class Appender:
     def enqueue(self, message: TickMessage) -> None:
         """Add a message to this tick. `end_tick` returns its outcome.
 
-        Its queue must not be `deleted` before the message is encoded. The caller may overwrite the body
-        afterwards.
+        The message's queue must not be `deleted` before the message is encoded. The caller may overwrite the
+        body after this call.
         """
         pending = self.pending
         pending.append(message)
@@ -470,7 +470,8 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                self._refuse(message, refusal.with_traceback(None))  # its traceback refers to all messages
+                # The traceback is dropped, because it refers to all messages of the tick.
+                self._refuse(message, refusal.with_traceback(None))
                 continue
             if in_queue:
                 queue.next_offset = queue_offset + 1

@@ -60,7 +60,7 @@ class Alike(NamedTuple):
     bodies: Sequence[bytes]
     keys: Sequence[bytes]
     template: Template
-    """The properties of each message, with those of the request, but without the value of its unique key."""
+    """The properties of a message and of the request, without the value of the message's unique key."""
 
     @property
     def longest_properties(self) -> int:
@@ -73,7 +73,7 @@ class Alike(NamedTuple):
     def properties(self) -> Callable[[], Sequence[bytes]]:
         """Return a function that creates the properties of each message.
 
-        It does not keep the bodies in memory.
+        The function does not keep the bodies in memory.
         """
         before, keys, behind = self.template.before, self.keys, self.template.behind
         return lambda: [before + key + behind for key in keys]
@@ -112,7 +112,7 @@ class Mixed(NamedTuple):
     flags: Sequence[int]
     bodies: Sequence[bytes]
     texts: Sequence[bytes]
-    """The properties of each message, with those of the request."""
+    """The properties of each message, together with the properties of the request."""
     text_lengths: Sequence[int]
 
     @property
@@ -187,7 +187,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # such a key comes from the request's properties
+    if not template.only_key or key_end > len(text):  # the unique key comes from the request's properties
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)

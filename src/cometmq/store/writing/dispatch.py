@@ -108,7 +108,10 @@ class Dispatcher:
 
     @property
     def own_wait(self) -> bool:
-        """Whether records that this broker has encoded are waiting. They hold references to their queues."""
+        """Whether records encoded by this broker are waiting.
+
+        Such records hold references to their queues.
+        """
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:

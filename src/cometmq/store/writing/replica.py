@@ -87,8 +87,8 @@ class ReplicaLog:
     ) -> None:
         """Create a replica.
 
-        `written` is called with written records. It makes them visible, now or after their flush, and returns
-        their number and the arrivals.
+        `written` is called with written records. It makes these records visible, now or after their flush,
+        and returns their number and the arrivals.
         """
         self._log = commit_log
         self._flusher = flusher
