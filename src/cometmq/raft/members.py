@@ -71,7 +71,7 @@ class MembersEntry(msgspec.Struct, frozen=True):
 class MembersHistory:
     """The member lists of a log, in order.
 
-    There is always at least one: the first list is the one in force at the beginning of the log.
+    There is always at least one list: the first list is in force at the beginning of the log.
     """
 
     def __init__(self, entries: Iterable[MembersEntry]) -> None:

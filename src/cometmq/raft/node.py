@@ -172,7 +172,7 @@ class RaftNode:
                 pass
 
     def propose(self, count: int) -> int:
-        """Reserve `count` entries of the current term after the last one, and return the index of the first.
+        """Reserve the next `count` entries of the current term, and return the index of the first of them.
 
         The shell writes the entries when `effects` contains `Proposed`, in order with other changes.
 

@@ -1,6 +1,6 @@
 """The rules by which a member whose log is suspect (may have lost entries) regains its vote.
 
-They are explained in docs/reference/raft.md (Lost logs and lost disks).
+docs/reference/raft.md (Lost logs and lost disks) explains the rules.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Trust:
     def _unanswered(self, log_state: LogState) -> set[str]:
         """Return the members that may have received this member's vote and have not reported their term.
 
-        They include learners, because a learner may have been promoted, and removed members, because they may
-        not have received the removal.
+        The result includes learners, because a learner may have been promoted, and removed members, because a
+        removed member may not have received its removal.
         """
         everyone: set[str] = set()
         for members in log_state.history.since(log_state.commit):
