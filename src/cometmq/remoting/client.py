@@ -1,4 +1,7 @@
-"""The client side: one connection per address. It is opened on first use, and again after a loss."""
+"""The client side: one connection per address.
+
+A connection is opened on first use, and again after a loss.
+"""
 
 from __future__ import annotations
 
@@ -135,7 +138,7 @@ class RemotingClient:
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and caller is not None and not caller.cancelling():
-                raise ConnectError(addr, "the client is closed") from None  # cancelled by `close`
+                raise ConnectError(addr, "the client is closed") from None  # `close` cancelled the attempt
             raise
 
     async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:

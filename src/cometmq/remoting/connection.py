@@ -79,7 +79,7 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # not a copy: the server may change it
+        self._shortcuts = {} if shortcuts is None else shortcuts  # the server may still change this dict
         self._tick = tick
         self._limits = limits
         self._on_open = on_open

@@ -32,7 +32,7 @@ class Dispatcher:
         """Handle one request. An asynchronous handler continues as a task."""
         handler = self.handlers.get(request.code, self._default)
         if handler is None:
-            # The text is Apache's, including the leading blank.
+            # The remark is the text of Apache's servers, including the leading blank.
             remark = f" request type {request.code} not supported"
             connection.respond(request, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
             return

@@ -72,7 +72,7 @@ class RemotingServer:
     def override_handlers(self, codes: Collection[int], handler: Handler) -> None:
         """Pass requests with these codes to `handler` instead of to their own handlers or shortcuts.
 
-        Without codes, each request goes to its own handler again. Requests with other codes do not get
+        If `codes` is empty, each request goes to its own handler again. Requests with other codes do not get
         slower.
         """
         overridden = dict.fromkeys(self._handlers.keys() & set(codes), handler)

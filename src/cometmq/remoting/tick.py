@@ -108,7 +108,8 @@ class Tick:
 
     def schedule(self) -> None:
         """Schedule a tick at the end of the current loop iteration, after its reads."""
-        # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
+        # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration,
+        # so the tick runs after the reads.
         if not self.scheduled:
             self.scheduled = True
             self._loop.call_soon(self.run_now)

@@ -1,7 +1,7 @@
 """TLS for servers and clients, with RocketMQ's settings file (docs/reference/remoting.md, TLS).
 
-A server loads its certificates again when their files change. Its settings are checked when it starts;
-incomplete settings raise ConfigError.
+A server loads its certificates again when their files change. The settings are checked when the server
+starts; incomplete settings raise ConfigError.
 """
 
 from __future__ import annotations
@@ -83,15 +83,16 @@ class TlsFile:
     def client_context(self) -> ssl.SSLContext:
         """Return the TLS context of a client.
 
-        Unlike RocketMQ's clients, it verifies servers unless the file disables that. It also verifies their
-        host names, unless trustCertPath names the trusted certificates.
+        Unlike the context of RocketMQ's clients, this context verifies servers unless the file disables that.
+        It also verifies the servers' host names, unless trustCertPath names the trusted certificates.
         """
         if not self._wanted:
             raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
         context = ssl.create_default_context()
         if self.text("tls.client.trustCertPath"):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            # Routes contain addresses instead of host names, so these certificates need not name hosts.
+            # Routes contain addresses instead of host names, so the certificates in trustCertPath need not
+            # name hosts.
             context.check_hostname = False
             self._trust(context, "tls.client.trustCertPath")
         if self.flag("tls.test.mode.enable", False) or not self.flag("tls.client.authServer", True):
@@ -180,7 +181,7 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
-            self._file, self._stamps = file, file.stamps()  # stamps from before the files are read
+            self._file, self._stamps = file, file.stamps()  # take the stamps before the files are read
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS keeps its previous certificates: %s", error)
