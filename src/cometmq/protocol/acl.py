@@ -80,7 +80,10 @@ def signature(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview,
 
 
 def is_signed(secret_key: str, ext: Mapping[str, str], body: bytes | memoryview) -> bool:
-    """Return whether a request has a valid signature for this secret. It may cover `UNIQUE_QUERY` or not."""
+    """Return whether a request has a valid signature for this secret.
+
+    The signature may cover `UNIQUE_QUERY` or not.
+    """
     given = ext.get(SIGNATURE, "").encode("utf-8", "replace")
     for all_fields in (False, True) if UNIQUE_QUERY in ext else (False,):
         wanted = signature(secret_key, ext, body, all_fields=all_fields).encode()

@@ -413,7 +413,7 @@ See docs/reference/storage.md, Names.
 MAX_QUEUES_PER_TOPIC = 1 << 16
 """The maximum number of queues that a broker or a name server accepts for a topic.
 
-It protects clients, which keep an object for each queue. A broker's maxTopicQueueNums is lower.
+The limit protects clients, which keep an object for each queue. A broker's maxTopicQueueNums is lower.
 """
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 

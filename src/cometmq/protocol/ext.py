@@ -24,8 +24,8 @@ class Header(msgspec.Struct, gc=False, rename="camel"):
     No code changes a header; the class is not frozen, as that slows reading.
     """
 
-    # For each field: its attribute, its wire name, its kind, and whether it is required. Computed at the
-    # first use.
+    # For each field: its attribute, its wire name, its kind, and whether it is required. The tuple is
+    # computed when it is first used.
     _plan: ClassVar[tuple[tuple[str, str, str, bool], ...]]
 
 

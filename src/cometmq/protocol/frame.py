@@ -202,7 +202,8 @@ class Frame(msgspec.Struct, gc=False, kw_only=True):
             code=code,
             opaque=self.opaque,
             flag=RESPONSE_FLAG,
-            language=_JAVA,  # clients in other languages compare this field with the language of Java servers
+            # Clients in other languages compare the language in a response with that of Java servers.
+            language=_JAVA,
             remark=remark,
             body=body,
             serialize_type=self.serialize_type,
@@ -295,8 +296,8 @@ _send_v2 = msgspec.json.Decoder(_SendFrameV2, strict=False).decode
 _pull = msgspec.json.Decoder(_PullFrame, strict=False).decode
 _plain = msgspec.json.Decoder(_PlainFrame, strict=False).decode
 
-# The decoders by the first bytes of the header, which hold the code, because Java, C++ and Go write the keys
-# in alphabetical order.
+# The decoders of frequent headers, by the first bytes of the header. These bytes hold the code, because Java,
+# C++ and Go write the keys in alphabetical order.
 _PREFIX = len(b'{"code":310,')
 _TYPED: dict[bytes, Callable[[bytes], Frame]] = {
     b'{"code":310,': _send_v2,
@@ -474,7 +475,8 @@ def encode_frame(frame: Frame) -> bytes:
     body = frame.body
     size = 8 + length + len(body)
     if size > MAX_FRAME_LENGTH:
-        # The receiver would close the connection, which would also fail all other requests on it.
+        # A longer frame is not sent: the receiver would close the connection, which would also fail all other
+        # requests on the connection.
         raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME_LENGTH} are read")
     head = _two_words(size - 4, frame.serialize_type << 24 | length) + header
     return head + body if body else head

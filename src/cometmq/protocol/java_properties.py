@@ -70,7 +70,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, pair in reversed([*logical_lines(text)]):  # the last pair of a key counts
+    for number, pair in reversed([*logical_lines(text)]):  # backwards, because a key's last pair counts
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1

@@ -49,7 +49,7 @@ def always(value: T, name: str | None = None) -> T:
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """Return an empty collection as a field default. It is written, because Java's tools expect the field."""
+    """Return an empty collection as a field default that is written, because Java's tools expect the field."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 
@@ -111,7 +111,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
 class IntegerKeyed(Body):
     """The base class of bodies with integer keys.
 
-    Their size limit is higher: mostly tools and slaves read them.
+    These bodies have a higher size limit, because mostly tools and slaves read them.
     """
 
     FASTJSON: ClassVar[bool] = True

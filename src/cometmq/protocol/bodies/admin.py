@@ -121,7 +121,7 @@ class ClientConnection(Body):
 class ConsumerConnection(Body):
     """The clients and subscriptions of a consumer group (code 203).
 
-    retry_max_times is CometMQ's own field. It holds the maximum number of retries from the group's settings.
+    retry_max_times, CometMQ's own field, is the maximum number of retries in the group's settings.
     """
 
     connection_set: list[ClientConnection] = empty(list)

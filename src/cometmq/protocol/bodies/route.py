@@ -92,7 +92,7 @@ class TopicConfigTable(Body):
 class TopicConfigList(Body):
     """Topics to create or change in one request (code 18, 5.x).
 
-    Their attributes are changes ("+key": value).
+    The attributes of a topic are changes ("+key": value).
     """
 
     topic_config_list: list[TopicConfig] = empty(list)
@@ -147,7 +147,7 @@ class QueueData(Body):
 
     @classmethod
     def prepare(cls, value: dict[Any, Json]) -> dict[Any, Json]:
-        # Name servers of 3.x and some clients misspell the name of this field.
+        # Name servers of 3.x and some clients misspell topicSysFlag as topicSynFlag.
         return {**value, "topicSysFlag": value["topicSynFlag"]} if "topicSynFlag" in value else value
 
 
@@ -301,7 +301,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # ignore an invalid list, as Java does
+                filters = None  # an invalid list of filter servers is ignored, as in Java
         return cls(TopicConfigTable(topics, version), filters)
 
 

@@ -20,7 +20,7 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_DENSE_LIMIT = 1 << 22  # up to this product of records and names, counting is faster than sorting
+_DENSE_LIMIT = 1 << 22  # if records * names is at most this number, counting is faster than sorting
 
 
 class PropertyColumns:

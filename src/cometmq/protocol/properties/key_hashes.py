@@ -14,14 +14,16 @@ _MAX_PREFIXES = 20_000
 
 _UNIQ_NAME = np.frombuffer(UNIQUE_KEY, np.uint8)
 _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
-_MAX_BLOB_BYTES = 1 << 20  # limits the memory of the tables of powers; longer input is hashed one by one
+# The maximum size of keys that are hashed together, because the tables of powers grow with this size. Larger
+# input is hashed one key at a time.
+_MAX_BLOB_BYTES = 1 << 20
 _ROWS = 256  # number of keys that one numpy call hashes
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]
 
 Keys = Sequence[str] | bytes | None
-"""The keys by which a record is indexed: a list, a single unique key, or None for those in its properties."""
+"""The index keys of a record: a list, a single unique key, or None for the keys in its properties."""
 
 
 @lru_cache(_MAX_PREFIXES)

@@ -76,7 +76,7 @@ _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
 class BadRecord:
     """A record that was omitted.
 
-    The offsets are those in its header, or None if the header is not readable.
+    The offsets are taken from the record's header, or None if the header is not readable.
     """
 
     position: int  # position of the record in the buffer
@@ -89,7 +89,7 @@ class BadRecord:
 
 
 class Origin(NamedTuple):
-    """The queue from which records of a buffer were read: those from the previous `Origin`'s end to `end`."""
+    """The queue from which the records between the previous `Origin`'s end and `end` in a buffer were read."""
 
     end: int
     topic: str

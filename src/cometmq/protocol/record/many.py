@@ -35,7 +35,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-MIN_GROUP_RECORDS = 24  # fewer records are faster one by one
+MIN_GROUP_RECORDS = 24  # fewer records are checked faster one by one
 MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -267,7 +267,10 @@ def _leading(good: NDArray[np.bool_]) -> int:
 
 
 def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
-    """Return the topic index of each record, and the topics. Both end before the first invalid topic."""
+    """Return the topic index of each record, and the topics.
+
+    Both lists end before the first invalid topic.
+    """
     known: dict[bytes, int] = {}
     numbers: list[int] = []
     names: list[str] = []

@@ -52,7 +52,7 @@ _start = START.unpack_from
 _length = LENGTH.unpack_from
 _int = struct.Struct(">i").unpack_from
 _long = struct.Struct(">q").unpack_from
-_offsets = struct.Struct(">qq").unpack_from  # queue offset, physical offset
+_offsets = struct.Struct(">qq").unpack_from  # unpacks queue offset and physical offset
 
 
 def body_crc(body: Buffer) -> int:

@@ -101,7 +101,10 @@ def constant(at: int, value: Value) -> Part:
 
 
 def whole_number(at: int, text: str) -> Part:
-    """Create the part for an integer literal. It has 32 bits if it fits into 32 bits, whatever its suffix."""
+    """Create the part for an integer literal.
+
+    The literal has 32 bits if it fits into 32 bits, whatever its suffix.
+    """
     number = int(text.rstrip("lL")[:20])
     if number > LONG_MAX:
         raise SqlError(at + 1, f"{shown(text)} is above {LONG_MAX}")
@@ -127,7 +130,7 @@ def named(at: int, name: str) -> Part:
 
 
 def negative(at: int, part: Part) -> Part:
-    """Create the part for a minus sign with its operand. Its value is null unless the operand is a number."""
+    """Create the part for a minus sign with its operand. The value is null unless the operand is a number."""
     inner = part.evaluate
 
     def evaluate(get: Get) -> Value:
@@ -146,7 +149,7 @@ def as_condition(part: Part) -> Part:
     """Convert a part to a condition.
 
     As a condition, a property is False if the message has it, because its value is a text and not a boolean.
-    Otherwise it is null.
+    If the message does not have the property, the condition is null.
     """
     if part.kind is Kind.CONDITION or (part.kind is Kind.CONSTANT and isinstance(part.constant, bool | None)):
         return part

@@ -216,7 +216,7 @@ def parse(text: str, string_words: bool) -> Part:
 
 
 def _unexpected(error: UnexpectedToken, end: int) -> SqlError:
-    """Return the error for an unexpected token. It names the first of the tokens that were allowed."""
+    """Return the error for an unexpected token. The error names the first of the tokens that were allowed."""
     token = error.token
     ends = token.type == "$END"
     what = "the expression ends" if ends else f"{shown(str(token))} stands"
