@@ -75,7 +75,7 @@ def lock_file(path: str) -> Callable[[], None]:
 
     def unlock() -> None:
         if sys.platform != "win32" and os.getpid() == locker:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # effective even if a forked child has the file open
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # unlocks the file even if a forked child has it open
         os.close(descriptor)
 
     return unlock

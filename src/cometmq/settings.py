@@ -111,7 +111,7 @@ def read_value(key: str, text: str, kind: type) -> Any:
     """Return a setting's text as a bool, int or str. Raises ConfigError."""
     text = text.strip()
     if kind is bool:
-        # Java treats every text but "true" as false. Here, other text than a boolean is reported as an error.
+        # Java treats every text but "true" as false. Here, a text that is neither true nor false is an error.
         if text.lower() not in BOOLEANS:
             raise ConfigError(key, text, "true or false")
         return BOOLEANS[text.lower()]

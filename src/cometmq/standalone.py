@@ -1,9 +1,10 @@
 """A whole cluster on this machine: a name server and one or more brokers, on 127.0.0.1.
 
 A single broker shares one process and one event loop with the name server. Several brokers are child
-processes, because one Python event loop uses only one core. Their ports differ by 10, each has its store in
-DIR/<broker>, and the queues are spread over them. The segments are small. A broker.conf beside each store
-contains their sizes, because Apache's broker needs the exact sizes to open the store.
+processes, because one Python event loop uses only one core. The ports of two successive brokers differ by 10.
+Each broker has its store in DIR/<broker>, and the queues are spread over the brokers. The segments are small.
+A broker.conf beside each store contains their sizes, because Apache's broker needs the exact sizes to open
+the store.
 """
 
 from __future__ import annotations
