@@ -245,7 +245,7 @@ class ConsumeQueue:
         return None if data is None else UNIT_STRUCT.unpack_from(data)
 
     def units(self, offset: int, stop: int, reads: Reads = WAITING) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (offset, position, size, tags code) of the units in [offset, stop), which are read in batches."""
+        """Yield (offset, position, size, tags code) of the units in [offset, stop). Reads them in batches."""
         while offset < stop:
             data = self.read(offset, min(stop - offset, _UNITS_PER_READ), reads)
             if not data:
