@@ -16,7 +16,7 @@ import msgspec
 from cometmq.errors import ProtocolError
 
 _TAIL = struct.Struct(">iq")  # fields of an offset id after the address: port, physical offset
-_UNIQUE = struct.Struct(">HII")  # fields of a unique key after the address: process id, its constant, ms of the month
+_UNIQUE = struct.Struct(">HII")  # a unique key after the address: process id, constant, ms of the month
 _moving = struct.Struct(">IH").pack  # the changing part of a unique key: ms since the month began, counter
 _LENGTHS = (32, 56)
 

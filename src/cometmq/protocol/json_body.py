@@ -49,7 +49,7 @@ def always(value: T, name: str | None = None) -> T:
 
 
 def empty(kind: Callable[[], T], name: str | None = None) -> T:
-    """Return an empty collection as a field default that is written, because Java's tools expect the field."""
+    """Return an empty collection as a field default that is written: Java's tools expect the field."""
     return msgspec.field(default_factory=lambda: kind(), name=name)
 
 

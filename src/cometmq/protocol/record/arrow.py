@@ -89,7 +89,7 @@ class BadRecord:
 
 
 class Origin(NamedTuple):
-    """The queue from which the records between the previous `Origin`'s end and `end` in a buffer were read."""
+    """The queue from which the records between the previous `Origin`'s end and `end` were read."""
 
     end: int
     topic: str
