@@ -435,7 +435,10 @@ class MessageStore:
 
     @property
     def corrects_offsets(self) -> bool:
-        """Whether reads correct offsets outside a queue. A slave without offsetCheckInSlave does not."""
+        """Whether reads correct offsets outside a queue.
+
+        Reads of a slave without offsetCheckInSlave do not.
+        """
         return not self.slave or self.config.offset_check_in_slave
 
     def min_offset(self, topic: str, queue_id: int) -> int:

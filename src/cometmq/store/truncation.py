@@ -92,8 +92,8 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # Segments before the last one that remains whole need no scan: later records show the latest store
-        # time.
+        # Segments before the last segment that remains whole need no scan: later records show the latest
+        # store time.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)

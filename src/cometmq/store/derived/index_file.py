@@ -187,7 +187,7 @@ class IndexFile:
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
-        good &= (position > 0) | (entries["hash"] > 0)  # not all zeros, as a lost sector reads as zeros
+        good &= (position > 0) | (entries["hash"] > 0)  # all zeros are no entry: a lost sector reads as zeros
         if len(entries):
             good[0] &= first > 1 or position[0] == self.begin_position
             good[-1] &= position[-1] == self.end_position

@@ -86,7 +86,7 @@ class IndexCheck:
         self._expired_to = -1
         self._missing = _Keys()
         self._behind = _Keys()  # keys of records after the record of the last entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of wrong entries, first wrong entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of wrong entries, the first of them
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)

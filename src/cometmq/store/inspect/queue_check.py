@@ -130,7 +130,7 @@ class QueueCheck:
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
         self._to_correct: list[int] = []  # records of the current group whose queue offsets are damaged
-        self._gone: dict[str, int] = {}  # number of records, by topic without queues and table entry
+        self._gone: dict[str, int] = {}  # records per topic that has neither queues nor a table entry
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
@@ -167,7 +167,8 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))  # count of consecutive offsets
+        # The cumulative sum counts the records whose offset follows the previous record's offset.
+        steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
         unbroken = steps[stops - 1] - steps[starts] == stops - 1 - starts
@@ -351,7 +352,7 @@ class QueueCheck:
     ) -> bool:
         """Return whether the unit points at another record that belongs at this offset.
 
-        There can be two such records: the topic was created again, or one is a duplicate.
+        Two records can belong at one offset: the topic was created again, or one record is a duplicate.
         """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset

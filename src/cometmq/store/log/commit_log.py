@@ -165,7 +165,10 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Close this segment with a blank record and enter the next one. An OSError leaves both unchanged."""
+        """Close this segment with a blank record and enter the next one.
+
+        If OSError is raised, both segments are unchanged.
+        """
         if self.segment_base < 0:
             base = self.next - self.next % self.segment_size
             self._enter(base, self._next_segment(base))

@@ -72,7 +72,7 @@ class Lookup:
     config: StoreConfig
 
     def record_at(self, position: int, reads: Reads = WAITING) -> bytes | None:
-        """Return the record at a log position, or None if none begins there.
+        """Return the record at a log position, or None if no record begins there.
 
         The result is also None for a record that is too long for a frame, because bytes inside a message can
         look like such a record.
@@ -143,7 +143,7 @@ class Lookup:
                 await self.executor.pause(0)
 
     def store_time_at(self, position: int, reads: Reads) -> int:
-        """Return the store time of the record at a position, or -1 if none begins there."""
+        """Return the store time of the record at a position, or -1 if no record begins there."""
         data = self.commit_log.read(position, PLACE_BYTES, reads)
         place = None if data is None else place_of(data)
         return -1 if place is None else place.store_timestamp_ms

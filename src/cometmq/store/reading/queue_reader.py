@@ -253,7 +253,10 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records, by loops in C. Return None if some must be left out: `_pick` then chooses."""
+        """Choose all records, by loops in C.
+
+        Return None if some records must be left out: `_pick` then chooses.
+        """
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
         if count > _MAX_UNITS_PER_CHECK:
@@ -318,7 +321,7 @@ class QueueReader:
     def _records(
         self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads, *, partly: bool
     ) -> tuple[int, Buffer | None]:
-        """Return the number of records read, and their bytes, or None if one is missing or invalid.
+        """Return the number of records read, and their bytes, or None if a record is missing or invalid.
 
         With `partly`, the read ends before the first record that is not in memory, and after
         _MAX_BLOCKS_PER_READ blocks.

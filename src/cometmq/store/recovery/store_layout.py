@@ -316,7 +316,7 @@ def check_paths(config: StoreConfig) -> None:
     """Check that the store uses no path in its settings twice, or inside another of its directories.
 
     Raises:
-        ConfigError: A setting names such a path, or one that contains the store directory.
+        ConfigError: A setting names such a path, or a path that contains the store directory.
     """
     root, member = os.path.realpath(config.root), config.enable_d_leger_commit_log
     unused = _LOG_KEYS[:2] if member else _LOG_KEYS[2:]
@@ -434,7 +434,8 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     """Return the number of slots of an index file, determined from its entries; 0 if that is impossible.
 
     The entries can be recognized: entry 0 is all zeros, and the last entry has the end position of the
-    header. The positions of the others ascend, and each refers to an earlier entry of its chain.
+    header. The positions of the entries between them ascend, and each entry refers to an earlier entry of its
+    chain.
     """
     data = read_file(disk, file.path) if file.length <= _MAX_INDEX_READ_BYTES else b""
     if len(data) < HEADER.size:

@@ -113,7 +113,7 @@ class BatchRecords(NamedTuple):
     properties: Callable[[], Sequence[bytes]]
     """A function that creates the properties of all records. It is rarely called."""
     keys: Sequence[bytes] | None
-    """The key of each record if it has only one, or None if the keys must be read from the properties."""
+    """The key of each record if each has only one key. None if the keys must be read from the properties."""
 
     def part(self, start: int, stop: int) -> BatchRecords:
         """Return the records with the indexes from `start` to before `stop`."""

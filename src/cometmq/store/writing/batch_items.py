@@ -84,7 +84,10 @@ class Alike(NamedTuple):
         return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
-        """Return the tags codes, and the unique keys, or None if the messages also have other keys."""
+        """Return the tags codes and the unique keys.
+
+        The keys are None if the messages also have other keys.
+        """
         return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:

@@ -88,7 +88,7 @@ class Dispatcher:
         """Create a dispatcher.
 
         After each dispatch, `dispatched` is called with the number of records, and with position, end and
-        store time of the last one.
+        store time of the last record.
         """
         self._queues = queues
         self._index = index
