@@ -152,7 +152,7 @@ class VoteRequest(Message, frozen=True, kw_only=True):
 class VoteResponse(Message, frozen=True, kw_only=True):
     """The response to a VoteRequest.
 
-    If the vote is granted, `term` is the requested one, else the voter's own.
+    If the vote is granted, `term` is the requested term, else the voter's own term.
 
     Attributes:
         granted, pre: Whether the vote is granted; whether it is a pre-vote.

@@ -48,7 +48,8 @@ class Trust:
     def record_vote_response(self, response: VoteResponse) -> None:
         """Record that a member has reported its term in `response`.
 
-        If that term is higher than its own, the caller adopts it before it calls `trusted_state`.
+        If the reported term is higher than the caller's term, the caller adopts the reported term before it
+        calls `trusted_state`.
         """
         if response.run == self.incarnation:
             self._answers[response.sender] = response.blank
