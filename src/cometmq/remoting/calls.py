@@ -1,7 +1,7 @@
 """The calls of one connection: requests that this side has sent and that wait for a response.
 
-A call is identified by its opaque number. The requests that the peer sends over the same connection have
-numbers of their own, which may be equal.
+A call is identified by its opaque number. The peer numbers the requests that it sends over the same
+connection independently, so its numbers may be equal to those of calls.
 """
 
 from __future__ import annotations

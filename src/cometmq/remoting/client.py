@@ -130,8 +130,8 @@ class RemotingClient:
         limit = self._limits.connect_timeout_s
         wait_s = limit if timeout_s is None else min(timeout_s, limit)
         try:
-            # The attempt is shielded: if one caller times out, that must not cancel the attempt for the
-            # others.
+            # The attempt is shielded, because a timeout of one caller must not cancel the attempt for the
+            # other callers.
             return await _await_connection(asyncio.shield(task), wait_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
