@@ -45,7 +45,7 @@ class Compression(IntEnum):
 
     @property
     def sys_flag(self) -> int:
-        """The bits to add to sysFlag."""
+        """The bits that mark a body compressed by this method in sysFlag."""
         return COMPRESSED | self.value << TYPE_SHIFT
 
     @property

@@ -313,7 +313,7 @@ _REFUSED = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 def decode_frame(payload: Bytes) -> Frame:
     """Decode the bytes after a frame's length field.
 
-    If they are a memoryview, the frame's body is a slice of it.
+    If the bytes are a memoryview, the frame's body is a slice of it.
 
     Raises:
         FrameError: The frame is invalid. The caller must close the connection.

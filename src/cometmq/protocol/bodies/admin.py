@@ -305,7 +305,7 @@ class RaftStatus(Body):
 
 
 class TimerMetric(Body):
-    """The number of one topic's timer messages that wait for delivery, and when it last changed (in ms)."""
+    """The number of one topic's timer messages that wait for delivery, and when it changed (in ms)."""
 
     count: int = always(0)
     time_stamp: int = always(0)
@@ -324,7 +324,7 @@ class TimerMetrics(Body):
 class AclAccount(Body):
     """An account without its secret. Permissions are as in plain_acl.yml.
 
-    file is the access file that defines it.
+    file is the access file that defines the account.
     """
 
     access_key: str = always("")

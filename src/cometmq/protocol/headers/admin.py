@@ -54,7 +54,7 @@ class ListTimersRequestHeader(Header, gc=False):
 
 
 class ListTimersResponseHeader(Header, gc=False):
-    """The header of the response to 21002, whose body holds the records of the messages.
+    """The header of the response to request 21002, whose body holds the records of the messages.
 
     Attributes:
         after_ms, after_position: The position after which the next page begins. A listing by key has no next
@@ -79,7 +79,10 @@ class DeleteTopicRequestHeader(Header, gc=False):
 
 
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
-    """The header of request 207. The flag is named removeOffset in 4.9 and cleanOffset in 5.x."""
+    """The header of request 207, which deletes a group.
+
+    The flag is named removeOffset in 4.9 and cleanOffset in 5.x.
+    """
 
     group_name: str
     remove_offset: bool | None = None
@@ -160,7 +163,10 @@ class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
 
 
 class AclConfigVersionResponseHeader(Header, gc=False):
-    """The header of the response to 52: the default file's version, and all versions by path, as JSON."""
+    """The header of the response to request 52 (GET_BROKER_CLUSTER_ACL_INFO).
+
+    It holds the default file's version, and all versions by path, as JSON.
+    """
 
     version: str
     broker_name: str

@@ -162,7 +162,10 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
 
 
 class RegisterFilterServerRequestHeader(Header, gc=False):
-    """The header of request 301. token (CometMQ's own) proves that the broker started the filter server."""
+    """The header of request 301 (REGISTER_FILTER_SERVER).
+
+    token (CometMQ's own) proves that the broker started the filter server.
+    """
 
     filter_server_addr: str
     token: str | None = None

@@ -70,7 +70,7 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """The header of request 370. The client got recall_handle in the response to the send."""
+    """The header of request 370, a recall. The client got recall_handle in the response to the send."""
 
     topic: str
     recall_handle: str | None = None
@@ -79,7 +79,7 @@ class RecallMessageRequestHeader(Header, gc=False):
 
 
 class RecallMessageResponseHeader(Header, gc=False):
-    """The header of the response to 370. msg_id is the unique key of the recalled message."""
+    """The header of the response to request 370. msg_id is the unique key of the recalled message."""
 
     msg_id: str
 
@@ -230,7 +230,10 @@ class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
 
 
 class SearchOffsetRequestHeader(Header, gc=False):
-    """The header of request 29. timestamp is in ms; boundary_type is LOWER or UPPER (5.x)."""
+    """The header of request 29, a search by time.
+
+    timestamp is in ms; boundary_type is LOWER or UPPER (5.x).
+    """
 
     topic: str
     queue_id: I32
@@ -246,7 +249,7 @@ class OffsetResponseHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """The header of the response to 32. timestamp is the store time of the first message in ms, or -1."""
+    """The header of the response to request 32. timestamp is the first message's store time in ms, or -1."""
 
     timestamp: I64
 

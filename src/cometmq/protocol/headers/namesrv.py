@@ -111,7 +111,10 @@ class GetBrokerMemberGroupRequestHeader(Header, gc=False):
 
 
 class BrokerHeartbeatRequestHeader(Header, gc=False):
-    """The header of request 904 (5.x). heartbeat_timeout_mills is RocketMQ's own spelling."""
+    """The header of request 904 (BROKER_HEARTBEAT, 5.x).
+
+    heartbeat_timeout_mills is RocketMQ's own spelling.
+    """
 
     cluster_name: str
     broker_addr: str

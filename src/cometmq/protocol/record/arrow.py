@@ -280,9 +280,9 @@ class ColumnDecoder:
 
 
 class _RowProblems(Exception):
-    """Rows are found to be bad while a column is built.
+    """Raised if rows are found to be bad while a column is built.
 
-    The decoder removes them and builds the batch again.
+    The decoder removes the rows and builds the batch again.
     """
 
     def __init__(self, rows: Ints, stage: str, text: str) -> None:

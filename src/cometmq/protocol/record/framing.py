@@ -54,7 +54,7 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
-        """Return whether this can be the head of an entry that begins at a log position."""
+        """Return whether this can be the head of an entry that begins at the log position `position`."""
         return (
             self.magic == ENTRY_MAGIC
             and self.position == position
