@@ -279,7 +279,7 @@ class ConnectError(RemotingError):
 class SendFailed(RemotingError):
     """The connection broke before the response.
 
-    `cause_of` is the code of the request or a description of it.
+    `cause_of` is the code of the request or a description of the request.
     """
 
     def __init__(self, addr: str, cause_of: int | str = "") -> None:

@@ -45,7 +45,7 @@ def seconds(span: float) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean X?" for the known name X that is most similar to `name`, or "" if none is."""
+    """Return " Did you mean X?" for the known name X that is most similar to `name`, or ""."""
     from difflib import get_close_matches
 
     names = {each.lower(): each for each in known}
