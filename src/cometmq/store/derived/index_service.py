@@ -32,7 +32,8 @@ _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key; no 
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
 _MIN_BATCH = 1024  # number of waiting records that are hashed together
-_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000  # maximum number, which recovery adds to the slots in 0.1 s
+# The maximum number of entries that the slots in the file may lack. Recovery adds this number in 0.1 s.
+_MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000
 
 
 @dataclass(slots=True)

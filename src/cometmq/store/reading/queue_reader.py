@@ -210,7 +210,10 @@ class QueueReader:
         return self._get_one_by_one(queue, offset, data, tags, records, limits, reads)
 
     def _units(self, queue: ConsumeQueue, offset: int, count: int, reads: Reads) -> Buffer | None:
-        """Return the same units as `ConsumeQueue.read`. Most come from a cache, without a system call."""
+        """Return the same units as `ConsumeQueue.read`.
+
+        Most units come from a cache, without a system call.
+        """
         several = min(_UNITS_PER_CACHED_READ, queue.window_start - offset)
         if several <= count or queue.deleted:
             return queue.read(offset, count, reads)

@@ -29,8 +29,9 @@ _LENGTH_SIZE = 2
 _MAX_SHARED_BYTES = 16 << 20
 """The maximum number of bytes that the request's properties may add to all messages together.
 
-They are added to each message, and a frame of 4 MiB can contain 190,000 empty messages, so a limit is needed.
-16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of properties.
+The request's properties are added to each message, and a frame of 4 MiB can contain 190,000 empty messages,
+so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
+properties.
 """
 # The head of a record, by its length. Everything between physical offset and body length is one field,
 # because all messages of a batch have the same bytes there.

@@ -21,8 +21,8 @@ MAX_GAP_UNITS = 1_000_000  # units; a larger gap means that the offset is damage
 SPARE = 100_000
 """The number of fillers, in all queues together, that are accepted without space for lost records in the log.
 
-They are needed if the newest segment is lost, and with it the table of the queues' ends (see CleanEnds). Then
-the log continues where that segment began, but the queues continue after their former ends.
+Such fillers are needed if the newest segment is lost, and with it the table of the queues' ends (see
+CleanEnds). Then the log continues where that segment began, but the queues continue after their former ends.
 """
 
 
