@@ -251,7 +251,7 @@ class RaftNode:
             self._trust.record_copied_tables(term)
 
     def log_trimmed(self, first: int) -> None:
-        """Record that retention has deleted the entries before `first`. All of them are committed."""
+        """Record that retention has deleted the entries before `first`, all of which are committed."""
         if first > self._log_state.visible:
             raise RaftRefused(f"entries from {self._log_state.visible} on must be kept")
         if first > self._log_state.first:
