@@ -36,7 +36,9 @@ async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
 
 
 async def listen(server: RemotingServer, host: str, port: int) -> int:
-    """Let a server listen on the settings bindAddress and listenPort. Return the port.
+    """Let a server listen on the address and port in the settings bindAddress and listenPort.
+
+    Return the port.
 
     Raises:
         ConfigError: The address does not belong to this machine, or the port cannot be bound.
