@@ -25,7 +25,7 @@ T = TypeVar("T")
 MAX_SERVER_BYTES = 1 << 20
 """The maximum size of a non-standard body for servers. Reading a larger one could occupy them for seconds."""
 MAX_CLIENT_BYTES = 16 << 20
-"""The maximum size of a non-standard body for clients and tools, that of a frame: tables can be so large."""
+"""The maximum size of a non-standard body for clients and tools: the size of a frame, for large tables."""
 
 BYTES_OF_A_VALUE = 16
 """A body with a size limit of n bytes may have n / 16 values. Real bodies have fewer values."""

@@ -242,7 +242,10 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(QueueKeyed):
-    """The state of a consumer (code 307). properties holds its settings; tools read those named PROP_..."""
+    """The state of a consumer (code 307).
+
+    properties holds the consumer's settings; tools read the properties named PROP_...
+    """
 
     properties: dict[str, str] = empty(dict)
     subscription_set: list[SubscriptionData] = empty(list)

@@ -72,7 +72,10 @@ class ListTimersResponseHeader(Header, gc=False):
 
 
 class DeleteTopicRequestHeader(Header, gc=False):
-    """The header of requests 215 and 216. A cluster name restricts 216 to that cluster's brokers."""
+    """The header of requests 215 and 216, which delete a topic.
+
+    A cluster name restricts request 216 to that cluster's brokers.
+    """
 
     topic: str
     cluster_name: str | None = None

@@ -117,7 +117,7 @@ class UnknownColumnError(ValueError):
 def canonical_column(name: str) -> str | None:
     """Return the column with this name, or None.
 
-    'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' are equal.
+    The spellings 'queueOffset', 'QUEUE_OFFSET' and 'queue_offset' name the same column.
     """
     return _CANONICAL.get(name.replace("_", "").lower())
 
