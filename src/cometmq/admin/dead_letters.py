@@ -184,7 +184,7 @@ async def copy_of(client: ClientInstance, group: str, message: MessageExt, mark:
 
 
 async def copies_in(client: ClientInstance, topic: str, message: MessageExt) -> list[MessageExt]:
-    """Return a topic's newest messages that have the same id as a dead letter and were stored after it."""
+    """Return a topic's newest messages that have the id of a dead letter and were stored after the letter."""
     span = message.store_timestamp_ms - MAX_CLOCK_SKEW_MS, ALWAYS[1]
     try:
         return await by_key(client, topic, message.msg_id, MAX_UNIQUE_HITS, unique=True, span=span)

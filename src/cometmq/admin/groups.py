@@ -206,7 +206,10 @@ class GroupStates(KnownGroups):
         return RetryLimits(group=own, members=limits)
 
     async def _members_if_online(self, brokers: Mapping[str, str], group: str) -> ConsumerConnection | None:
-        """Return the members of a group, None if it has none. Raises BrokerError for any other refusal."""
+        """Return the members of a group, None if the group has no members.
+
+        Raises BrokerError for other refusals.
+        """
         try:
             return await self._members(brokers, group)
         except BrokerError as error:
@@ -238,7 +241,7 @@ class GroupStates(KnownGroups):
     ) -> ConsumerRunningInfo:
         """Return a member's running info from the first broker that reaches the member.
 
-        Raises CometError if no broker reaches it, because the member is too old or does not respond.
+        Raises CometError if no broker reaches the member, which may be too old or may not respond.
         """
         failure: CometError = NoRouteError(RETRY_PREFIX + group, hint="the route names no broker")
         for addr in brokers.values():
@@ -372,7 +375,7 @@ class GroupStates(KnownGroups):
         return list(await asyncio.gather(*(self._track(message, name, at) for name in names)))
 
     async def _track(self, message: MessageExt, group: str, offsets_at: Mapping[str, str]) -> MessageTrack:
-        """Return the consumption state of a message in one group; UNKNOWN with the reason if it is unknown.
+        """Return the consumption state of a message in one group, or UNKNOWN with the reason.
 
         Args:
             message: The message.

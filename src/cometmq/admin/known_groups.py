@@ -133,7 +133,7 @@ class KnownGroups(ServerAdmin):
         if found:
             return found
         for failure in failures:
-            # A broker that refuses the request does not count as one that may have the group.
+            # A broker that refuses the request does not count as a broker that may have the group.
             if not isinstance(failure, BrokerError):
                 raise failure
         raise UnknownNameError("consumer group", group, list(known))

@@ -147,7 +147,7 @@ class _Tail:
     async def _end_by_time(self, end: int, end_ms: int) -> int:
         """Return the offset after the last message stored before a time.
 
-        For a 4.9 broker it is approximate.
+        A 4.9 broker returns only an approximate offset.
         """
         at = await self.client.brokers.offset_by_time(self.addr, self.queue, end_ms)
         at = max(self._first, min(at, end))

@@ -191,7 +191,7 @@ class BrokerReset:
     async def plan(
         cls, client: ClientInstance, wanted: Reset, route: TopicRouteData, name: str, addr: str
     ) -> BrokerReset:
-        """Read the current offsets of the group, and compute the new ones."""
+        """Read the current offsets of the group, and compute the new offsets."""
         made = cls(client, wanted, addr, await online_at(client, addr, wanted.group))
         member_offsets = await made.offsets_of_members() if made._broadcasts else {}
         counts = {

@@ -165,9 +165,9 @@ async def delete_group(
     Args:
         admin: Sends the requests.
         group: The group.
-        addrs: Brokers that delete its settings.
-        topics: Topics to delete with it and their clusters, see `group_topics`.
-        with_offsets: Delete its offsets, too.
+        addrs: Brokers that delete the group's settings.
+        topics: Topics to delete with the group, and the clusters of each topic, see `group_topics`.
+        with_offsets: Delete the group's offsets, too.
         cluster: Cluster that mqadmin's lines name.
     """
     offsets = " with its offsets" if with_offsets else ""

@@ -52,7 +52,8 @@ class StatsAdmin(GroupAdmin):
             topic: The topic.
 
         Returns:
-            One value per group, or a single one with an empty group. Brokers that do not answer are left out.
+            One value per group, or a single value with an empty group. Brokers that do not answer are left
+                out.
 
         Raises:
             NoRouteError: No name server has the topic.
@@ -168,7 +169,7 @@ class StatsAdmin(GroupAdmin):
                 )
 
     async def _delay_ms(self, row: QueueProgress) -> int:
-        """Return by how many ms a queue's last message is newer than the last consumed one; 0 if unknown."""
+        """Return by how many ms a queue's last message is newer than its last consumed one, 0 if unknown."""
         queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
         if row.last_timestamp <= 0 or row.broker_offset <= 0:
             return 0

@@ -137,8 +137,8 @@ class HalfMessages:
 async def half_messages(admin: Admin) -> HalfMessages:
     """Return the open transactions. They are read as messages, which also works with Apache's brokers.
 
-    A 5.x broker records the end of a transaction some seconds after it, so the transaction may still be
-    listed. Raises the first error if no broker answers.
+    A 5.x broker records the end of a transaction with a delay of some seconds, so a transaction that has just
+    ended may still be listed. Raises the first error if no broker answers.
     """
 
     async def ask(name: str, addr: str) -> tuple[list[MessageExt], bool]:

@@ -81,7 +81,7 @@ def json_wanted() -> bool:
 
 
 def show_error(prog: str, error: Exception) -> None:
-    """Print one line to standard error. For an unexpected error it contains the error's type."""
+    """Print one line to standard error. For an unexpected error the line contains the error's type."""
     if os.environ.get("COMETMQ_TRACEBACK"):
         traceback.print_exception(error)
     text = describe(error)

@@ -53,7 +53,7 @@ class LinePrinter:
         return self.limit is not None and self.printed >= self.limit
 
     async def print(self, line: bytes) -> None:
-        """Return once the line has been written. If it cannot be written, never return."""
+        """Return once the line has been written. If the line cannot be written, never return."""
         written = self._loop.create_future()
         if not self._closing and (self.limit is None or self._accepted < self.limit):
             self._accepted += 1

@@ -197,8 +197,9 @@ class InputLines:
 
     async def read(self, stop: asyncio.Event) -> AsyncIterator[list[bytes]]:
         """Yield available lines as soon as there are any, until the end of input or until `stop` is set."""
-        # A daemon thread, because it may wait for input forever. It reads the file descriptor: a thread that
-        # holds the lock of sys.stdin's buffer at exit crashes the interpreter.
+        # A daemon thread, because the thread may wait for input forever. The thread reads the file
+        # descriptor, because a thread that holds the lock of sys.stdin's buffer at exit crashes the
+        # interpreter.
         threading.Thread(target=self._read_chunks, name="cometmq-stdin", daemon=True).start()
         stopped = asyncio.ensure_future(stop.wait())
         stopped.add_done_callback(lambda _: self._news.set())

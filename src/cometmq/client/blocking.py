@@ -590,7 +590,7 @@ class SyncPullConsumer(_BlockingClient[PullConsumer]):
     def __iter__(self) -> Iterator[MessageExt]:
         """Yield messages of the assigned queues without end.
 
-        The messages of a batch count as consumed when the iteration asks for the next batch. If the iteration
-        is left, the messages before the last one that it returned count as consumed.
+        The messages of a batch count as consumed when the iteration asks for the next batch. If the caller
+        leaves the iteration, all returned messages but the last one count as consumed.
         """
         return self._twin._iterate_in_thread(self._run)  # noqa: SLF001 - it is made for this

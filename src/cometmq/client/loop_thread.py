@@ -86,7 +86,9 @@ class _SubmittedCall(_Call[T]):
 
 
 class LoopThread:
-    """The thread that all blocking clients of a process share. It ends with the last of these clients.
+    """The thread that all blocking clients of a process share.
+
+    The thread ends with the last of these clients.
 
     A forked child must create its own clients: the parent's thread does not exist in the child, and using its
     clients raises ClientStateError.
@@ -126,7 +128,7 @@ class LoopThread:
             return cls._shared
 
     def release(self) -> None:
-        """Release the thread. It stops when its last user releases it."""
+        """Release the thread. The thread stops when its last user has released it."""
         with LoopThread._guard():
             self.users -= 1
             if self.users > 0 or self.pid != os.getpid():
@@ -142,7 +144,8 @@ class LoopThread:
     def abandon(self, stop: Callable[[], Coroutine[Any, Any, None]]) -> bool:
         """Stop a client whose blocking object was garbage-collected, and release the thread.
 
-        This method takes no lock and does not wait, because the garbage collector may call it anywhere.
+        This method takes no lock and does not wait, because the garbage collector may call it at any point of
+        the program.
 
         Args:
             stop: Creates the coroutine that stops the client.

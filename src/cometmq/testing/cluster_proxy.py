@@ -121,7 +121,7 @@ class ClusterProxy(Proxy):
         return request.response(answer.code, answer.remark, ext=answer.ext, body=body)
 
     async def _turn_aside(self, brokers: list[BrokerData]) -> None:
-        """Replace the brokers' addresses by those of their proxies."""
+        """Replace the brokers' addresses by the addresses of their proxies."""
         for broker in brokers:
             for broker_id, addr in broker.broker_addrs.items():
                 if addr not in self.brokers:

@@ -1,6 +1,6 @@
 """Histories of client operations, one JSON object per line, for `check_history`.
 
-An operation begins with an event of type `invoke` and ends with one of type `ok`, `fail` (the operation
+An operation begins with an event of type `invoke` and ends with an event of type `ok`, `fail` (the operation
 certainly had no effect) or `unknown` (it may have had an effect, as after a timeout or a killed process). An
 operation without an end counts as unknown. The fields of the end supplement those of the beginning.
 

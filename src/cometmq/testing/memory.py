@@ -57,8 +57,8 @@ class MemoryNetwork:
     def _free_port(self) -> int:
         """Return the next port that has no listener. After the last port, continue with the first one.
 
-        A new connection may get the port of an earlier one, if 32,768 other connections were made in between.
-        This does no harm, because the port is only part of the connection's name.
+        A new connection may get the port of an earlier connection, if 32,768 other connections were made in
+        between. This does no harm, because the port is only part of the connection's name.
         """
         if FIRST_FREE_PORT + len(self._listening) > LAST_PORT:
             raise OSError(errno.EADDRINUSE, f"{len(self._listening)} ports in memory are in use")

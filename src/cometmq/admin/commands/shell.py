@@ -227,7 +227,7 @@ def announce(*deeds: str, danger: bool = False) -> None:
 async def execute(operation: Operation, show_result: Callable[[Any], None] | None = None) -> list[Any]:
     """Announce an operation, run it, print its lines, and return the results of its requests.
 
-    `show_result` prints more about the result of a request. It is not called with `--json`.
+    `show_result` prints more about the result of a request, except with `--json`.
     """
     announce(*operation.describe(), danger=operation.danger)
     results = []

@@ -78,7 +78,7 @@ from cometmq.text import printable
 B = TypeVar("B", bound=Body)
 
 MAX_MEMBERS = 100_000
-"""Maximum number of members of a group. It keeps the duration of a rebalance below about 0.1 s."""
+"""Maximum number of members of a group. This maximum limits the duration of a rebalance to about 0.1 s."""
 _PULL_S = 10.0
 
 

@@ -52,7 +52,7 @@ _TRACE_TIMEOUT_S = 5.0
 _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """Seconds after the loss of a connection at which heartbeats are sent to the broker."""
 _TEMPLATE_TTL_S = 1.0
-"""Seconds after which the route of a topic that did not exist is requested again: it may exist by then."""
+"""Seconds after which the route of a missing topic is requested again. The topic may exist by then."""
 _USED_WITHIN_S = 600.0
 """Seconds after which a route that no call has read is dropped. The newest unused routes stay."""
 
@@ -60,7 +60,7 @@ _USED_WITHIN_S = 600.0
 def _before_leaving(
     namespace: Namespace, credentials: Credentials | None, signs_all: bool
 ) -> Callable[[Frame], None] | None:
-    """Return the function that prepares each request last: it adds the namespace, then signs the request."""
+    """Return the last preparation step of each request: add the namespace, then sign the request."""
     wrap = namespace.wrap_request if namespace else None
     if credentials is None:
         return wrap
@@ -147,7 +147,7 @@ class ClientInstance(LifeCycle):
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
         """The scheduled heartbeats, by address of a broker whose connection was lost."""
         self._producers_registered = self._producers_announced = 0
-        """The number of producers registered so far, and how many of them heartbeats have announced."""
+        """The numbers of producers that were registered so far and that heartbeats have announced."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
         """The known reply topics: one for each cluster that stores the topic of a request."""
@@ -445,7 +445,10 @@ class ClientInstance(LifeCycle):
     # -- registration at brokers
 
     def register_producer(self, group: str) -> None:
-        """Register a producer group for heartbeats. The next heartbeat, which announces it, is sent soon."""
+        """Register a producer group for heartbeats.
+
+        The next heartbeat, which announces the group, is sent soon.
+        """
         self._producers[group] = self._producers.get(group, 0) + 1
         self._producers_registered += 1
         self._heartbeats.soon()

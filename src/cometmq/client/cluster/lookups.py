@@ -28,7 +28,7 @@ MAX_UNIQUE_HITS = 32  # maximum number of copies of one message, as in Apache's 
 
 
 def broker_addrs(route: TopicRouteData) -> dict[str, str]:
-    """Return one address per broker name: the master's, otherwise that of the replica with the lowest id."""
+    """Return one address per broker name: of the master or else of the replica with the lowest id."""
     return {
         data.broker_name: data.broker_addrs[min(data.broker_addrs)]
         for data in sorted(route.broker_datas, key=lambda data: data.broker_name)
@@ -94,8 +94,9 @@ def offset_id_in(msg_id: str) -> OffsetId | None:
 async def by_unique_key(client: ClientInstance, msg_id: str, topic: str | None) -> MessageExt | None:
     """Return the oldest message with a unique key, None if there is none.
 
-    Without a topic the search ends at the first topic that has the message. It omits retry, dead-letter and
-    system topics. If the message is not found and a broker did not answer, that broker's error is raised.
+    Without a topic the search ends at the first topic that has the message. The search omits retry,
+    dead-letter and system topics. If the message is not found and a broker did not answer, that broker's
+    error is raised.
     """
     topics = [topic] if topic is not None else client.namespace.own(await client.namesrv.topics())
     hidden = (RETRY_PREFIX, DLQ_PREFIX)
@@ -331,7 +332,7 @@ class QueryClient(Client):
         `Admin.create_topic` offers all settings.
 
         Args:
-            key: The topic whose masters create the new one: TBW102 for brokers that create topics
+            key: The topic whose masters create the new topic: TBW102 for brokers that create topics
                 automatically, otherwise an existing topic.
             topic: The topic to create.
             queue_nums: The number of read queues and of write queues at each master, 1 or more.

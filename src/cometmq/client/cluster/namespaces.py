@@ -57,8 +57,8 @@ class Namespace:
     Attributes:
         name: The namespace that is added to names as a prefix, "" for none.
         v2: The namespace of RocketMQ 5, sent as a field of each request for proxies, "" for none.
-        exempt: Topics outside any namespace besides the system topics. The client adds those that it
-        discovers.
+        exempt: Topics outside any namespace besides the system topics. The client adds the reply topics that
+            it discovers.
     """
 
     name: str = ""

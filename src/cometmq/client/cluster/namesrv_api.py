@@ -1,4 +1,7 @@
-"""The requests of clients to name servers. If the current name server fails, the next one is asked."""
+"""The requests of clients to name servers.
+
+If the current name server fails, the request goes to the next name server.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class NamesrvApi(Calls):
     async def _answers(self, request: Frame) -> AsyncGenerator[tuple[str, Frame | RemotingError], None]:
         """Yield the answers of the name servers, beginning with the current one.
 
-        The request goes to the next server when the caller requests another answer. It also goes there after
+        The request goes to the next name server when the caller requests another answer, or after
         `_PATIENCE_S` seconds without an answer, so that a server that hangs does not use up the timeout of a
         send.
         """

@@ -32,7 +32,7 @@ Range = tuple[float, float]
 
 
 def check_range(key: str, value: object, low: float, high: float = math.inf) -> None:
-    """Raise ConfigError unless the value is a number from `low` to `high`, a whole one if `low` is an int."""
+    """Raise ConfigError unless the value is a number from `low` to `high` and whole if `low` is an int."""
     kind = int if isinstance(low, int) else int | float
     if not isinstance(value, kind) or not low <= value <= high:
         bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
@@ -82,38 +82,38 @@ class ClientOptions:
 
     Attributes:
         client_ip: The address in client ids and message ids. None: the address of this machine on the route
-        to the name server.
+            to the name server.
         instance_name: The instance part of the client id. None: unique per instance (process id and a clock),
-        for broadcasting consumers DEFAULT. Their local offset file has this name, so several on one
-        machine need different names.
+            for broadcasting consumers DEFAULT. The local offset file of a broadcasting consumer has this
+            name, so several of them on one machine need different names.
         unit_name: The unit part of the client id.
-        namespace: The namespace of the names of topics and groups, added as `namespace%name` and removed
-        without the program noticing it. None: MQ_INST_<word>_<word> if the name server's host name begins
-        with that, otherwise none.
+        namespace: The namespace of topics and groups. The client adds it to their names as `namespace%name`
+            in requests, and removes it from names in answers. None: MQ_INST_<word>_<word> if the name
+            server's host name begins with such a text, otherwise none.
         namespace_v2: The namespace of RocketMQ 5, a field of each request, which proxies read.
         namesrv_domain: The `host` or `host:port` of an HTTP address server. It supplies the name servers if
-        neither the code nor NAMESRV_ADDR names any.
+            neither the code nor NAMESRV_ADDR names any.
         namesrv_domain_sub_group: The last part of the address server's URL path.
         address_map: The addresses to connect to instead of addresses that are reachable in the brokers' own
-        network only: `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3":
-        "db.example"}`. None: the environment variable COMETMQ_ADDRESS_MAP,
-        `172.18.0.3:10911=127.0.0.1:20911;…`.
+            network only: `{"172.18.0.3:10911": "127.0.0.1:20911"}`, or all ports of a host `{"172.18.0.3":
+            "db.example"}`. None: the environment variable COMETMQ_ADDRESS_MAP,
+            `172.18.0.3:10911=127.0.0.1:20911;…`.
         vip_channel: Send to the broker's port minus two (vipChannelEnabled), which old clusters reserve for
-        sends.
+            sends.
         route_interval_s: The interval at which routes are refreshed.
         heartbeat_interval_s: The interval between heartbeats to the brokers.
         api_timeout_s: The timeout of each request without a timeout of its own.
         access_key: With `secret_key`: the account that signs each request to a broker. None: the environment
-        variables COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN. "": requests are not
-        signed.
+            variables COMETMQ_ACCESS_KEY, COMETMQ_SECRET_KEY and COMETMQ_SECURITY_TOKEN. "": requests are not
+            signed.
         secret_key: The secret key of the account.
         security_token: The token of a temporary account of a cloud service. It is sent and signed, too.
         sign_to_name_servers: Sign requests to name servers, too, as RocketMQ's clients do and as cloud
-        services and proxies require. A signature does not cover the request code: a name server could use
-        it for another request with the same fields, such as the deletion of a topic whose route an
-        administrator requested.
+            services and proxies require. A signature does not cover the request code: a name server could use
+            it for another request with the same fields, such as the deletion of a topic whose route an
+            administrator requested.
         tls: A TLS context, or the path of a RocketMQ settings file (tls.client.*). True: servers need
-        certificates that this machine trusts. False: no TLS. None: the environment variable COMETMQ_TLS.
+            certificates that this machine trusts. False: no TLS. None: the environment variable COMETMQ_TLS.
         trace: The settings of message traces. None: no traces.
         telemetry: OpenTelemetry spans of sends and of consumed messages. None: no spans.
     """

@@ -48,8 +48,8 @@ class Reads:
     """The reads of one client instance.
 
     A read goes to the broker id that the broker's last answer suggested, by default to the master. If that
-    broker cannot be reached, other brokers are read until the unreachable one answers a probe. If a replica
-    refuses a read, for example because it does not have a new topic yet, the master is read instead.
+    broker cannot be reached, other brokers are read until the unreachable broker answers a probe. If a
+    replica refuses a read, for example because it does not have a new topic yet, the master is read instead.
     """
 
     _instance: Instance

@@ -219,7 +219,8 @@ def pull_request(
     A response code in PULL_STATUS is the result of the pull, not a refusal.
 
     Args:
-        carry_expression: Send the filter expression. False: the broker uses the one in the group's heartbeat.
+        carry_expression: Send the filter expression. False: the broker uses the expression in the group's
+            heartbeat.
         class_filter: The request is for a filter server that has the group's filter class.
         commit_offset: The broker stores this offset for the group.
         suspend_s: The maximum time for which the broker waits for a message.

@@ -28,7 +28,7 @@ class TopicRoute:
     unusable: tuple[str, ...] = ()
     """Invalid broker addresses in the name server's answer. They were removed from `data`."""
     from_template: bool = False
-    """Whether the topic does not exist yet and this route was made from that of the template topic."""
+    """Whether the topic does not exist yet and this route was made from the route of the template topic."""
 
     def one_of_each_broker(self) -> list[MessageQueue]:
         """Return one readable queue of each broker."""
@@ -176,7 +176,7 @@ class RouteTable:
     def put(self, route: TopicRoute) -> bool:
         """Store a topic's route and return whether it is new or has changed.
 
-        The addresses of a broker are those in the newest route that contains it.
+        The addresses of a broker are those in the newest route that contains the broker.
         """
         before = self._routes.get(route.topic)
         self._routes[route.topic] = route
@@ -207,7 +207,7 @@ class RouteTable:
         return addrs[min(addrs)] if addrs else None
 
     def all_of(self, broker_name: str) -> list[str]:
-        """Return the address of the broker's master, then those of its replicas in order of broker id."""
+        """Return the address of the broker's master, then the addresses of its replicas by broker id."""
         addrs = self._addrs.get(broker_name, {})
         return [addrs[broker_id] for broker_id in sorted(addrs)]
 
@@ -237,7 +237,7 @@ class RouteTable:
         return route.data.filter_server_table.get(broker_addr, []) if route is not None else []
 
     def readers_of(self, topic: str) -> list[str]:
-        """Return the addresses of a topic's brokers: reachable ones first, and masters before replicas."""
+        """Return the addresses of a topic's brokers: reachable brokers first, and masters before replicas."""
         route = self._routes.get(topic)
         names = [broker.broker_name for broker in route.data.broker_datas] if route is not None else []
         found = [target for name in sorted(names) for target in self.read_targets(name)]

@@ -75,8 +75,8 @@ class TraceLine:
     def add(self, trace: ClientTrace) -> bool:
         """Add a record unless the queue is full, and return whether it was added.
 
-        The record's keys are the id and the keys of the traced message, or only the id if its keys are very
-        long.
+        The record's keys are the id and the keys of the traced message, or only the id if the message's keys
+        are very long.
         """
         if self._bytes + self._keys_bytes >= self._most_bytes:
             return False

@@ -23,13 +23,16 @@ _AGAIN_S = 1.0
 
 
 def is_async(function: Callable[..., object]) -> bool:
-    """Return whether `function` is async. It may be a functools.partial or have an async `__call__`."""
+    """Return whether `function` is async.
+
+    The function may be a functools.partial or have an async `__call__`.
+    """
     call = type(function).__call__ if callable(function) else None
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(call)
 
 
 async def call_user_function(executor: Executor | None, function: Callable[..., Any], *given: object) -> Any:
-    """Call a user function: an async one in this task, a plain one in a thread of `executor`.
+    """Call a user function: an async function in this task, a plain function in a thread of `executor`.
 
     Raises:
         RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
@@ -44,12 +47,14 @@ async def call_on_loop(function: Callable[..., Awaitable[R]], *given: object) ->
     """Call an async user function in this task.
 
     StopIteration, exits and cancellations would affect more than this call: they mean something to the
-    interpreter or to the loop. If the function raises one of them, it is wrapped in a RuntimeError.
+    interpreter or to the loop. If the function raises such an exception, the exception is wrapped in a
+    RuntimeError.
 
     Raises:
         RuntimeError: The function raised such an exception, which is the cause.
         CancelledError: This task is being cancelled.
-        SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
+        SystemExit, KeyboardInterrupt: The function raised this exception in the main thread: the program
+            ends.
     """
     task = asyncio.current_task()
     try:
@@ -90,7 +95,8 @@ def call_hook(function: Callable[..., R], *given: object) -> R:
     Raises:
         RuntimeError: The function raised an exception with a special meaning, such as StopIteration, see
             `call_on_loop`.
-        SystemExit, KeyboardInterrupt: The function raised it in the main thread: the program ends.
+        SystemExit, KeyboardInterrupt: The function raised this exception in the main thread: the program
+            ends.
     """
     try:
         return function(*given)
@@ -146,9 +152,9 @@ async def cancel_all(tasks: Collection[asyncio.Task[Any]], what: str) -> None:
 
 
 def again_if_cancelled(task: asyncio.Task[Any], again: Callable[[], object]) -> None:
-    """Call `again` a second after a task was cancelled, which a user function or other code may have done.
+    """Call `again` a second after a task was cancelled by a user function or by other code.
 
-    `again` must check whether the owner of the task has cancelled it on purpose.
+    `again` must check whether the owner of the task has cancelled the task on purpose.
     """
 
     def ended(task: asyncio.Task[Any]) -> None:

@@ -1,7 +1,7 @@
-"""The handling of a listener's results: consumed messages are committed, failed ones are consumed again.
+"""The handling of a listener's results: commit consumed messages, and consume failed messages again.
 
-A failed message is sent back to its broker. If the broker does not accept it, it is sent to the group's retry
-topic; if that fails too, it is consumed again in this process.
+A failed message is sent back to its broker. If the broker does not accept the message, it is sent to the
+group's retry topic. If that fails too, the message is consumed again in this process.
 """
 
 from __future__ import annotations

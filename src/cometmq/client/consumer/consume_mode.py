@@ -18,7 +18,7 @@ class ModeUser(Protocol):
     """The methods of a consumer that its consume mode calls."""
 
     def made_room(self, queue: ProcessQueue) -> None:
-        """Pull a queue again if its limits allow it.
+        """Continue to pull a queue if its flow limits permit that.
 
         The mode calls this when the queue holds fewer messages.
         """
@@ -38,7 +38,7 @@ class ConsumeMode(Protocol[C, S]):
     later: S
     """The listener result that an exception of the listener counts as."""
     repeats: bool
-    """Whether the mode delivers a batch again by itself if its acknowledgement has failed."""
+    """Whether the mode delivers a batch again by itself if the acknowledgement of the batch has failed."""
     retry_topic: RetryTopic
 
     @property

@@ -126,7 +126,7 @@ class Consuming(Generic[C, S]):
                 count -= 1
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Start no more calls, wait for running ones, and return the number of calls that did not end.
+        """Start no more calls, wait for running calls, and return the number of calls that did not end.
 
         After `drain_timeout_s`, calls of async listeners are cancelled, but a listener may ignore the
         cancellation. Calls in threads cannot be stopped and continue. In both cases the messages stay

@@ -47,7 +47,7 @@ class _Delivered(Generic[C]):
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the message will be delivered again: it timed out or its queue was revoked."""
+        """Return whether the message will be delivered again: it has timed out or its queue was revoked."""
         return self.batch.done or self.batch.queue.dropped
 
 
@@ -233,7 +233,7 @@ class Delivery(Generic[C, S]):
         self._settled.set()
 
     async def stop(self, drain_timeout_s: float) -> int:
-        """Deliver no more messages and wait until delivered ones are acknowledged.
+        """Deliver no more messages and wait until delivered messages are acknowledged.
 
         Messages that are not acknowledged in time are delivered again from their queue's committed offset. If
         a later message was acknowledged, the unacknowledged messages go to the retry topic instead, so that

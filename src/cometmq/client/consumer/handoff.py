@@ -56,8 +56,8 @@ class Handoff:
         Return those that may be pulled now: the locked ones, and those whose maximum wait has passed.
 
         alone: The group has no other member, so the owner of any lock has been killed or disconnected. A
-        member that is alone and has had no queues yet does not wait: it is the restarted only member of its
-        group.
+        member that is alone and has had no queues yet does not wait. This is the case after the restart of a
+        group's only member.
         """
         wanted = [queue for queue in queues if queue not in self._leaving]
         refused = set(wanted) - await self.locks.acquire(wanted)

@@ -66,7 +66,7 @@ class OrderlyStatus(Enum):
 
 @dataclass(slots=True)
 class OrderlyContext:
-    """The second argument of an orderly listener: the queue of the messages, and settings that it may change.
+    """The second argument of an orderly listener: the queue of the messages, and settings for the listener.
 
     Attributes:
         queue: The queue of the messages.
@@ -85,7 +85,7 @@ Listener = (
     Callable[[list[MessageExt]], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
     | Callable[[list[MessageExt], ConsumeContext], "Awaitable[ConsumeStatus | None] | ConsumeStatus | None"]
 )
-"""A listener: an async function, which runs on the event loop, or a plain one, which runs in a thread.
+"""A listener: an async function, which runs on the event loop, or a plain function, which runs in a thread.
 
 SUCCESS means that the messages are consumed. RECONSUME_LATER or an exception means that they are consumed
 again later. None means SUCCESS unless PushOptions.none_means is set: Java treats null as RECONSUME_LATER, but

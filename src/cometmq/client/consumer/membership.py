@@ -84,7 +84,7 @@ class Membership:
         return self.held
 
     def expired(self, queue: MessageQueue) -> bool:
-        """Return whether a queue's pull has been in progress for too long, so that it must have been lost."""
+        """Return whether the answer to a queue's pull is overdue and must have been lost."""
         lost = self.held[queue].puller.lost(asyncio.get_running_loop().time())
         if lost:
             log.warning("a pull from %s did not return; the queue is revoked and assigned again", queue)
@@ -126,7 +126,7 @@ class Membership:
         return True
 
     def _pull_ended(self, queue: ProcessQueue, task: asyncio.Task[None]) -> None:
-        """Assign the queue again if its pull loop failed; it must run until the queue is dropped."""
+        """Assign the queue again if its pull loop ended with an error before the queue was dropped."""
         if task.cancelled() or task.exception() is None:
             return
         log.error("pulling from %s failed", queue.message_queue, exc_info=task.exception())
@@ -137,7 +137,7 @@ class Membership:
             self.rebalance.wake()
 
     def _reassign(self, queue: ProcessQueue) -> bool:
-        """Assign a queue again. Return False if it was revoked or the consumer was stopped."""
+        """Assign a queue again. Return False if the queue was revoked or the consumer was stopped."""
         held = self.held.get(queue.message_queue)
         if held is None or held.queue is not queue or self._ended:
             return False

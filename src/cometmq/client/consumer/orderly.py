@@ -105,7 +105,7 @@ class Orderly:
         self._user.lost(queues)
 
     async def close(self) -> None:
-        """Release all locks except those of queues with a running call, which expire by themselves."""
+        """Release all locks. Only the locks of queues with a running call are left to expire."""
         await self._pauses.finish(cancel=True)
         await self.locks.close()
         await self._tasks.finish()

@@ -89,8 +89,8 @@ class PushConsumer(QueryClient):
     async def start(self) -> None:
         """Join the group. Returns after the first heartbeats and the first rebalance.
 
-        A topic without a route is not an error: the consumer starts to consume it once it exists, and
-        health() reports it until then.
+        A topic without a route is not an error: health() reports the topic until it exists, and then the
+        consumer starts to consume it.
 
         Raises:
             ClientStateError: The consumer has no subscription or was started before.

@@ -53,7 +53,7 @@ log = logs.logger("cometmq.client.consumer")
 
 _MIB = 1024 * 1024
 _LISTENING: ContextVar[PushSession | None] = ContextVar("_LISTENING", default=None)
-"""The session whose listener is running in this task, or was running in the task that created this one."""
+"""The session whose listener runs in this task, or ran in the task that created this task."""
 _DIRECT_RESULTS: dict[Enum, str] = {
     ConsumeStatus.SUCCESS: "CR_SUCCESS",
     ConsumeStatus.RECONSUME_LATER: "CR_LATER",

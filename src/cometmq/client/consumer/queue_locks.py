@@ -1,7 +1,7 @@
 """The locks of an orderly consumer at its brokers (docs/reference/client.md, Orderly consumption).
 
-A lock is acquired before a queue is pulled, renewed while it is assigned, and released when its last listener
-call has ended.
+The lock of a queue is acquired before the queue is pulled, renewed while the queue is assigned, and released
+when the queue's last listener call has ended.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logs.logger("cometmq.client.consumer.queue_locks")
 
 RENEW_INTERVAL_S = 20.0
 RETRY_INTERVAL_S = 1.0
-"""Seconds between a failed renewal and the next one."""
+"""Seconds between a failed renewal and the next attempt."""
 
 
 class QueueLocks:
@@ -86,7 +86,7 @@ class QueueLocks:
         return ours
 
     async def _lock(self, addr: str, queues: list[MessageQueue]) -> set[MessageQueue]:
-        """Request locks from one broker and return the granted ones."""
+        """Request locks from one broker and return the queues whose locks were granted."""
         got = await self._client.brokers.lock_queues(addr, self._group, self._client.client_id, queues)
         ours = got.intersection(queues)
         self._connections.update(dict.fromkeys(ours, self._client.remoting.connection(addr)))

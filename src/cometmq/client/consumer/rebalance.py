@@ -48,7 +48,7 @@ class Holder(Protocol):
         """
 
     async def assign(self, queue: MessageQueue) -> bool:
-        """Assign a queue. Return False if that is not possible now. Raises CometError if it failed."""
+        """Assign a queue. Return False if that is not possible now. Raises CometError after a failure."""
 
     async def revoke(self, queues: Sequence[MessageQueue]) -> None:
         """Revoke assigned queues."""

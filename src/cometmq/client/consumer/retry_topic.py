@@ -53,7 +53,7 @@ class RetryTopic:
                 queue.
 
         Raises:
-            CometError: Neither the message's broker nor the retry topic accepted it.
+            CometError: Neither the message's broker nor the retry topic accepted the message.
         """
         client = self._client
         try:

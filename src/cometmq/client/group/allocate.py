@@ -47,7 +47,7 @@ def _position(client_id: str, client_ids: Sequence[str]) -> int | None:
 class AllocateAveragely:
     """Each member gets a contiguous range of the queues.
 
-    The lengths of the ranges differ by one at most, and the first members have the longer ones.
+    The lengths of the ranges differ by one at most, and the first members have the longer ranges.
     """
 
     name: str = "AVG"

@@ -23,7 +23,7 @@ RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
 class Pulls:
     """The pulls of one group.
 
-    Before the first pull from a filter server, the filter class is uploaded to it.
+    Before the first pull from a filter server, the filter class is uploaded there.
     """
 
     instance: ClientInstance
@@ -31,7 +31,7 @@ class Pulls:
     _uploaded: dict[tuple[str, str], tuple[str, str]] = field(default_factory=dict)
     """Name and source of the class uploaded to a filter server, by (address, topic).
 
-    A failed pull removes it.
+    A failure removes the entry.
     """
     _uploading: asyncio.Lock = field(default_factory=asyncio.Lock)
     _turn: int = 0

@@ -104,7 +104,7 @@ class Group:
     async def compile_expression(self, addr: str, subscription: Subscription) -> None:
         """Compile each SQL92 expression at a broker once. Raises BrokerError with the broker's remark.
 
-        Apache's broker returns every message to a pull whose expression it cannot compile.
+        If Apache's broker cannot compile the expression of a pull, it returns every message.
         """
         asked = addr, subscription.topic, subscription.expression
         if subscription.expression_type == "TAG" or asked in self._compiled:

@@ -179,7 +179,7 @@ def parse_offsets(data: bytes | str) -> dict[MessageQueue, int]:
             raise ValueError(f"{key!r} is no queue")
         try:
             queue = MessageQueue(str(fields["topic"]), str(fields["brokerName"]), int(fields["queueId"]))
-            # Some versions of Apache's client write an offset as a number, others as {"value": n}.
+            # Some versions of Apache's client write an offset as a number, other versions as {"value": n}.
             table[queue] = int(offset["value"] if isinstance(offset, dict) else offset)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{key!r}: {error!r}") from None

@@ -93,8 +93,8 @@ class OffsetStore:
         """Store and verify the offsets of queues (None: all) that other members will consume from now on.
 
         A pull request contains its queue's offset, so a broker that serves an earlier pull late overwrites
-        the confirmed offset with an older one. The stored offsets are therefore read back, and stored again
-        if they were overwritten. Failures are only logged; the messages are then consumed again.
+        the confirmed offset with an older offset. The stored offsets are therefore read back, and stored
+        again if they were overwritten. Failures are only logged; the messages are then consumed again.
         """
 
         async def lost(queue: MessageQueue) -> bool:
@@ -215,7 +215,8 @@ def commit_rounds(queues: Iterable[MessageQueue]) -> tuple[list[MessageQueue], l
     """Split queues into the first queue of each topic and the other queues, which must be committed later.
 
     Apache 4.9's broker creates a group's table of a topic at the first commit. Two concurrent first commits
-    each create a table. One table replaces the other, whose offsets are lost although they were confirmed.
+    each create a table. The table that is stored last remains. The offsets in the other table are lost,
+    although they were confirmed.
     """
     first: dict[str, MessageQueue] = {}
     rest = [queue for queue in queues if first.setdefault(queue.topic, queue) is not queue]

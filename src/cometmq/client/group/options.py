@@ -86,7 +86,7 @@ class OffsetStorage(Protocol):
         """Return the stored offset of a queue, None if none was stored."""
 
     async def write(self, table: Mapping[MessageQueue, int]) -> None:
-        """Store the offsets in `table`. Must return only when they are stored safely."""
+        """Store the offsets in `table`. Must return only when the offsets are stored durably."""
 
 
 QueueListener = Callable[[str, tuple[MessageQueue, ...], tuple[MessageQueue, ...]], object]

@@ -176,7 +176,7 @@ def _check_result(result: object) -> None:
 
 
 def _key_of(message: MessageExt, key: Callable[[MessageExt], str]) -> str:
-    """Return the key, or its hash if it is too long for a database index or has illegal characters."""
+    """Return the key. A key that is too long for a database index or has illegal characters is hashed."""
     found = key(message)
     if not isinstance(found, str) or not found:
         raise TypeError(f"the key of message {message.msg_id} must be a non-empty text, not {shown(found)}")

@@ -11,7 +11,7 @@ from typing import Any
 from cometmq.errors import BeingHandled
 
 EXPIRY_S = 7 * 24 * 3600.0
-"""The default lifetime of a key in seconds. It exceeds the three days for which brokers keep a message."""
+"""The default lifetime of a key in seconds, longer than the three days for which brokers keep a message."""
 
 
 class MemoryMarks:

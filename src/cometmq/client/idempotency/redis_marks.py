@@ -134,5 +134,5 @@ class RedisMarks:
 
 
 def _text(value: Any) -> str | None:
-    """Return a value of Redis as text. It is bytes unless the client has set decode_responses."""
+    """Return a value of Redis as text. The value is bytes unless the client has set decode_responses."""
     return value.decode() if isinstance(value, bytes) else value

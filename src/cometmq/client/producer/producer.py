@@ -137,7 +137,7 @@ class Producer(QueryClient):
 
     @property
     def started(self) -> bool:
-        """Whether start() was called. It stays True after a stop."""
+        """Whether start() was called. The value stays True after a stop."""
         return self._state != "new"
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
@@ -467,7 +467,10 @@ class Producer(QueryClient):
             self._idle.set()
 
     async def _route_within(self, topic: str, budget_s: float) -> TopicRoute:
-        """Return the route of a topic. A request for it takes at most `budget_s` seconds."""
+        """Return the route of a topic.
+
+        If the route must be requested, this takes at most `budget_s` seconds.
+        """
         route = self.client.routes.get(topic)
         if route is not None and route.write_queues and not route.from_template:
             return route

@@ -98,7 +98,7 @@ class TransactionListener(Protocol):
 
 
 class Check(NamedTuple):
-    """A transaction check of a broker, and the connection on which it is answered."""
+    """A transaction check of a broker, and the connection on which the check is answered."""
 
     connection: Connection
     asked: CheckTransactionStateRequestHeader
@@ -111,8 +111,8 @@ class TransactionProducer(Producer):
     Args:
         group: The name of the producer group.
         listener: Runs local transactions and answers the brokers' transaction checks.
-        topics: The topics whose brokers may send transaction checks before the first send. They are needed by
-            a producer that replaces a killed producer of its group.
+        topics: The topics whose brokers may send transaction checks before the first send. A producer that
+            replaces a killed producer of its group needs these topics.
         namesrv: The name servers, as in Producer.
         options: The settings of the producer. Default: ProducerOptions().
         client: A client instance to share. Default: the producer creates its own.
@@ -304,7 +304,10 @@ class TransactionProducer(Producer):
     def check(
         self, connection: Connection, asked: CheckTransactionStateRequestHeader, message: MessageExt
     ) -> None:
-        """Queue a broker's transaction check for the listener, or drop it if too many are waiting."""
+        """Queue a broker's transaction check for the listener.
+
+        Drop the check if too many checks are waiting.
+        """
         try:
             self._waiting.put_nowait(Check(connection, asked, message))
         except asyncio.QueueFull:

@@ -53,7 +53,7 @@ from cometmq.message import MessageExt, MessageQueue, PullResult, check_topic_na
 from cometmq.periodic import Periodic
 
 _CALLING: ContextVar[PullConsumer | None] = ContextVar("_CALLING", default=None)
-"""The consumer whose async function runs in this task or created it."""
+"""The consumer whose async function runs in this task or has created this task."""
 
 
 @dataclass(slots=True)
@@ -545,7 +545,9 @@ class PullConsumer(SinglePulls):
         return await self._store.committed(queue)
 
     def update_offset(self, queue: MessageQueue, offset: int) -> None:
-        """Set the consumer offset of the group for a queue. It may be lower than the present one.
+        """Set the consumer offset of the group for a queue.
+
+        The new offset may be lower than the present offset.
 
         The offset is stored every `PullOptions.persist_interval_s` seconds, by commit() and by stop().
 

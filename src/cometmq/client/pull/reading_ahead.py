@@ -115,7 +115,7 @@ class Fetcher:
         again_if_cancelled(reader.task, lambda: self._begin(reader))
 
     def drop(self, queue: MessageQueue) -> bool:
-        """Stop reading a queue, and return whether it was paused."""
+        """Stop reading a queue, and return whether the queue was paused."""
         reader = self._readers.pop(queue, None)
         self.problems.pop(queue, None)
         if reader is None:

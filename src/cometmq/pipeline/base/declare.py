@@ -226,7 +226,10 @@ class Given:
         return text if each.default is None else text or each.default
 
     def integer(self, name: str, low: int, high: int = LONG_MAX) -> int | None:
-        """Return an option's number, or None if it is not given. Raises ConfigError if it is out of range."""
+        """Return an option's number, or None if it is not given.
+
+        Raises ConfigError if the number is out of range.
+        """
         text = self.text(name)
         if text is None:
             return None

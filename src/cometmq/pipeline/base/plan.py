@@ -79,8 +79,8 @@ def limit_bytes(
 ) -> Offsets:
     """Return an end for each queue, no later than in `ends`, so that all ranges have about `limit` bytes.
 
-    `sizes` holds the mean record size of each queue; a queue without a size has the mean of the other queues.
-    At least one record is read.
+    `sizes` holds the mean record size of each queue; a queue without a size counts with the mean size of the
+    other queues. At least one record is read.
     """
     waiting = waiting_in(start, ends)
     known = sum(waiting[queue] for queue in waiting.keys() & sizes.keys())

@@ -118,8 +118,8 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
     """Return the archive's table as of its last commit.
 
     The result consists of exactly the files of that commit, whatever files a running job adds or removes. For
-    a Delta or Iceberg table it is the newest snapshot; no jar is required. Files on an object store are read
-    by pyarrow in Spark's Python workers, because Spark from PyPI cannot read object stores.
+    a Delta or Iceberg table the result is the newest snapshot; no jar is required. Files on an object store
+    are read by pyarrow in Spark's Python workers, because Spark from PyPI cannot read object stores.
 
     Args:
         spark: The Spark session.

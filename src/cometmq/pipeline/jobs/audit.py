@@ -66,8 +66,8 @@ class Limits:
     def wider(self) -> tuple[int | None, int | None]:
         """Return the time range to read.
 
-        It is wider than the audited time range, so that messages outside of it that are related to audited
-        messages are read, too.
+        The result is wider than the audited time range, so that messages related to audited messages are
+        read, too.
         """
         begin = None if self.begin_ms is None else max(0, self.begin_ms - self.delay_ms)
         return begin, None if self.end_ms is None else min(self.end_ms + self.delay_ms, MAX_MS)
@@ -318,7 +318,7 @@ def in_groups(
 
 
 def _many(condition: Column) -> Column:
-    """Return the number of rows for which the condition is true, or NULL if it is unknown for all rows."""
+    """Return the number of rows for which the condition is true, NULL if it is unknown in every row."""
     return F.sum(condition.cast("int"))
 
 

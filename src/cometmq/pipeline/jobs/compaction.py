@@ -1,8 +1,8 @@
 """Compaction of an archive: merge the small files of closed hours into large files, in separate commits.
 
 A compaction's commit names the files that it removes and the files that it adds, but no ranges: the set of
-messages in the table does not change. A compaction that is killed before its commit changes nothing. If it is
-killed after its commit, the next run completes it, as after a batch.
+messages in the table does not change. A compaction that is killed before its commit changes nothing. If a
+compaction is killed after its commit, the next run completes the remaining work.
 """
 
 from __future__ import annotations

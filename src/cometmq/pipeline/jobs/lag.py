@@ -353,7 +353,7 @@ class Samples:
         self._removed_ms: int | None = None
 
     def append(self, rows: Sequence[QueueLag], now_ms: int) -> bool:
-        """Add a sample, or return False if its interval already has one."""
+        """Add a sample, or return False if the table already has a sample of the same interval."""
         slot = now_ms - now_ms % self._interval_ms
         name = f"lag-{slot:013d}.parquet"
         if self._filesystem.get_file_info(f"{self._root}/{name}").type != fs.FileType.NotFound:
@@ -436,7 +436,10 @@ def group_windows(queues: DataFrame) -> DataFrame:
 
 
 class _Sampling:
-    """The samples of a run, its table if it has one, and its problems, which are also logged immediately."""
+    """The samples of a run, the table to which they are written (if any), and the problems of the run.
+
+    Problems are also logged immediately.
+    """
 
     def __init__(self, take: Callable[[], tuple[list[QueueLag], list[str]]], table: Samples | None) -> None:
         self._take = take
@@ -453,7 +456,7 @@ class _Sampling:
         self._latest: deque[str] = deque(maxlen=_PROBLEMS)
 
     def take(self) -> None:
-        """Take a sample, or record why it failed."""
+        """Take a sample, or record the reason for a failure."""
         self.tries += 1
         try:
             self.newest, problems = self._take()

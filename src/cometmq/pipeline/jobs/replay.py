@@ -192,7 +192,8 @@ def _rows(
 ) -> DataFrame:
     """Return the rows of the source that were not sent yet.
 
-    The rows include those with lower offsets that came after the last sent message of their queue.
+    A row with a lower offset than the last sent message of its queue counts as not sent if its log position
+    is higher.
     """
     rows = messages(
         spark, asked.source, asked.topics, asked.begin_ms, asked.end_ms, columns, pattern=asked.pattern
@@ -220,7 +221,9 @@ class Planned(msgspec.Struct):
 
 
 def plan(rows: DataFrame, after: Mapping[MessageQueue, Sent]) -> list[Planned]:
-    """Return the queues of a source, found by one scan of all its records. `after`: each queue's progress.
+    """Return the queues of a source, found by one scan of all its records.
+
+    `after` is the progress of each queue.
 
     Raises ReplayError if there are too many queues, or if a queue's offsets are not in the order of the log.
     """
@@ -451,7 +454,7 @@ class _Run:
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task sends any more, because it would check the owner first
+                    self._unread.set()  # no task will send, because each task checks the owner first
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()

@@ -90,7 +90,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # object stores create it on close
+            with filesystem.open_output_stream(mark) as stream:  # object stores create the file on close
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)

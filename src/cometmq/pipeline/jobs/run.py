@@ -323,8 +323,8 @@ def _check_sink(run: _Run, sink: Sink, frame: DataFrame) -> None:
 def _check_output(spark: SparkSession, sink: Sink, frame: DataFrame) -> None:
     """Check a stream's output mode before any query starts.
 
-    Spark itself checks it only when the query starts, and other queries may run by then. Spark Connect does
-    not offer the check, so there the error appears only at the start of the query.
+    Spark itself checks the mode only when the query starts, and other queries may run by then. Spark Connect
+    does not offer the check, so there the error appears only at the start of the query.
     """
     if not frame.isStreaming:
         raise ConfigError("from", sink.table.value, "a table that comes from a source of format cometmq")

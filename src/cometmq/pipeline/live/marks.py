@@ -114,8 +114,8 @@ def resume(
     """Return the offset at which reading continues in each replaced queue, and log a warning.
 
     The offset is that of the first record stored no earlier than CLOCKS_MS before the last record read, so
-    some records may be read twice. Without a mark of the last record read, the offset is the first one of the
-    queue. With `fail`, the error of the replacement is raised instead. `offset_at` has the contract of
+    some records may be read twice. Without a mark of the last record read, the result is the first offset of
+    the queue. With `fail`, the error of the replacement is raised instead. `offset_at` has the contract of
     Cluster.offset_at.
     """
     positions: Offsets = {}

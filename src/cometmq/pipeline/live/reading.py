@@ -76,7 +76,7 @@ _TAGS = "__tags__"
 
 @dataclass(slots=True)
 class Part:
-    """Records of one broker in order of (queue, offset), and those of them that could not be read."""
+    """Records of one broker in order of (queue, offset), including the records that could not be read."""
 
     batch: pa.RecordBatch
     bad: list[tuple[QueueRange, BadRecord]] = field(default_factory=list)
@@ -246,8 +246,8 @@ class _BrokerReader:
         """Continue to read at the given broker id. Raises SendFailed if this id has another address.
 
         A task follows a busy master's suggestion to read from a replica only once, because each change of the
-        address costs a connection. It returns to the master if the replica lacks the offsets or refuses a
-        request.
+        address costs a connection. The task returns to the master if the replica lacks the offsets or refuses
+        a request.
         """
         self._broker_id, self._role = broker_id, (0.0, False)
         self._on_replica()
@@ -255,7 +255,7 @@ class _BrokerReader:
     def _waited(self, segment: Segment, patience_s: float) -> bool:
         """Return whether the segment has waited for `patience_s` seconds.
 
-        If not, pause and request it again.
+        If not, pause and request the segment again.
         """
         until = self._patience.setdefault(segment, time.monotonic() + patience_s)
         if time.monotonic() >= until:

@@ -185,8 +185,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A stream. Its state stays in `self`, because Spark uses one driver process for all calls of a query.
 
     A position is logged with the mark of the record before it (marks.py). The marks show that a queue was
-    replaced before its records are read. They are compared when a batch is planned, and when a logged batch
-    is planned again.
+    replaced before its records are read. The marks are compared when a batch is planned, and when a logged
+    batch is planned again.
     """
 
     def __init__(self, schema: StructType, options: ReadOptions) -> None:
@@ -252,8 +252,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         idle = self._target is not None
         read = begin | self._planner.cluster.replaced(begin, kept, held, fail=fail, idle=idle)
         # Queues that are missing in `held` (their broker is unreachable) keep their positions. A new queue is
-        # added with its first offset, and the next batch reads it from there, so every range has a logged
-        # start.
+        # added with its first offset, and the next batch reads the queue from that offset, so every range has
+        # a logged start.
         latest = read | {
             queue: max(bounds.maximum, read[queue]) if queue in read else bounds.minimum
             for queue, bounds in held.items()

@@ -46,9 +46,9 @@ from cometmq.text import is_utf8
 MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
 """Maximum size of body and properties, in bytes.
 
-It is smaller than a frame, because escapes in the header's JSON make the frame longer. Brokers have a lower
-limit (maxMessageSize) and report messages above it; if a frame is too long, the broker only closes the
-connection.
+The maximum is smaller than a frame, because escapes in the header's JSON make the frame longer. Brokers have
+a lower limit (maxMessageSize) and report messages above it; if a frame is too long, the broker only closes
+the connection.
 """
 _TEXT = (StringType,)
 _NUMBER = (IntegerType, LongType, ShortType)
@@ -126,8 +126,8 @@ def messages_of(
 ) -> Iterator[RowMessage]:
     """Return the messages of a batch. `first_row` is the number of the batch's first row in its partition.
 
-    An invalid row is passed to `on_bad` (with the columns of bad_rows.SCHEMA). Without `on_bad`, it raises
-    SinkRowError.
+    An invalid row is passed to `on_bad` (with the columns of bad_rows.SCHEMA). Without `on_bad`, an invalid
+    row raises SinkRowError.
     """
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}
     columns["body"] = columns["body"].cast(pa.large_binary())

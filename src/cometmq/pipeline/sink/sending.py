@@ -268,7 +268,7 @@ class Sender:
 
 
 def _frame(batch: _Batch, producer_group: str) -> Frame:
-    """Return a send request for a batch, or for a plain message if the batch has only one."""
+    """Return a send request for a batch, or for a plain message if the batch has only one message."""
     first = batch.messages[0]
     single = len(batch.messages) == 1
     if single:

@@ -176,7 +176,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that checks if a value of this type equals its text, or None if it always does."""
+    """Return a function that checks whether a value of this type equals its text, None if it always does."""
     same = _comparing(kind)
     if same is None:
         return None

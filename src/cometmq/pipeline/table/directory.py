@@ -320,8 +320,8 @@ class ArchiveTable:
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # The two ages are computed with different clocks: commits have the time of their job's clock, and
-        # files that of the store's clock.
+        # The two ages are computed with different clocks: a commit has the time of its job's clock, a file
+        # has the time of the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),
@@ -431,7 +431,7 @@ def check_whole(log: Log, output: str) -> None:
 
 
 def carried(commit: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields that a commit without a batch copies from the previous one, for the archive job."""
+    """Return the fields that a commit without a batch copies from the previous commit for the archive job."""
     return {key: value for key, value in commit.items() if key not in _OF_ONE_BATCH}
 
 

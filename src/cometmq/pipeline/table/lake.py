@@ -52,14 +52,14 @@ _ATTEMPTS = 5
 
 
 def with_directories(columns: pa.Schema) -> pa.Schema:
-    """Return the columns of a table: those of its rows, and those of its directory names."""
+    """Return the columns of a table: the columns in its rows, and the columns in its directory names."""
     return pa.schema([*columns, ("dt", pa.date32()), ("hour", pa.int32())])
 
 
 class Overtaken(Exception):
-    """Another transaction has changed the table in the meantime.
+    """Another transaction has changed the table.
 
-    After a reload, the table shows which one.
+    The caller reloads the table to find out which transaction.
     """
 
 

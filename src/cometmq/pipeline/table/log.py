@@ -40,11 +40,11 @@ CHECKPOINT_EVERY = 100
 KEEP = timedelta(days=1)
 """Time for which a commit file is kept after a checkpoint covers it.
 
-A second job may wrongly assume that it is the only one. The file with the number of that job's next commit
-must then still exist, so that the commit fails.
+A second job may wrongly assume that no other job is running. The file with the number of that job's next
+commit must then still exist, so that the commit fails.
 """
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
-"""Time for which a checkpoint lists removed files. It equals the maximum time for which these are kept."""
+"""Time for which a checkpoint lists removed files: the maximum time for which removed files are kept."""
 DETAILED = 10_000
 """Number of ranges, the newest ones, that are never merged."""
 
@@ -296,8 +296,8 @@ def _folded(ranges: pa.Table) -> pa.Table:
 def checkpoint_content(now: Log, time: datetime) -> bytes:
     """Return a Parquet file with one row, whose columns are lists of the log's rows.
 
-    The metadata contains the SHA-256 of the file, computed with zeros in the place of the hash. Without it, a
-    flipped bit could change the list of files unnoticed.
+    The metadata contains the SHA-256 of the file, computed with zeros in the place of the hash. Without the
+    hash, a flipped bit could change the list of files unnoticed.
     """
     remembered = pc.greater(now.removed["time"], pa.scalar(time - REMEMBERED, pa.timestamp("ms", "UTC")))
     tables = {
