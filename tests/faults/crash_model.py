@@ -1,4 +1,4 @@
-"""What a store may and must hold after a power failure, and the check of a recovered store against it."""
+"""A model of a store's content after a power failure, and the check of a recovered store against it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TABLE = f"{ROOT}/config/table.json"
 
 
 def config(sync: bool, slave: bool = False) -> StoreConfig:
-    """Segments, queue files and index files so small that each workload rolls all of them."""
+    """Return a configuration with files so small that each workload fills several of each kind."""
     return StoreConfig(
         store_path_root_dir=ROOT,
         mapped_file_size_commit_log=8192,
@@ -36,11 +36,11 @@ def config(sync: bool, slave: bool = False) -> StoreConfig:
 
 
 class Wrong(AssertionError):
-    """A recovered store broke a promise."""
+    """A broken guarantee of a recovered store."""
 
 
 class Entry(NamedTuple):
-    """A record that was written to the log. `at`: length of the disk's history when its write began."""
+    """A record in the log. `at`: number of disk operations when its write began."""
 
     at: int
     position: int
@@ -54,20 +54,22 @@ class Entry(NamedTuple):
 
 @dataclass
 class Ledger:
-    """What a workload did and what it was promised, each with the length of the disk's history then."""
+    """The actions of a workload and its guarantees, each with the number of disk operations at that time."""
 
     appended: list[Entry] = field(default_factory=list)
     promised: list[tuple[int, int]] = field(default_factory=list)  # (when, position of a durable record)
-    deletions: list[tuple[int, int, str, int]] = field(default_factory=list)  # (begun, done, topic, log end)
-    retiring: list[tuple[int, int]] = field(default_factory=list)  # (begun, end of what may be deleted)
-    retired: list[tuple[int, int]] = field(default_factory=list)  # (when, where the log began for good then)
+    deletions: list[tuple[int, int, str, int]] = field(default_factory=list)  # (begin, end, topic, log end)
+    retiring: list[tuple[int, int]] = field(default_factory=list)  # (begin, end of deletable part)
+    retired: list[tuple[int, int]] = field(default_factory=list)  # (when, durable begin of log)
     hidden: list[tuple[int, int, str, dict[int, int], int]] = field(default_factory=list)
-    """Purges and topics' own retention: (begun, done, topic, first offsets left, log end)."""
-    tables: list[tuple[int, int, int]] = field(default_factory=list)  # (begun, done, version)
+    """Purges and retention of topics: (begin, end, topic, first remaining offsets, log end)."""
+    tables: list[tuple[int, int, int]] = field(default_factory=list)  # (begin, end, version)
 
     def at(self, moment: int) -> Expected:
-        """What holds when the power fails after `moment` operations. Begun is not done: what was under way
-        may be there or not."""
+        """Return the expectations after a power failure that follows `moment` operations.
+
+        Actions that have begun but not ended may have had an effect or not.
+        """
         expected = Expected()
         promised = {position for when, position in self.promised if when <= moment}
         low = max((position for when, position in self.retiring if when < moment), default=0)
@@ -109,8 +111,7 @@ class Ledger:
 
 @dataclass
 class Expected:
-    """Records by position: which may be served, must be, need not be although they are in the log, and must
-    not be."""
+    """Records by position: allowed, required, optional although in the log, and forbidden."""
 
     may: dict[int, Entry] = field(default_factory=dict)
     must: set[int] = field(default_factory=set)
@@ -118,13 +119,13 @@ class Expected:
     gone: set[int] = field(default_factory=set)
     tables: set[int] = field(default_factory=set)
     unindexed: set[int] = field(default_factory=set)
-    """Records of segments that retention was deleting: their keys may have gone first."""
+    """Records of segments that retention was deleting: their index entries may be deleted first."""
     ends: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Queue -> offset that it must have reached: no offset is given out twice."""
+    """The offset that each queue must have reached, so that no offset is assigned twice."""
 
 
 class Found(NamedTuple):
-    """What a store serves, for comparison with what it serves after the next recovery."""
+    """The content that a store serves, for comparison with its content after the next recovery."""
 
     begin: int
     end: int
@@ -134,7 +135,7 @@ class Found(NamedTuple):
 
 
 def examine(store: MessageStore, expected: Expected) -> Found:
-    """Check everything a store gives out. Raises Wrong."""
+    """Check everything that a store serves. Raises Wrong."""
     in_log = {
         position
         for position, entry in expected.may.items()
@@ -179,7 +180,7 @@ def _places(expected: Expected, positions: Iterable[int]) -> str:
 
 
 def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -> list[int]:
-    """Positions of the records that a queue serves, each compared with what was appended."""
+    """Return the positions of the records that a queue serves, each compared with the appended record."""
     queue = store.queues.find_queue(topic, queue_id)
     assert queue is not None
     place = f"{topic}/{queue_id}"
@@ -214,7 +215,7 @@ def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -
         if got.next_begin_offset <= offset:  # type: ignore[union-attr]
             raise Wrong(f"{place}: a reader would stay at {offset}")
         offset = got.next_begin_offset  # type: ignore[union-attr]
-    # Their segment may be gone, their unit not yet.
+    # Their segment may already be deleted while their unit still exists.
     absent = (expected.optional | expected.gone) - set(served)
     if served != [position for position in units.values() if position not in absent]:
         raise Wrong(f"{place} has units of {list(units.values())} and serves {served}")
@@ -222,7 +223,7 @@ def _queue(store: MessageStore, topic: str, queue_id: int, expected: Expected) -
 
 
 def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[tuple[int, int], ...]:
-    """Every key of a served record is found, and every entry belongs to a record."""
+    """Check that the index has every key of each served record, and no entry without a record."""
     store.index.index_waiting_keys()
     for position in served - expected.optional - expected.unindexed:
         entry = expected.may[position]
@@ -251,7 +252,7 @@ def _index(store: MessageStore, expected: Expected, served: set[int]) -> tuple[t
 
 
 def _nothing_behind_the_end(store: MessageStore) -> None:
-    """The space behind the end of log and queues is zero, so nothing old can come to life there."""
+    """Check that the space after the ends of log and queues is zero, so that no old data can reappear."""
     disk = store.disk
     assert isinstance(disk, RecordingDisk)
     for path, inode in disk.names.items():
@@ -276,7 +277,7 @@ def _nothing_behind_the_end(store: MessageStore) -> None:
 def entry_of(
     store: MessageStore, at: int, position: int, size: int, keys: tuple[str, ...], tags: int
 ) -> Entry:
-    """The record that was just committed at `position`."""
+    """Return the record that was just committed at `position`."""
     data = bytes(store.log.read(position, size))  # type: ignore[arg-type]
     message = decode_record(data, check_crc=True)
     return Entry(at, position, data, message.topic, message.queue_id, message.queue_offset, tags, keys)

@@ -1,4 +1,4 @@
-"""One image tried: recovered, stopped or crashed, recovered again, appended to, power failing once more."""
+"""The trial of an image: recovery, stop or crash, another recovery, new messages, another power failure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cometmq.store.recovery import recovery
 
 LATER_MS = 1_800_000_000_000
 BROKEN = (Wrong, StoreError, OSError)
-"""How a store shows that it broke a promise."""
+"""Exceptions that show a broken guarantee."""
 
 
 class Trial(NamedTuple):
-    """An image and what must hold for it. `label` builds it again (see `replay`)."""
+    """An image and its expectations. `replay` creates it again from `label`."""
 
     label: str
     image: Image
@@ -35,8 +35,10 @@ class Trial(NamedTuple):
 
 
 def trials(workload: str, seed: str, count: int) -> Iterator[Trial]:
-    """`count` images of one run of a workload, spread over its history; of a short history, states of every
-    moment, all of them as long as there are no more than 200."""
+    """Yield `count` images of one run of a workload, spread over its history.
+
+    Of a short history there are states of every moment, and all states of a moment with at most 200.
+    """
     worker = work(workload, seed)
     history = len(worker.disk.history)
     point = CrashPoint(worker.disk)
@@ -63,7 +65,7 @@ def _worker(workload: str, seed: str) -> Worker:
 
 
 def replay(label: str) -> Trial:
-    """The trial of a label."""
+    """Return the trial of a label."""
     workload, seed, place = label.split("/")
     at, picks = place.split(":")
     worker = _worker(workload, seed)
@@ -76,10 +78,12 @@ def replay(label: str) -> Trial:
 
 
 def run(trial: Trial) -> None:
-    """Raises Wrong, with the label, when the store breaks a promise or fails as a store may. Anything else is
-    raised as it is: a fault of these tests, or one of the store that no recovery may have."""
+    """Raise Wrong, with the label, if the store breaks a guarantee or fails with an expected error.
+
+    Any other exception is passed on: it is an error of these tests or an error that no recovery may have.
+    """
     stores: list[MessageStore] = []
-    # Segments are tiny here; in every second trial recovery treats them like large ones, and begins within.
+    # Every second trial treats the tiny segments as large ones, within which the recovery scan may begin.
     within = random.Random(f"{trial.label}/start").choice((True, False))
 
     def open_store(disk: RecordingDisk, slave: bool = False) -> MessageStore:
@@ -103,7 +107,7 @@ def run(trial: Trial) -> None:
 
 
 def _run(trial: Trial, chance: random.Random, open_store: Callable[..., MessageStore]) -> None:
-    """A slave is a master from the second start on."""
+    """Run a trial. A slave becomes a master at its second start."""
     disk = RecordingDisk(trial.image)
     store = open_store(disk, trial.slave)
     opened = len(disk.history)
@@ -142,8 +146,10 @@ def _run(trial: Trial, chance: random.Random, open_store: Callable[..., MessageS
 
 
 def _with_hidden(settled: Expected, before: Expected) -> Expected:
-    """After a recovery: what it served must stay, what it did not serve must not come back. Records of
-    deleted topics stay in the log (and maybe in the index)."""
+    """Return the expectations after a recovery: served records must stay, and all others must not reappear.
+
+    Records of deleted topics stay in the log and may stay in the index.
+    """
     dead = (before.gone | before.optional) - settled.must
     return Expected(
         {**settled.may, **{position: before.may[position] for position in dead}},
@@ -162,7 +168,7 @@ def _leave(store: MessageStore, chance: random.Random) -> None:
 
 
 def _go_on(store: MessageStore, found: Found, chance: random.Random) -> list[Entry]:
-    """A send to a queue that was there and one to a new queue; both flushed."""
+    """Send to an existing queue and to a new queue, and flush both."""
     places = [(topic, queue_id, high) for topic, queue_id, _, high in found.queues]
     chosen = [chance.choice(places)] if places else []
     chosen.append(("New", 0, 0))
@@ -186,7 +192,7 @@ def _fail_again(
     disk: RecordingDisk, opened: int, done: int, trial: Trial, settled: Expected, grown: Expected,
     chance: random.Random, open_store: Callable[..., MessageStore],
 ) -> None:  # fmt: skip
-    """The power fails again: during the first recovery, after it, and after the sends."""
+    """Let power fail again: during the first recovery, after it, and after the sends."""
     during, after = chance.randint(0, opened), chance.randint(opened, done)
     between = Expected(dict(grown.may), set(settled.must), set(), grown.gone, settled.tables, grown.unindexed)
     for at, expected in ((during, trial.expected), (after, between), (done, grown)):

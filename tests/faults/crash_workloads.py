@@ -1,4 +1,4 @@
-"""Work done on a recording disk, and a ledger of what it was promised."""
+"""Workloads on a recording disk, with a ledger of their guarantees."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TOPICS = ("T", "Other", "%RETRY%g")
 
 
 class LaterFuture(Future[object]):
-    """A future whose work is done when somebody waits for it, or at a moment of the workload's choice."""
+    """A future whose work runs when its result is awaited, or at a time that the workload chooses."""
 
     def __init__(self, work: Callable[[], object]) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class LaterFuture(Future[object]):
 
 
 class LaterPool:
-    """Stands for the store's threads: what is submitted runs when the workload says so."""
+    """A replacement for the store's threads: submitted work runs when the workload decides."""
 
     def __init__(self) -> None:
         self.jobs: deque[LaterFuture] = deque()
@@ -64,7 +64,7 @@ class LaterPool:
 
 
 class LaterLoop:
-    """Stands for the event loop: callbacks from threads run when the workload says so, timers never."""
+    """A replacement for the event loop: the workload runs callbacks from threads; timers never run."""
 
     class Timer:
         def cancel(self) -> None: ...
@@ -82,7 +82,7 @@ class LaterLoop:
 
 
 class StepByStep(StoreExecutor):
-    """Work off the loop that the workload does step by step, with other things in between."""
+    """An executor whose work the workload runs step by step, with other actions in between."""
 
     async def run(self, work: Callable[..., Any], *given: Any) -> Any:
         await _turn()
@@ -98,8 +98,7 @@ def _turn() -> Generator[None, None, None]:
 
 
 class Worker:
-    """One store on one disk, driven by a seed. `threads`: syncs and reservations happen later, as in a
-    running broker."""
+    """A store on a disk, driven by a seed. With `threads`, syncs and reservations happen later."""
 
     slave = False
 
@@ -134,13 +133,13 @@ class Worker:
 
     @property
     def source(self) -> MessageStore:
-        """The store that makes records of messages."""
+        """The store that creates the records of messages."""
         return self.store
 
     # -- steps ------------------------------------------------------------------------------------
 
     def send_once(self) -> None:
-        """The only message of its queue: once its segment is gone, nothing in the log tells of the queue."""
+        """Send the only message of a queue: once its segment is deleted, no log record names the queue."""
         self.append(f"Once{self.number}")
         self.commit()
 
@@ -208,7 +207,7 @@ class Worker:
         self.note_flushed()
 
     def note_flushed(self) -> None:
-        """What the store says to be on the device is a promise."""
+        """Record everything that the store reports as flushed as guaranteed."""
         flushed = self.store.flusher.flushed
         known = {position for _, position in self.ledger.promised}
         self.ledger.promised += [
@@ -252,16 +251,16 @@ class Worker:
         in_place(self.store.flusher.detach())
 
     def retire(self) -> None:
-        """All segments but the last are old: they go, with queue and index files."""
+        """Let all segments but the last expire; delete them with their queue and index files."""
         self.settle()
         self.begin_retirement()
         self.finish_retirement()
 
     def begin_retirement(self) -> None:
-        """All segments but the last are old; `step_retirement` deletes them, with queue and index files."""
+        """Let all segments but the last expire; `step_retirement` deletes them with queue and index files."""
         self.clock.advance(100 * 3600)
         if len(self.store.log.segments) > 1:
-            self.ledger.retiring.append((self.now, self.store.log.segments[-1]))  # also for a running pass
+            self.ledger.retiring.append((self.now, self.store.log.segments[-1]))  # for a running pass, too
             if self.retirement is None:
                 self.store.retention.delete_now()
                 self.retirement = self._retire()
@@ -271,7 +270,7 @@ class Worker:
         await self.store.retention.derived_cycle()
 
     def step_retirement(self) -> None:
-        """Up to the next wait."""
+        """Run the deletion up to its next wait."""
         if self.retirement is not None:
             try:
                 self.retirement.send(None)
@@ -284,7 +283,7 @@ class Worker:
             self.step_retirement()
 
     def purge(self) -> None:
-        """The messages of a topic, or the older half of them, are hidden for good."""
+        """Purge a topic, or the older half of its messages."""
         topic, keep = self.chance.choice(TOPICS), self.chance.choice((1, 2))
         plan = self._now_done(self.store.purge.plan(topic))
         floors = {queue: low + (end - low) // keep for queue, low, _, end in plan}
@@ -293,7 +292,7 @@ class Worker:
         self.ledger.hidden.append((begun, self.now, topic, floors, end))
 
     def limit_topic(self) -> None:
-        """One topic keeps less than the store."""
+        """Give one topic a shorter retention than the store."""
         topic = self.chance.choice(TOPICS)
         limit = TopicLimit(bytes_per_queue=self.chance.choice((1, 3000)))
         self.store.topic_retention.set_limits({topic: limit})
@@ -325,8 +324,10 @@ class Worker:
 
 
 class Slave(Worker):
-    """A store that gets the log of a master, whose own disk never fails, from its newest segment on: cut
-    anywhere, a share of it in each tick."""
+    """A slave of a master whose own disk never fails.
+
+    It starts with the master's newest segment. The data is cut at any position, and each tick brings a part.
+    """
 
     slave = True
 
@@ -351,7 +352,7 @@ class Slave(Worker):
             self.receive()
 
     def receive(self) -> None:
-        """A tick of the slave."""
+        """Run a tick of the slave."""
         log, replica = self.master.log, self.store.replica
         position = replica.next or self.first
         for _ in range(self.chance.randint(1, 8)):
@@ -375,7 +376,7 @@ class Slave(Worker):
 def steps(
     count: int, *, sync: bool, threads: bool = False, kind: type[Worker] = Worker, **weights: int
 ) -> Callable[[str], Worker]:
-    """A workload of so many steps, each a method of Worker, by weight."""
+    """Return a workload of `count` steps, which are methods of Worker with weights."""
 
     def run(seed: str) -> Worker:
         worker = kind(seed, sync=sync, threads=threads)
@@ -387,7 +388,7 @@ def steps(
 
 
 def short(seed: str) -> Worker:
-    """A few messages and a checkpoint: every state of every moment can be tried."""
+    """Write a few messages and a checkpoint; every state of every moment can be tried."""
     worker = Worker(seed, sync=seed.endswith(("0", "2", "4", "6", "8")))
     worker.append()
     worker.commit()
@@ -405,8 +406,10 @@ def short(seed: str) -> Worker:
 
 
 def short_deletions(seed: str) -> Worker:
-    """On a store that was stopped before: segments and what follows from them, deleted step by step; a topic
-    purged, one shortened, one deleted. Every state of every moment can be tried."""
+    """Delete segments and derived data step by step, on a store that was stopped before.
+
+    Topics are purged, shortened and deleted. Every state of every moment can be tried.
+    """
     before = Worker(seed, sync=True)
     while len(before.store.log.segments) < 3:
         before.send()
@@ -427,27 +430,28 @@ def short_deletions(seed: str) -> Worker:
 
 SMALL_ZEROS = {"PART": 1024, "MARGIN": 1024, "AHEAD": 4096, "_PAGE": 512}  # for segments of 8 KiB
 SHORT = ("short", "short_deletions")
-"""Workloads of which every state of every moment is tried."""
+"""Workloads with every state of every moment."""
 WORKLOADS: dict[str, Callable[[str], Worker]] = {
-    # Flushes, queue writes and checkpoints now and then.
+    # Flushes, queue writes and checkpoints happen at times.
     "asynchronous": steps(60, sync=False, send=10, write_derived=3, flush=2, settle=1, save_table=1),
-    # Every tick flushed in place.
+    # Every tick is flushed immediately.
     "synchronous": steps(60, sync=True, send=10, write_derived=3, settle=1),
-    # Syncs, reservations and zeros ahead of the log in threads: more is written while a sync is under way.
+    # Syncs, reservations and zeros ahead of the log run in threads, so data is written during a sync.
     "threaded": steps(140, sync=True, threads=True, send=6, run_job=4, run_callback=4, write_derived=2),
-    # Clean stops, killed processes and checkpoints in the middle.
+    # Clean stops, kills and checkpoints happen in between.
     "restarts": steps(45, sync=True, send=10, write_derived=2, settle=1, stop_and_start=2, die_and_start=2),
-    # Topics deleted, segments retired, tables saved, stops.
+    # Topics are deleted, segments expire, tables are saved, and the store is stopped.
     "deletions": steps(
         50, sync=False, send=12, write_derived=2, settle=1, stop_and_start=1, die_and_start=1, retire=1,
         delete_topic=2, save_table=2, purge=1,
     ),
-    # Segments, queue and index files deleted bit by bit while messages come in; topics purged and shortened.
+    # Segments, queue and index files are deleted step by step among new messages; topics are purged and
+    # shortened.
     "retention": steps(
         110, sync=True, send=14, send_once=4, write_derived=2, settle=1, stop_and_start=1, die_and_start=1,
         begin_retirement=2, step_retirement=18, purge=1, limit_topic=1, delete_topic=1,
     ),
-    # A slave, that gets what its master has written.
+    # A slave receives the data that its master has written.
     "slave": steps(
         60, kind=Slave, sync=False, send=10, receive=3, write_derived=3, flush=2, settle=1, stop_and_start=1,
         die_and_start=2,
@@ -462,7 +466,7 @@ WORKLOADS: dict[str, Callable[[str], Worker]] = {
 
 
 def work(workload: str, seed: str) -> Worker:
-    """A workload done, its store let go; what was still under way in threads never happens."""
+    """Run a workload and close its store; work pending in threads never runs."""
     with mock.patch.multiple(space_ahead, **SMALL_ZEROS):
         worker = WORKLOADS[workload](seed)
     worker.pool.jobs.clear()

@@ -1,4 +1,4 @@
-"""A load on a group of brokers among faults, the history of what clients saw, and what must be true of it."""
+"""A load on a group of brokers among faults, the clients' history, and the guarantees that it must fulfil."""
 
 from __future__ import annotations
 
@@ -25,12 +25,17 @@ from cometmq.testing.history import operations
 
 SEND_MS = 1500
 ROUTES_MS = 1000
-"""Clients ask for routes so often, not each 30 s: their windows are then those of the brokers."""
+"""Interval, in ms, at which clients request routes.
+
+With the default of 30 s unavailability would depend on it.
+"""
 
 
 class Load:
-    """Threads that send one message after the other, with our client and with Java's. Nobody tries again, so
-    each message is stored once at most."""
+    """Threads that send one message after the other with our client and with Java's.
+
+    Sends are not retried, so each message is stored at most once.
+    """
 
     def __init__(self, namesrv: str, java: Driver, label: str, pause_s: float = 0.02) -> None:
         self.history = History()
@@ -70,7 +75,7 @@ class Load:
             except (CometError, JavaError):
                 history.unknown(sending)
             else:
-                # Any other status says: stored here, and perhaps nowhere else.
+                # Any other status means that the message is stored on this broker and perhaps on no other.
                 ended = history.ok if status == "SEND_OK" else history.unknown
                 ended(sending, queue=str(queue), offset=offset)
 
@@ -83,7 +88,7 @@ class Load:
         return sent.status.name, sent.queue.queue_id, sent.queue_offset
 
     def acknowledged(self, since: float = 0.0) -> dict[str, list[float]]:
-        """By client (java, ours): when sends that began after `since` were acknowledged."""
+        """Return the acknowledgement times of sends that began after `since`, by client (java, ours)."""
         found: dict[str, list[float]] = {"java": [], "ours": []}
         for each in operations(self.history.lines()):
             if each.op == "send" and each.result == "ok" and each.began > since and each.ended is not None:
@@ -91,7 +96,7 @@ class Load:
         return {client: sorted(times) for client, times in found.items()}
 
     def wait_acknowledged(self) -> None:
-        """Until each client has sent something, from now on."""
+        """Wait until each client has had another acknowledgement."""
         since = time.time()
         wait_until("both clients can send", lambda: all(self.acknowledged(since).values()), 120, 0.2)
 
@@ -107,7 +112,7 @@ class Load:
 
 @contextlib.contextmanager
 def loaded(layout: Layout, directory: Path, java: Driver, label: str) -> Iterator[tuple[Group, Load]]:
-    """A group under load; both clients have sent something."""
+    """Run a group under load; both clients have sent messages when this returns."""
     with contextlib.ExitStack() as resources:
         group = Group(layout, directory)
         resources.callback(group.close)
@@ -118,7 +123,7 @@ def loaded(layout: Layout, directory: Path, java: Driver, label: str) -> Iterato
 
 
 def settle(group: Group, load: Load) -> None:
-    """After all faults: clients can send; then they stop, and all logs are as long."""
+    """After all faults, wait until clients can send, stop them, and wait until the logs are equally long."""
     group.heal()
     load.wait_acknowledged()
     load.stop()
@@ -131,10 +136,10 @@ def settle(group: Group, load: Load) -> None:
 
 
 def read(group: Group, name: str) -> list[bytes]:
-    """What a broker serves of the topic, as the history of a reader of its name."""
+    """Read the topic from a broker and return the history of a reader with the broker's name."""
     history = History(name)
     for queue in range(QUEUES):
-        # The group has the queue, so what is missing is missed even if nothing is served.
+        # The history has an owner of the queue, so missing messages are detected even if none is served.
         owning = history.begin("own", topic=TOPIC, queue=str(queue), group=name)
         for record in served(group.ports[name], TOPIC, queue):
             facts = {"message": record.body.decode(), "topic": TOPIC, "queue": str(queue), "group": name}
@@ -144,7 +149,10 @@ def read(group: Group, name: str) -> list[bytes]:
 
 
 def verify(lines: Sequence[bytes]) -> Report:
-    """Everything acknowledged is there, once, at its place, in order. Raises AssertionError."""
+    """Check that all acknowledged messages are there once, at their offsets, in order.
+
+    Raises AssertionError.
+    """
     report = check_history(lines).verify()
     assert report.duplicates == 0, f"{report.duplicates} messages are stored twice"
     highest: dict[str, int] = defaultdict(lambda: -1)
@@ -162,10 +170,10 @@ def verify(lines: Sequence[bytes]) -> Report:
 
 
 def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4) -> list[list[bytes]]:
-    """The histories of a group among faults that the seed chooses: what was sent, and what is there then.
+    """Return the histories of a group among faults that the seed chooses: all sends and the final content.
 
-    A SYNC_MASTER is gone for a while in the end: then its slave with the longest log has all that was
-    acknowledged, which is the first history of two.
+    A SYNC_MASTER is stopped in the end. Its slave with the longest log must have all acknowledged messages,
+    which the first of two histories shows.
     """
     dice = random.Random(f"{seed} {layout.raft}")
     histories = []
@@ -195,7 +203,7 @@ def run(layout: Layout, directory: Path, java: Driver, seed: int, steps: int = 4
 
 @dataclass(frozen=True)
 class Window:
-    """How long nobody could send at a fault: seconds between two acknowledgements, for each client."""
+    """The time without acknowledgements at a fault, in seconds, for each client."""
 
     what: str
     java: float
@@ -203,19 +211,21 @@ class Window:
 
 
 WINDOW_FAULTS = [("kill", True), ("stop", True), ("cut", True), ("kill", False)]
-"""Faults, and whether they hit the leader, or master, or another broker."""
+"""Faults, and whether they affect the leader or master, or another broker."""
 
 
 def windows(
     layout: Layout, directory: Path, java: Driver, seconds: float
 ) -> tuple[list[Window], list[bytes]]:
-    """Each fault for so long, of the leader or master and of another one; and the history of it all, which is
-    read from the leader in the end."""
+    """Apply each fault to the leader or master and to another broker; return the windows and the history.
+
+    Each fault lasts `seconds`. The history ends with a read from the leader.
+    """
     found = []
     dice = random.Random(0)
     with loaded(layout, directory, java, f"windows-{layout.apache}-{layout.raft}") as (group, load):
         for kind, of_leader in WINDOW_FAULTS:
-            time.sleep(6)  # all are in step again
+            time.sleep(6)  # until all brokers are in sync again
             leader = group.wait_for_leader()
             victim = leader if of_leader else next(name for name in reversed(BROKERS) if name != leader)
             began = time.time()

@@ -1,4 +1,4 @@
-"""A good request of every code that the servers handle: what malformed ones are made from."""
+"""A valid request for every code that the servers handle; malformed requests are derived from these."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from cometmq.protocol.timers import RecallHandle
 
 
 class Request(NamedTuple):
-    """Ext fields and body. held: the server may rightly keep the answer back, so that none is waited for."""
+    """Ext fields and body of a request.
+
+    `held`: the server may hold the response back, so tests do not wait for it.
+    """
 
     ext: dict[str, Any]
     body: bytes = b""
@@ -136,7 +139,7 @@ CHECK = {
 
 
 def batch_item(body: bytes, properties: bytes = b"") -> bytes:
-    """One message of a batch body."""
+    """Build a message of a batch body."""
     size = 22 + len(body) + len(properties)
     return (
         struct.pack(">iiiii", size, 0, 0, 0, len(body))
@@ -278,7 +281,7 @@ BROKER_REQUESTS = {
 
 
 def hostile_broker_bodies() -> list[tuple[str, bytes]]:
-    """Bodies whose counts and lengths lie: batches, and properties that end anywhere."""
+    """Return bodies with wrong counts and lengths: batches, and properties that end anywhere."""
     batches = {
         "empty": b"",
         "cut in the size": BATCH[:3],

@@ -1,9 +1,9 @@
-"""Three brokers of one name and two name servers, as real processes, with a proxy on each way between them.
+"""Three brokers of one name and two name servers as real processes, with proxies on all paths between them.
 
-Brokers, of our make or Apache's, are a raft group, or a SYNC_MASTER with two slaves, all with SYNC_FLUSH.
-They reach each other and the name servers through a proxy for each pair and direction, so any of these ways
-can be cut or slowed alone, on every machine. Clients reach brokers directly: one that is cut off is still
-asked by them, and must not promise what it cannot keep.
+Brokers, ours or Apache's, are a raft group, or a SYNC_MASTER with two slaves, all with SYNC_FLUSH. There is a
+proxy for each pair of servers and direction, so each path can be cut or slowed separately, on every machine.
+Clients connect to brokers directly: an isolated broker still gets their requests and must not acknowledge
+messages that it may lose.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NAME_SERVERS = ("s0", "s1")
 
 @dataclass(frozen=True)
 class Layout:
-    """raft: three members that elect; else n0 is a SYNC_MASTER, the others its slaves. apache: whose."""
+    """A kind of group: three raft members, or n0 as SYNC_MASTER with two slaves; Apache's brokers or ours."""
 
     raft: bool
     apache: bool = False
@@ -53,7 +53,7 @@ class Layout:
 
 
 class Group:
-    """The servers of a layout. Brokers are n0 to n2, name servers s0 and s1."""
+    """The servers of a layout: the brokers n0 to n2 and the name servers s0 and s1."""
 
     def __init__(self, layout: Layout, directory: Path) -> None:
         self.layout = layout
@@ -93,7 +93,7 @@ class Group:
             for name in BROKERS[1:]:
                 self.start(name)
         self.wait_for_leader()
-        # Slaves copy the tables of their master 3 s after their start: the topic is to be there by then.
+        # Slaves copy their master's tables 3 s after their start, and the topic must exist by then.
         wait_until("the topic", self._make_topic, every_s=0.2)
         if not self.layout.raft:
             for name in BROKERS[1:]:
@@ -101,7 +101,8 @@ class Group:
         for name in BROKERS:
             listens = partial(wire.listens, self.ports[name])
             self.brokers[name].process.wait_ready("broker listening", listens, 150)
-        # Settings of a topic are no part of the log: who leads before it has them gives the topic 8 queues.
+        # Topic settings are not part of the log: a leader that has not copied them yet creates the topic with
+        # 8 queues.
         for name in BROKERS:
             wait_until(f"{name} knows the topic", partial(self._knows_topic, name), every_s=0.2)
 
@@ -112,14 +113,14 @@ class Group:
         self.links[source, target] = proxy
 
     def wait_for_proxies(self) -> None:
-        """Until they have done what they were told."""
+        """Wait until the proxies have executed their commands."""
         self._run(asyncio.sleep(0))
 
     def _make_topic(self) -> bool:
         try:
             with wire.Connection(self.ports[self.leader()]) as connection:
                 Feeder(connection).update_topic(TOPIC, QUEUES)
-        except Exception:  # nobody leads, or no longer
+        except Exception:  # there is no leader, or no longer
             return False
         return True
 
@@ -131,11 +132,11 @@ class Group:
         return True
 
     def start(self, name: str) -> None:
-        """Start a broker, also again after its end, on its port and store."""
+        """Start or restart a broker on its port and store."""
         namesrv = ";".join(self.links[name, server].addr for server in NAME_SERVERS)
         settings = {"flushDiskType": "SYNC_FLUSH", "slaveTimeout": "3000", "bindAddress": HOST}
         if self.layout.raft:
-            # Others go through a proxy; a member listens on its own address.
+            # Peers are reached through a proxy, and a member listens on its own address.
             peers = [
                 f"{each}-{HOST}:{port}" if each == name else f"{each}-{self.links[name, each].addr}"
                 for each, port in self._members.items()
@@ -163,7 +164,7 @@ class Group:
         return self.brokers[name].process.running
 
     def leader(self) -> str:
-        """Who is the master, or the leader, by one of the name servers; nobody: ""."""
+        """Return the name of the master or leader according to a name server, or ""."""
         for server in self.name_servers.values():
             with contextlib.suppress(OSError):
                 _, body = wire.call(server.port, wire.GET_BROKER_CLUSTER_INFO)
@@ -177,14 +178,14 @@ class Group:
         return wait_until("a leader", self.leader, 150, 0.1)
 
     def end(self, name: str) -> int:
-        """Where the log of a broker ends; -1 while it does not say."""
+        """Return the end of a broker's log; -1 while it does not respond."""
         try:
             return int(wire.runtime_info(self.ports[name]).get("commitLogMaxOffset", -1))
         except (OSError, ValueError):
             return -1
 
     def heal(self) -> None:
-        """End all faults; start what does not run."""
+        """End all faults and start the stopped servers."""
         for proxy in self.links.values():
             proxy.heal()
         for name in BROKERS:

@@ -1,4 +1,4 @@
-"""Requests that are sound frames of sound JSON, whose values no honest client would send."""
+"""Well-formed frames of valid JSON with values that no honest client would send."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.faults.malformed import command
 
 KIB, MIB = 1024, 1024 * 1024
 EVIL = "\x1b[31m\x1b]0;owned\x07\x9b2J[red]x\u202e"
-"""A text that takes a terminal over, turns its direction and means something to rich."""
+"""A text that controls a terminal, reverses its direction, and contains markup of rich."""
 
 NAMES = (
     "", " ", ".", "..", "/abs", "x/../Good", "x/../../../../evil", "x/../../config/topics.json", "a\0b",
@@ -52,7 +52,7 @@ BODIES = (
 
 
 def table(requests: Mapping[int, Request]) -> Iterator[bytes]:
-    """Every field of every request with every value, and every body."""
+    """Yield every request with each field set to each value, and with every body."""
     for code, request in requests.items():
         for name in request.ext:
             for value in VALUES:
@@ -64,7 +64,7 @@ def table(requests: Mapping[int, Request]) -> Iterator[bytes]:
 
 
 def mixtures(requests: Mapping[int, Request], seed: int) -> Iterator[bytes]:
-    """Without end: random requests with a few hostile values each; small ones, so that there can be many."""
+    """Yield random small requests with a few hostile values each, without end."""
     chance = random.Random(seed)
     codes = list(requests)
     few = [body for body in BODIES if len(body) < KIB]
@@ -83,7 +83,7 @@ def mixtures(requests: Mapping[int, Request], seed: int) -> Iterator[bytes]:
 
 
 def _changed_bodies(body: bytes) -> Iterator[bytes]:
-    """A JSON body with each of its leaves hostile, and each of its lists and objects long."""
+    """Yield a JSON body with each of its leaves hostile, and each of its lists and objects long."""
     try:
         good = json.loads(body)
     except ValueError:
@@ -114,7 +114,7 @@ def _paths(value: Any) -> Iterator[tuple[Any, ...]]:
 
 
 def _renamed(value: Any, number: int) -> Any:
-    """A value whose names nothing else has."""
+    """Return a value in which every name is unique."""
     if isinstance(value, str):
         return f"{value}{number}"
     if isinstance(value, dict):

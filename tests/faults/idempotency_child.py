@@ -1,8 +1,7 @@
-"""A process that handles one message with each kind of marks, and may stop for ever on the way.
+"""A process that handles one message with each kind of key store, and may stop forever in between.
 
 Arguments: name server, topic, a directory, a connection string of PostgreSQL, a port of Redis, and where each
-handler stops: `before` its mark, `after` it, or `never`. Prints a line "KIND stopped" or "KIND handled" for
-each.
+handler stops: `before` its key, `after` it, or `never`. Prints "KIND stopped" or "KIND handled" for each.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ EFFECTS = "CREATE TABLE IF NOT EXISTS effects (topic VARCHAR(50))"
 
 
 def say(kind: str, what: str) -> None:
-    os.write(1, f"{kind} {what}\n".encode())  # at once: print's lines and their ends mix with other threads'
+    os.write(1, f"{kind} {what}\n".encode())  # one write: print() mixes lines of several threads
 
 
 async def main(  # noqa: C901 - a handler and a listener for each kind

@@ -1,4 +1,4 @@
-"""Frames that no well-meaning client sends, by kind. Every case is one byte string, sent as it is."""
+"""Malformed frames by kind. Every case is one byte string that is sent unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ JSON, BINARY = 0, 1
 
 
 def frame(header: bytes, body: bytes = b"", *, kind: int = JSON) -> bytes:
-    """A frame with correct lengths around whatever the header is."""
+    """Build a frame with correct lengths around any header."""
     return struct.pack(">II", 4 + len(header) + len(body), kind << 24 | len(header)) + header + body
 
 
 def command(code: Any, body: bytes = b"", ext: Any = None, **fields: Any) -> bytes:
-    """A JSON frame; fields as given, however wrong."""
+    """Build a JSON frame with any fields, valid or not."""
     header: dict[str, Any] = {"code": code, "flag": 0, "language": "JAVA", "opaque": 7, "version": 409}
     if ext is not None:
         header["extFields"] = ext
@@ -30,7 +30,7 @@ def command(code: Any, body: bytes = b"", ext: Any = None, **fields: Any) -> byt
 
 
 def text_command(text: str) -> bytes:
-    """A JSON frame whose header is this text."""
+    """Build a JSON frame whose header is this text."""
     return frame(text.encode("utf-8", "surrogatepass"))
 
 
@@ -38,7 +38,7 @@ def binary_header(
     code: int = 105, flag: int = 0, remark: bytes = b"", ext: bytes = b"", *,
     remark_length: int | None = None, ext_length: int | None = None,
 ) -> bytes:  # fmt: skip
-    """A header of type 1; the lengths may be lies."""
+    """Build a header of type 1; the lengths may be wrong."""
     return (
         struct.pack(">hbhii", code, 0, 409, 7, flag)
         + struct.pack(">i", len(remark) if remark_length is None else remark_length)
@@ -51,7 +51,7 @@ def binary_header(
 def binary_entry(
     key: bytes, value: bytes, *, key_length: int | None = None, value_length: int | None = None
 ) -> bytes:
-    """One ext entry of a binary header."""
+    """Build an ext entry of a binary header."""
     return (
         struct.pack(">H", (len(key) if key_length is None else key_length) & 0xFFFF)
         + key
@@ -67,7 +67,7 @@ GOOD_BINARY = binary_header(ext=binary_entry(b"topic", b"T"))
 
 
 def lengths() -> Iterator[tuple[str, bytes]]:
-    """Length words and header lengths that cannot be."""
+    """Yield impossible length words and header lengths."""
     for size in (0, 1, 3):
         yield f"frame of {size}", struct.pack(">I", size) + b"x" * size
     for size in (-1, -(2**31), HUGE, 16 * MIB - 3, 16 * MIB + 1):
@@ -86,7 +86,7 @@ def lengths() -> Iterator[tuple[str, bytes]]:
 
 
 def header_types() -> Iterator[tuple[str, bytes]]:
-    """Serialization types, real and not, over the wrong bytes."""
+    """Yield valid and invalid serialization types before bytes that do not match."""
     for kind in (2, 3, 0x16, 0x7F, 0x80, 0xFF):
         yield f"type {kind}", frame(GOOD_HEADER, kind=kind)
     yield "JSON called binary", frame(GOOD_HEADER, kind=BINARY)
@@ -179,7 +179,7 @@ HOSTILE_HEADERS = (
 
 
 def json_headers() -> Iterator[tuple[str, bytes]]:
-    """Header texts: truncated, hostile, deep."""
+    """Yield truncated, hostile and deeply nested header texts."""
     for end in range(len(GOOD_HEADER)):
         yield f"JSON cut at {end}", frame(GOOD_HEADER[:end])
     for text in HOSTILE_HEADERS:
@@ -210,7 +210,7 @@ WRONG_VALUES: tuple[Any, ...] = (
 
 
 def wrong_fields(code: int, fields: dict[str, Any], body: bytes = b"") -> Iterator[tuple[str, bytes]]:
-    """Each field of a good request missing, and with each wrong value in turn."""
+    """Yield a valid request with each field missing, and with each wrong value in turn."""
     yield f"{code}: no ext", command(code, body)
     yield f"{code}: empty ext", command(code, body, ext={})
     for name in fields:
@@ -252,21 +252,21 @@ HOSTILE_BODIES = (
 
 
 def json_bodies(code: int, fields: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """Bodies that are no JSON, or JSON of another shape."""
+    """Yield bodies that are not JSON, or JSON of another shape."""
     for text in HOSTILE_BODIES:
         yield f"{code}: body {text[:40]!r} of {len(text)}", command(code, text, ext=fields)
 
 
 def bomb(start: bytes) -> bytes:
-    """A zlib stream of 2 MiB that unpacks to 2 GiB."""
+    """Return a zlib stream of 2 MiB that inflates to 2 GiB."""
     packer = zlib.compressobj(9)
     head = packer.compress(start) + packer.flush(zlib.Z_FULL_FLUSH)
-    # After a full flush the same bytes mean the same again, wherever they stand.
+    # After a full flush the compressed bytes do not depend on their position, so they can be repeated.
     return head + 128 * (packer.compress(bytes(16 * MIB)) + packer.flush(zlib.Z_FULL_FLUSH))
 
 
 def compressed_registrations(fields: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
-    """REGISTER_BROKER with a compressed body whose counts and lengths lie, or that unpacks to a huge one."""
+    """Yield REGISTER_BROKER with compressed bodies that have wrong counts or inflate to huge sizes."""
     version = b'{"counter":1,"timestamp":1}'
     topic = b"TopicA 4 4 6 SINGLE_TAG"
     sized = struct.pack(">i", len(version)) + version
@@ -300,7 +300,7 @@ SPARKS = (b"{", b"}", b"[", b'"', b"\\", b",", b":", b"\0", b"\xff", b"-", b"9")
 
 
 def mutations(seed: int, count: int, originals: list[bytes]) -> Iterator[bytes]:
-    """Good frames with bytes changed, lost, doubled or moved, the lengths corrected in half of them."""
+    """Yield valid frames with bytes changed, lost, doubled or moved; half of them have corrected lengths."""
     dice = random.Random(seed)
     for _ in range(count):
         data = bytearray(dice.choice(originals))

@@ -1,8 +1,8 @@
-"""Linux network namespaces: a test runs again in one of its own, where the kernel loses packets on the ways
-that are cut. There all servers listen on its loopback, as they do outside of it.
+"""Linux network namespaces: a test runs again in its own one, where the kernel drops packets on cut paths.
 
-A way is a port that only those who go that way use (groups.py). Cutting it by a routing rule needs no other
-tool than iproute2: what is on its way is lost and nobody hears of it, and whoever connects has no route.
+All servers listen on the namespace's loopback address, as they do outside. A path is a port that only its own
+connections use (groups.py). A routing rule cuts it, which needs only iproute2: packets in flight are dropped
+without notice, and new connections have no route.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from pathlib import Path
 INSIDE = os.environ.get("COMETMQ_NAMESPACE") == "1"
 """Whether this process is in such a namespace."""
 _ENTER = ["unshare", "--user", "--map-root-user", "--net"]
-# The rule for what is local comes first, whatever others say: it is put behind those that cut.
+# The rule for local addresses normally precedes all others, so it is moved after the rules that cut.
 _PREPARE = "ip link set lo up && ip rule add pref 100 lookup local && ip rule del pref 0"
 
 
 def possible() -> bool:
-    """Whether this machine lets us have one."""
+    """Return whether this machine permits network namespaces."""
     if shutil.which("unshare") is None or shutil.which("ip") is None:
         return False
     return subprocess.run([*_ENTER, "sh", "-c", _PREPARE], capture_output=True).returncode == 0
 
 
 def run_again(test: str, directory: Path, timeout_s: float, **env: str) -> subprocess.CompletedProcess[str]:
-    """Run a test in a namespace; directory: for its files."""
+    """Run a test in a namespace, with its files in `directory`."""
     pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", f"--basetemp={directory}", test]
     return subprocess.run(
         [*_ENTER, "sh", "-c", f'{_PREPARE} && exec "$@"', "sh", *pytest],
@@ -41,12 +41,12 @@ def run_again(test: str, directory: Path, timeout_s: float, **env: str) -> subpr
 
 
 def cut(port: int) -> None:
-    """From now on nothing goes to a port, or comes from it."""
+    """Drop all packets to and from a port."""
     _rules("add", port)
 
 
 def heal(port: int) -> None:
-    """It goes again."""
+    """Stop dropping packets of a port."""
     _rules("del", port)
 
 

@@ -1,4 +1,7 @@
-"""Faults of a group of brokers. Each can say whether it shows: faults that do nothing prove nothing."""
+"""Faults for a group of brokers.
+
+Each fault can detect its own effect, since faults without effect prove nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,24 +23,26 @@ from tests.kit.waiting import wait_until
 from cometmq.testing import Fault, FaultProxy, Kind
 
 PATIENCE_S = 60.0
-"""A fault of a disk shows when next there is something to write, and a slave that was stopped connects again
-in a while: so long at most."""
+"""Time, in seconds, within which a fault must have an effect.
+
+A disk fault has an effect only at the next write, and a restarted slave reconnects after a while.
+"""
 
 
 class Trouble(Protocol):
-    """A fault of a group. Its text says what it is."""
+    """A fault of a group; its string describes it."""
 
     def begin(self) -> None: ...
 
     def effective(self) -> bool:
-        """Whether it shows, in what the fault itself does not know."""
+        """Return whether the fault has an effect outside its own state."""
         ...
 
     def end(self) -> None: ...
 
 
 class Killed:
-    """kill -9, and a start."""
+    """A broker that is killed and later started."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._group, self._name = group, name
@@ -57,7 +62,7 @@ class Killed:
 
 
 class Paused:
-    """SIGSTOP, and SIGCONT."""
+    """A broker that is paused with SIGSTOP and later resumed."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._name = name
@@ -77,7 +82,7 @@ class Paused:
 
 
 class Ways:
-    """A fault of some ways of a group."""
+    """A fault on some paths of a group."""
 
     fault: Fault
 
@@ -95,7 +100,7 @@ class Ways:
         self.before = self.passed()
 
     def strike(self) -> None:
-        """Have it strike."""
+        """Start the fault."""
         for proxy in self.proxies.values():
             proxy.script = lambda _number: [self.fault]
             proxy.inflict(self.fault)
@@ -105,13 +110,13 @@ class Ways:
             proxy.heal()
 
     def passed(self) -> dict[object, int]:
-        """Bytes that went through the open connections."""
+        """Return the bytes that passed through the open connections."""
         return {
             each: sum(each.passed.values()) for proxy in self.proxies.values() for each in proxy.connections
         }
 
     def answers_in(self, timeout_s: float) -> Iterator[float]:
-        """Seconds until name servers at the end of these ways answer, or the time-out."""
+        """Yield the seconds until name servers at the end of these paths respond, at most the timeout."""
         for way, proxy in self.proxies.items():
             if way[1] in NAME_SERVERS:
                 began, port = time.monotonic(), port_of(proxy)
@@ -125,12 +130,12 @@ def port_of(proxy: FaultProxy) -> int:
 
 
 class Cut(Ways):
-    """Nothing passes: what is sent is lost, and nobody is told."""
+    """No data passes, and no side is notified."""
 
     fault = Fault(kind=Kind.STALL, seconds=math.inf)
 
     def begin(self) -> None:
-        """Once something passes: if an end is killed meanwhile, nobody connects any more."""
+        """Start once data passes: if one end is killed before, no connection would be made."""
         wait_until(f"something passes before {self}", lambda: any(self.passed().values()), PATIENCE_S)
         super().begin()
 
@@ -141,7 +146,7 @@ class Cut(Ways):
 
 
 class Lost(Cut):
-    """The same by the kernel, in a network namespace: packets are lost, and nobody can connect."""
+    """The kernel drops all packets in a network namespace, and no connection can be made."""
 
     def __str__(self) -> str:
         return f"packets lost by the kernel: {super().__str__()}"
@@ -161,7 +166,7 @@ class Lost(Cut):
 
 
 class Slow(Ways):
-    """Every piece of data waits on its way."""
+    """Every piece of data is delayed."""
 
     fault = Fault(kind=Kind.DELAY, seconds=0.15)
 
@@ -170,7 +175,7 @@ class Slow(Ways):
 
 
 class SlowDisk:
-    """Each sync takes long; of ours only, see slow_disk.py."""
+    """Each sync is slow; only for our brokers, see slow_disk.py."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._name = name
@@ -192,13 +197,13 @@ class SlowDisk:
 
 CUTS = {"cut": 2, "cut one way": 1, "cut pair": 1, "name servers": 1}
 KINDS = CUTS if namespace.INSIDE else CUTS | {"kill": 3, "stop": 2, "delay": 1, "disk": 1}
-"""Faults, and how often each is in the hat."""
+"""Kinds of faults and their weights."""
 
 
 def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Trouble:
-    """The fault of a kind, one of KINDS, that hits a broker."""
+    """Create a fault of a kind in KINDS that affects a broker."""
     leader = group.leader() or "n0"
-    # Those who follow say nothing to each other: a cut between them would not show.
+    # Followers do not communicate with each other, so a cut between them would have no effect.
     other = leader if victim != leader else dice.choice([name for name in BROKERS if name != victim])
     its = [way for way in group.links if victim in way]
     out = [way for way in its if way[0] == victim]
@@ -219,11 +224,11 @@ def trouble(group: Group, kind: str, victim: str, dice: random.Random) -> Troubl
 
 
 class IdleNemesisError(AssertionError):
-    """A fault did nothing, so the run says nothing."""
+    """A fault without effect, which makes a run meaningless."""
 
 
 def inflict(faults: Sequence[Trouble], seconds: float) -> None:
-    """Faults at once, for so long. Raises IdleNemesisError if one of them shows no effect."""
+    """Apply faults together for some seconds. Raises IdleNemesisError if a fault has no effect."""
     begun: list[Trouble] = []
     try:
         for fault in faults:
@@ -241,7 +246,7 @@ def inflict(faults: Sequence[Trouble], seconds: float) -> None:
 
 
 def idle_faults_do_not_show(group: Group, dice: random.Random) -> None:
-    """Faults that have not begun must show no effect: else nobody could tell."""
+    """Check that faults that have not begun report no effect; otherwise the detection is useless."""
     leader = group.wait_for_leader()
     for fault in [trouble(group, kind, leader, dice) for kind in KINDS]:
         wait_until(f"no effect of {fault}, which has not begun", partial(_idle, fault))

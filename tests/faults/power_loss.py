@@ -1,4 +1,4 @@
-"""Power failures in runs of a part of the broker: images of what its disk may hold then, each tried."""
+"""Power failures during runs of a part of the broker: possible images of its disk are tried one by one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 
 
 class Recorded(Protocol):
-    """What was running, on a disk that remembers it."""
+    """The part of the broker that ran, with its recording disk."""
 
     disk: RecordingDisk
 
@@ -26,8 +26,13 @@ TryImage = Callable[[W, int, Image, random.Random], Awaitable[None]]
 async def try_images(
     count: int, per_run: int, work: Callable[[int], Awaitable[W]], try_image: TryImage[W]
 ) -> None:
-    """Try so many images, `per_run` of each run; `work` makes the run of a seed. try_image: gets a run, after
-    how many operations power failed, what is left, and its own random numbers."""
+    """Try `count` images, `per_run` of each run.
+
+    Args:
+        work: Creates the run of a seed.
+        try_image: Gets a run, the number of operations before the power failure, the image, and random
+            numbers.
+    """
     tried, seed = 0, FIRST_SEED
     while tried < count:
         before = await work(seed)

@@ -1,4 +1,4 @@
-"""Servers as processes of their own, for tests that do bad things to them."""
+"""Servers as separate processes, for tests that damage them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def main():
 remoting.run(main())
 """
 
-# Nothing may be created by the names in bad frames: memory would rightly grow with them.
+# Names in malformed frames must not create topics or groups, since memory would then grow legitimately.
 BROKER = """
 import asyncio, sys
 from cometmq import remoting
@@ -52,7 +52,7 @@ remoting.run(main())
 
 
 class ServerProcess(Process):
-    """A running server: its port, and what the operating system says of it."""
+    """A running server: its port and its resource usage."""
 
     def __init__(self, code: str, directory: Path) -> None:
         command = [sys.executable, "-c", code, str(directory)]
@@ -69,11 +69,11 @@ class ServerProcess(Process):
         return self.process.poll() is None
 
     def resident(self) -> int:
-        """Bytes of memory in use."""
+        """Bytes of resident memory."""
         return int(psutil.Process(self.pid).memory_info().rss)
 
     def resident_peak(self) -> int:
-        """Most bytes of memory ever in use."""
+        """Peak of resident memory, in bytes."""
         for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
                 return int(line.split()[1]) * 1024
@@ -83,7 +83,7 @@ class ServerProcess(Process):
         return psutil.Process(self.pid).num_fds()
 
     def complaints(self) -> list[str]:
-        """Tracebacks and warnings of the event loop, with what follows them."""
+        """Tracebacks and warnings of the event loop, with the lines after them."""
         lines = self.output.splitlines()
         return [
             "\n".join(lines[max(0, at - 2) : at + 30])

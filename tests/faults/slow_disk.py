@@ -1,5 +1,8 @@
-"""Runs one of our commands, as tests/interop/attached.py does, with a disk that is slow while a file `slow`
-lies in the working directory: each sync then takes `SLOW_S` longer, and adds a byte to the file `slowed`."""
+"""Run one of our commands like tests/interop/attached.py, with a disk that can be slowed down.
+
+While a file `slow` exists in the working directory, each sync takes `SLOW_S` longer and appends a byte to the
+file `slowed`.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ SLOW_S = 0.4
 
 
 class SlowDisk(OsDisk):
-    """The system's disk, and another one while somebody says so."""
+    """The system's disk, slow while the file `slow` exists."""
 
     __slots__ = ()
 
     def __init__(self) -> None:
         super().__init__()
-        self.lends_descriptors = False  # every sync passes through here
+        self.lends_descriptors = False  # every sync must use this class
 
     def fdatasync(self, fd: int) -> None:
         if os.path.exists("slow"):

@@ -1,8 +1,8 @@
-"""Clients through a bad network: many short scenarios at once over one broker, each with fault proxies, a
-producer and two consumers of its own, and a history that is checked.
+"""Clients on a bad network: many short scenarios run concurrently on one broker, each with fault proxies.
 
-COMETMQ_NETWORK_SCENARIOS sets how many, COMETMQ_NETWORK_SEED repeats a run, COMETMQ_NETWORK_MINUTES says how
-long the load of the last test runs.
+Each has a producer, two consumers and a checked history. COMETMQ_NETWORK_SCENARIOS sets the number of
+scenarios, COMETMQ_NETWORK_SEED repeats a run, and COMETMQ_NETWORK_MINUTES is the duration of the load in the
+last test.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """What clients warn of is wanted here, and kept lines would count as memory."""
+    """Hide the clients' warnings, which are expected and would count as memory if captured."""
     caplog.set_level(logging.CRITICAL, "cometmq")
 
 
 async def through(namesrv: str, seeds: range) -> Counter[str]:
-    """Run scenarios side by side; what came of all together."""
+    """Run scenarios concurrently and add up their results."""
     limit, total = asyncio.Semaphore(AT_ONCE), Counter[str]()
 
     async def one(seed: int) -> None:
@@ -75,7 +75,7 @@ def resident_mib() -> float:
 
 
 def ours() -> Counter[str]:
-    """Objects of the client and the proxies that are alive."""
+    """Count the live objects of the client and of the proxies."""
     gc.collect()
     rooms = ("cometmq.client.", "cometmq.remoting.", "cometmq.testing.")
     kinds = (type(each) for each in gc.get_objects())
@@ -88,7 +88,7 @@ async def test_nothing_is_lost_or_invented_and_nobody_waits_for_ever(cluster: Cl
     print(f"COMETMQ_NETWORK_SEED={SEED}")
     before = asyncio.all_tasks()
     first = min(SCENARIOS // 4, 200)
-    await through(cluster.namesrv, range(SEED, SEED + first))  # what is made once is there now
+    await through(cluster.namesrv, range(SEED, SEED + first))  # creates everything that is created only once
     objects, files = ours(), psutil.Process().num_fds()
     memory, blocks = resident_mib(), sys.getallocatedblocks()
     began = time.monotonic()
@@ -101,22 +101,22 @@ async def test_nothing_is_lost_or_invented_and_nobody_waits_for_ever(cluster: Cl
     assert total["unknown"] + total["duplicates"] > 0, "the faults did nothing"
     assert asyncio.all_tasks() == before
     assert psutil.Process().num_fds() <= files + 2
-    async with asyncio.timeout(30):  # a stop may leave a timer of a second; others in this process count
+    async with asyncio.timeout(30):  # a stop may leave a timer of a second, and others in this process count
         while left := (ours() - objects).keys() - {"Totals", "TopicStats"}:
             print("still there:", *sorted(left))
             await asyncio.sleep(0.5)
     assert more < 20_000 + 5 * SCENARIOS
-    assert grown < 64  # the allocator keeps pages of which one block is in use
+    assert grown < 64  # the allocator keeps pages in which one block is in use
 
 
 class Load:
-    """Numbered messages, of which only those are kept in mind that are on their way."""
+    """Numbered messages, of which only those in flight are kept in memory."""
 
     def __init__(self) -> None:
         self.sent = self.handled = self.refused = 0
         self.waiting: set[int] = set()
         self.early: set[int] = set()
-        """Handled before their sender knew that they were sent, or more often than once."""
+        """Messages handled before their send was confirmed, or handled more than once."""
 
     async def send(self, producer: Producer, topic: str, until_: float) -> None:
         numbers = itertools.count()
@@ -144,7 +144,7 @@ class Load:
 
 @pytest.mark.timeout(600 + MINUTES * 60)
 async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None:
-    """A producer and two consumers for COMETMQ_NETWORK_MINUTES, through proxies that never rest."""
+    """Run a producer and two consumers for COMETMQ_NETWORK_MINUTES, through proxies with constant faults."""
     dice, load, topic = random.Random(SEED), Load(), f"load-{SEED}"
     samples: list[float] = []
     before = asyncio.all_tasks()
@@ -159,13 +159,13 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
         end = time.monotonic() + MINUTES * 60
         sending = asyncio.create_task(load.send(producer, topic, end))
         for number in itertools.count():
-            # On a busy machine the time is over before anything has happened.
+            # On a busy machine the time may be over before any fault has occurred.
             if sending.done() and len(samples) >= 3 and (proxy.happened or number > 500):
                 break
             await asyncio.sleep(min(0.5, MINUTES * 2))
             for fault in random_faults(dice.randrange(1 << 30), share=0.7, seconds=0.3)(number):
                 proxy.inflict(fault)
-            if number % 8 == 7:  # delays and splits would stay for ever
+            if number % 8 == 7:  # delays and splits would last forever
                 for each in proxy.proxies:
                     each.heal()
             samples.append(resident_mib())
@@ -182,6 +182,6 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
     assert proxy.happened.total() > 0
     assert asyncio.all_tasks() == before
     assert load.sent > 100 * MINUTES
-    # A few are sent again, since an answer was lost, or are handled by both members.
+    # A few messages are sent again because a response was lost, or are handled by both members.
     assert load.handled < 1.05 * (load.sent + load.refused) + 200
     assert late - early < 4

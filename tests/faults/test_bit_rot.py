@@ -1,7 +1,8 @@
-"""Every 512-byte sector of a small store, flipped in one bit and zeroed in turn: `verify` names file and
-place, the store starts and serves the rest, and `rebuild` repairs what the log can repair.
+"""In every 512-byte sector of a small store one bit is flipped, or the sector is zeroed.
 
-`COMETMQ_ROT_MESSAGES=5000` makes the store larger (200 by default), `COMETMQ_ROT_SEED=n` flips other bits.
+`verify` reports file and position, the store starts and serves all other messages, and `rebuild` repairs
+everything that can be derived from the log. `COMETMQ_ROT_MESSAGES=5000` makes the store larger (200 by
+default), `COMETMQ_ROT_SEED=n` flips other bits.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cometmq.store.inspect.verify import VerifyReport, verify
 
 ROOT = "/rot"
 SECTOR = 512
-FLIPS = 2 if LONG else 1  # bytes in use of each sector with a flipped bit, one at a time
+FLIPS = 2 if LONG else 1  # flipped bytes per sector in use, one at a time
 MESSAGES = int(os.environ.get("COMETMQ_ROT_MESSAGES", "200"))
 SEED = os.environ.get("COMETMQ_ROT_SEED", "1")
 QUEUES = 2
@@ -40,12 +41,12 @@ CONFIG = StoreConfig(
     max_index_num=40,
     check_crc_on_read=True,
 )
-Damaged = tuple[str, int, int, Image]  # path, changed byte (or first of the sector), bytes changed, image
+Damaged = tuple[str, int, int, Image]  # path, first changed byte, number of bytes, image
 
 
 @lru_cache(maxsize=1)
 def sound_store() -> tuple[Image, dict[tuple[str, int, int], bytes]]:
-    """A store that was stopped cleanly, and its records by (topic, queue, offset)."""
+    """Return a cleanly stopped store and its records by (topic, queue, offset)."""
     clock, chance = ManualClock(), random.Random(SEED)
     disk = RecordingDisk(now_ms=clock.time_ms)
     store = MessageStore.open(CONFIG, disk, clock)
@@ -69,8 +70,11 @@ def sound_store() -> tuple[Image, dict[tuple[str, int, int], bytes]]:
 
 
 def sectors(kind: str) -> Iterator[Damaged]:
-    """Each sector of each file, damaged: zeroed if it holds anything, or one bit of it flipped: in bytes that
-    are not zero, as most damage that matters, and in one that is."""
+    """Yield each sector of each file in damaged form.
+
+    A sector with content is zeroed, or one bit is flipped: in nonzero bytes, where damage usually matters,
+    and in a zero byte.
+    """
     image, _ = sound_store()
     chance = random.Random(f"{SEED}:{kind}")
     for path, content in sorted(image.items()):
@@ -94,7 +98,7 @@ def sectors(kind: str) -> Iterator[Damaged]:
 
 
 def record_around(content: bytes, place: int) -> tuple[int, int]:
-    """(start, size) of the record of a segment that holds this byte; size 0 behind the last one."""
+    """Return (start, size) of a segment's record that contains this byte; size 0 after the last record."""
     at = 0
     while content[at + 4 : at + 7] == b"\xda\xa3\x20":
         size = int.from_bytes(content[at : at + 4], "big")
@@ -108,7 +112,7 @@ ENTRIES = 40 + 4 * CONFIG.max_hash_slot_num
 
 
 def part_of(path: str, place: int) -> str:
-    """What of the store a byte belongs to."""
+    """Return the part of the store that a byte belongs to."""
     content = sound_store()[0][path]
     assert content is not None
     if "/commitlog/" in path:
@@ -134,12 +138,15 @@ def part_of(path: str, place: int) -> str:
 
 
 UNCOVERED = ((16, 20), (36, 88))
-"""Bytes of a record that neither its CRC nor queue and index entries vouch for: flag; sysFlag, both times,
-both hosts, reconsumeTimes, preparedTransactionOffset (the body length behind them is checked by the size)."""
+"""Byte ranges of a record that neither its CRC nor queue and index entries cover.
+
+They are flag, sysFlag, both times, both hosts, reconsumeTimes and preparedTransactionOffset. The size checks
+the body length after them.
+"""
 
 
 def format_can_show(path: str, place: int, image: Image) -> bool:
-    """Whether a flip of this byte contradicts anything else in the store."""
+    """Return whether a flip of this byte contradicts other data in the store."""
     content, changed = sound_store()[0][path], image[path]
     assert content is not None
     assert changed is not None
@@ -148,12 +155,12 @@ def format_can_show(path: str, place: int, image: Image) -> bool:
         inside = place - record_around(content, place)[0]
         return not any(low <= inside < high for low, high in UNCOVERED)
     if part == "topic and properties":
-        # Values of properties other than UNIQ_KEY, KEYS and TAGS; there are none here.
+        # Only values of properties other than UNIQ_KEY, KEYS and TAGS are unchecked, and there are none here.
         return True
-    if part == "index header" and 8 <= place < 16:  # the end time, which may be a second off
+    if part == "index header" and 8 <= place < 16:  # the end time, which may differ by a second
         right, wrong = (int.from_bytes(data[8:16], "big", signed=True) for data in (content, changed))
         return abs(right - wrong) > 999
-    if part == "entry time":  # from when the first entry of the oldest file counts nobody knows
+    if part == "entry time":  # the first valid entry of the oldest file is not recorded
         oldest = path == min(name for name in sound_store()[0] if "/index/" in name)
         return not (oldest and place < ENTRIES + 40)
     if part == "checkpoint":
@@ -161,12 +168,14 @@ def format_can_show(path: str, place: int, image: Image) -> bool:
         value = int.from_bytes(changed[number * 8 : number * 8 + 8], "big", signed=True)
         last = max(int.from_bytes(data[56:64], "big") for data in sound_store()[1].values())
         return not 0 <= value < 1 << 53 or (number < 2 and value > last)
-    return part != "table"  # what a table can show is the subject of the tests of tables
+    return part != "table"  # other tests cover damage in tables
 
 
 def names(report: VerifyReport, path: str, place: int, reach: int) -> bool:
-    """Whether a finding names the file and a place in it not more than `reach` bytes before. Where only queue
-    or index contradict a record, the finding is theirs and names the record by its log position."""
+    """Return whether a finding names the file and a position at most `reach` bytes before `place`.
+
+    If only queue or index contradict a record, the finding names their file and the record's log position.
+    """
     unused = part_of(path, place) in ("behind the blank", "unused entry", "behind the checkpoint")
     if "/commitlog/" in path:
         content = sound_store()[0][path]
@@ -183,7 +192,7 @@ def names(report: VerifyReport, path: str, place: int, reach: int) -> bool:
 
 
 def served(store: MessageStore) -> dict[tuple[str, int, int], bytes]:
-    """Every record that consumers get."""
+    """Return every record that consumers can read."""
     found = {}
     for queue in store.queues:
         offset = queue.min_offset
@@ -201,7 +210,7 @@ def served(store: MessageStore) -> dict[tuple[str, int, int], bytes]:
 
 
 def recovered(disk: RecordingDisk) -> dict[tuple[str, int, int], bytes]:
-    """What a start serves; the store is stopped again."""
+    """Start the store and stop it again; return the records it served."""
     store = MessageStore.open(CONFIG, disk, ManualClock())
     found = served(store)
     store.close()
@@ -231,7 +240,7 @@ def test_verify_names_what_is_damaged(kind: str) -> None:
     for path, place, count, image in sectors(kind):
         report = verify(ROOT, disk=RecordingDisk(image), config=CONFIG)
         if part_of(path, place) == "table" or (kind == "flipped" and not format_can_show(path, place, image)):
-            continue  # tables: see below
+            continue  # tables are tested below
         part = part_of(path, place)
         shown[part] += 1
         if not names(report, path, place, reach=8192 if part == "behind the log" else 2048):
@@ -264,8 +273,11 @@ def test_zeroed_sectors_lie_within_records_on_their_borders_and_across_everythin
 @pytest.mark.parametrize("start", ["clean", "unclean"])
 @pytest.mark.parametrize("kind", ["flipped", "zeroed"])
 def test_the_store_starts_and_serves_the_rest(kind: str, start: str) -> None:
-    """As it is, without a tool. After an unclean stop without checkpoint everything that follows from the log
-    is made anew; after a clean one a damaged queue costs the messages whose units were hit."""
+    """The store starts without a repair by tools.
+
+    After an unclean stop without checkpoint all derived data is rebuilt from the log. After a clean stop, a
+    damaged queue loses the messages of the damaged units.
+    """
     _, records = sound_store()
     for path, place, count, image in sectors(kind):
         where = f"{path} {place}"
@@ -283,7 +295,7 @@ def test_the_store_starts_and_serves_the_rest(kind: str, start: str) -> None:
             hit = _pointed_at(path, place, count)
         wrong = {at for at in records if found.get(at) != records[at]}
         assert wrong <= hit, (where, wrong - hit)
-        # A record whose queue or offset was hit, in a store without queues, is what it says it is now.
+        # Without queue files, a record with a damaged queue or offset is stored as the record says.
         strange = {found[at][28:36] for at in found.keys() - records.keys()}
         assert strange <= {records[at][28:36] for at in hit if start == "unclean"}, where
         for at in wrong & found.keys() & records.keys():
@@ -291,7 +303,7 @@ def test_the_store_starts_and_serves_the_rest(kind: str, start: str) -> None:
 
 
 def _pointed_at(path: str, place: int, count: int) -> set[tuple[str, int, int]]:
-    """The messages whose units have a byte in the damaged stretch."""
+    """Return the messages whose units have a byte in the damaged range."""
     topic, queue, name = path.split("/")[-3:]
     first, last = (int(name) + place) // 20, (int(name) + place + count - 1) // 20
     return {(topic, int(queue), offset) for offset in range(first, last + 1)}
@@ -318,14 +330,14 @@ def test_rebuild_repairs_everything_but_lost_records(kind: str) -> None:
         touched = _touched(path, place, count) if in_log else set()
         assert not found.keys() - records.keys(), where
         assert lost | changed <= touched, (where, lost, changed)
-        for at in changed:  # only what no checksum covers can be different, never the body
+        for at in changed:  # fields without a checksum may differ, but never the body
             assert decode_record(found[at]).body == decode_record(records[at]).body, where
         tried += 1
     assert tried > 150
 
 
 def _touched(path: str, place: int, count: int) -> set[tuple[str, int, int]]:
-    """The records that have a byte in the damaged stretch."""
+    """Return the records with a byte in the damaged range."""
     _, records = sound_store()
     base = int(os.path.basename(path))
     hit = set()
@@ -376,7 +388,7 @@ def test_both_copies_of_a_table_damaged_is_an_error() -> None:
 
 @pytest.mark.parametrize("offset", [0, 5, 2_000])
 def test_a_damaged_queue_offset_costs_its_own_record_only(offset: int) -> None:
-    """No CRC covers it: the records around it tell."""
+    """No CRC covers the queue offset, but neighbouring records reveal the damage."""
     image, records = sound_store()
     victim = ("T0", 0, 3)
     position = int.from_bytes(records[victim][28:36], "big")

@@ -1,7 +1,7 @@
-"""Groups of brokers among faults: nothing acknowledged is lost, by the histories of our client and of Java's.
+"""Groups of brokers among faults: by the histories of our client and Java's, no acknowledged message is lost.
 
-COMETMQ_FAILOVER_RUNS sets how many runs (5), COMETMQ_FAILOVER_SEED the seed of the first one.
-The last test prints the table of docs/replication.md.
+COMETMQ_FAILOVER_RUNS sets the number of runs (5), COMETMQ_FAILOVER_SEED the first seed. The last test prints
+the table in docs/replication.md.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver)
 
 @pytest.mark.timeout(120 + 60 * RUNS)
 def test_nothing_is_lost_where_the_kernel_loses_packets(tmp_path: Path, java: Driver) -> None:
-    """The same in a network namespace. java: what it fetches is there already; nothing is fetched inside."""
+    """Run the test in a network namespace without registries; `java` has fetched its jars before."""
     if not namespace.possible():
         pytest.skip("this machine gives no network namespaces (unshare, ip): cuts are those of proxies alone")
     done = namespace.run_again(
@@ -73,7 +73,7 @@ def test_nothing_is_lost_where_the_kernel_loses_packets(tmp_path: Path, java: Dr
 
 
 def the_loss_of_one_is_seen(history: list[bytes], dice: random.Random) -> None:
-    """The same history breaks the promise when one acknowledged message is no longer read."""
+    """Check that the history without a read of one acknowledged message breaks the guarantee."""
     lost = dice.choice([
         each.message for each in operations(history) if each.op == "send" and each.result == "ok"
     ])  # fmt: skip
@@ -114,7 +114,7 @@ def test_a_nemesis_that_does_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch)
 @long_form("minutes: DLedger does not look for another leader before 6 s are over")
 @pytest.mark.timeout(1800)
 def test_how_long_nobody_can_send_beside_apaches(tmp_path: Path, java: Driver) -> None:
-    """Ours and Apache's at the same time, since they mostly wait."""
+    """Our group and Apache's run concurrently, since both mostly wait."""
     for raft, seconds in ((True, 20.0), (False, 6.0)):
         rows: dict[str, dict[bool, str]] = defaultdict(dict)
 

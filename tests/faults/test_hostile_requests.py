@@ -1,6 +1,6 @@
-"""Whatever a stranger asks: the server stays up, quick and flat, in its directory, and starts again.
+"""Hostile requests: the server stays up, fast and constant in memory, and writes only in its directory.
 
-How many frames are sent: `--hostile-frames`.
+`--hostile-frames` sets the number of frames.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from cometmq.protocol.codes import RequestCode
 from cometmq.store.derived.queue_table import TRASH
 
 MIB = 1024 * 1024
-AFTER = 424_242  # opaque of the good request behind a lot
+AFTER = 424_242  # opaque of the valid request after a batch of hostile ones
 LOT_FRAMES, LOT_BYTES = 64, 4 * MIB
 CONNECTIONS = 4
-QUICK_S = 5.0  # of a witness's request, beside the flood and on a busy machine; what hangs takes minutes
+QUICK_S = 5.0  # limit for a witness's request on a busy machine; a request that hangs takes minutes
 FLAT = 24 * MIB
-"""Growth over the second half of the flood, where about 1 MiB is usual.
+"""Allowed growth of memory, in bytes, over the second half of the flood; about 1 MiB is usual.
 
-A leak of 1 KiB a frame is 35 MiB at the broker; copies of all topics in requests that wait are 27 MiB.
+A leak of 1 KiB per frame would be 35 MiB at the broker, and copies of all topics in waiting requests 27 MiB.
 """
 
-# As users run it: topics and groups come into being when they are first named. Clients of hostile heart-beats
-# that are silent for long would have their connections closed, which a slow machine's flood would meet.
+# As in production, topics and groups are created when they are first named. Clients that send one hostile
+# heartbeat and then nothing would be disconnected, which would happen during the flood on a slow machine.
 OPEN_BROKER = BROKER.replace(
     '"autoCreateTopicEnable": "false", "autoCreateSubscriptionGroup": "false",', ""
 ).replace(
@@ -46,15 +46,17 @@ KINDS: dict[str, tuple[str, Mapping[int, Request], int]] = {
     "namesrv": (NAMESRV, NAMESRV_REQUESTS, RequestCode.GET_BROKER_CLUSTER_INFO),
     "broker": (OPEN_BROKER, BROKER_REQUESTS, RequestCode.GET_BROKER_RUNTIME_INFO),
 }
-# What neither kind handles is asked of both.
+# Requests that neither server handles are sent to both.
 UNHANDLED = Request({"topic": "TopicA", "group": "CG", "consumerGroup": "CG", "queueId": "0"}, b"{}")
-# Each server is flooded with its share: the table has 50,000 frames for either, the broker more that work.
+# Shares of the frames: the table has 50,000 frames for each server, and more of the broker's have an effect.
 SHARE = {"namesrv": 0.4, "broker": 0.6}
 
 
 async def flood(server: ServerProcess, frames: Iterator[bytes], count: int, good: bytes) -> int:
-    """Send so many frames over a few connections, each lot with a good request behind it, which is answered:
-    no sound frame closes a connection. Returns how many were sent."""
+    """Send `count` frames over a few connections; return the number sent.
+
+    A valid request after each batch must be answered, so no well-formed frame closes a connection.
+    """
     sent = 0
 
     def next_lot() -> list[bytes]:
@@ -98,7 +100,7 @@ async def answer_of(raw: RawPeer, opaque: int) -> dict[str, object]:
 
 
 class Witness:
-    """A client beside the flood, whose good requests are answered in time."""
+    """A client during the flood whose valid requests must be answered in time."""
 
     def __init__(self, server: ServerProcess, good: bytes) -> None:
         self._server = server
@@ -111,7 +113,7 @@ class Witness:
 
     @property
     def slowest_s(self) -> float:
-        """Of all requests, one that is not answered yet among them."""
+        """The longest response time of all requests, including one that is still pending."""
         return max(self._slowest_s, time.monotonic() - self._begun if self._waiting else 0.0)
 
     async def close(self) -> None:
@@ -179,7 +181,7 @@ async def test_a_flood_of_hostile_requests(kind: str, tmp_path: Path, pytestconf
         assert slowest_s < QUICK_S
         assert resident[1] - resident[0] < FLAT, resident
     assert_nothing_left_its_directory(tmp_path)
-    with ServerProcess(program, home) as server:  # what the requests left behind does not stop a start
+    with ServerProcess(program, home) as server:  # the data left by the requests does not prevent a start
         raw = await RawPeer.connect(server.port)
         await raw.send(good)
         assert (await answer_of(raw, AFTER))["code"] == 0
@@ -191,6 +193,6 @@ def assert_nothing_left_its_directory(path: Path) -> None:
     assert [entry.name for entry in path.iterdir()] == ["home"]
     queues = path / "home" / "store" / "consumequeue"
     if queues.exists():
-        topics = [entry for entry in queues.iterdir() if entry.name != TRASH]  # of deleted ones, not yet gone
+        topics = [entry for entry in queues.iterdir() if entry.name != TRASH]  # TRASH holds deleted topics
         assert [each for each in topics if not re.fullmatch(r"[%|a-zA-Z0-9_-]{1,127}", each.name)] == []
         assert all(entry.name.isdecimal() for topic in topics for entry in topic.iterdir())

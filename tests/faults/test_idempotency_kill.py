@@ -1,6 +1,8 @@
-"""kill -9 of a consumer between an effect and its mark, and between the mark and the acknowledgement, with
-each kind of marks: the message is handled by the next process, and its effect is there as often as promised
-(docs/client.md, Idempotent listeners)."""
+"""kill -9 of a consumer between an effect and its key, and between the key and the acknowledgement.
+
+The test runs with each kind of key store. The next process handles the message, and the number of effects is
+as documented (docs/client.md, Idempotent listeners).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ from tests.databases import postgres_server, redis_server
 from cometmq import Message, Producer
 from cometmq.testing import local_broker
 
-# How often the effect is there, by where the first process is killed: before or after its mark.
+# Number of effects, by whether the first process is killed before or after it stores the key.
 EFFECTS = {
     "before": {"memory": 2, "lease": 2, "sqlite": 1, "postgres": 1, "redis": 1},
     "after": {"memory": 2, "lease": 1, "sqlite": 1, "postgres": 1, "redis": 1},
@@ -30,7 +32,7 @@ CHILD = Path(__file__).with_name("idempotency_child.py")
 
 
 async def seen(child: asyncio.subprocess.Process, what: str) -> None:
-    """Until a process has said it of each kind."""
+    """Wait until a process has printed `what` for each kind."""
     missing = {f"{kind} {what}" for kind in KINDS}
     assert child.stdout is not None
     heard = []
@@ -46,7 +48,7 @@ async def seen(child: asyncio.subprocess.Process, what: str) -> None:
 
 
 async def kill_around(stop: str, start: Callable[..., Awaitable[asyncio.subprocess.Process]]) -> None:
-    """A process that is killed where it stops, and another that handles the message."""
+    """Kill a process where it stops, and let another one handle the message."""
     for where, what in ((stop, "stopped"), ("never", "handled")):
         child = await start(f"kill-{stop}", where)
         try:

@@ -1,10 +1,9 @@
-"""kill -9 in the middle of a load, again and again on one store: nothing acknowledged is lost.
+"""Repeated kill -9 under load on one store: no acknowledged message is lost.
 
-After each restart: every acknowledged message stands at the offset that its answer named, with its own body;
-queues have no gap and no message twice; the messages of a sender stand in the order it sent them; keys find
-them; and at the end every delayed message that was acknowledged has been delivered.
-
-COMETMQ_KILL_CYCLES sets how many times (12), COMETMQ_KILL_SEED repeats a run.
+After each restart every acknowledged message has the offset of its response and its own body; queues have no
+gaps and no duplicates; the messages of each sender are in order; keys find them. In the end all acknowledged
+delayed messages have been delivered. COMETMQ_KILL_CYCLES sets the number of cycles (12), COMETMQ_KILL_SEED
+repeats a run.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ SEED = int(os.environ.get("COMETMQ_KILL_SEED", "0")) or random.SystemRandom().ra
 QUEUES = 4
 SENDERS = 12
 TOPIC = "Orders"
-# Small files, so that kills also hit the moments when one ends and the next begins.
+# The files are small, so that kills also happen at changes of files.
 SETTINGS = {
     "brokerName": "broker-a",
     "brokerIP1": "127.0.0.1",
@@ -55,12 +54,12 @@ SETTINGS = {
     "maxIndexNum": "2000",
     "messageDelayLevel": "1s",
     "flushDelayOffsetInterval": "50",
-    "brokerFastFailureEnable": "false",  # a busy machine is no fault that is looked at here
+    "brokerFastFailureEnable": "false",  # slowness of a busy machine is not tested here
 }
 
 
 class BrokerProcess:
-    """A broker that may be killed at any time; `addr` is where it listens now."""
+    """A broker that can be killed at any time; `addr` is its current address."""
 
     def __init__(self, directory: Path, **settings: str) -> None:
         self._conf = directory / "broker.conf"
@@ -75,28 +74,28 @@ class BrokerProcess:
         return self._process.pid
 
     def spawn(self) -> None:
-        """Start it; it may not be ready yet."""
+        """Start the broker without waiting until it is ready."""
         command = [sys.executable, "-m", "cometmq.broker.process", "-c", str(self._conf)]
         self._process = ServerProcess(command, ready='"addr"')
 
     async def ready(self) -> None:
-        """Wait until it serves."""
+        """Wait until the broker is ready."""
         assert self._process is not None
         self.addr = json.loads(await asyncio.to_thread(self._process.wait_ready))["addr"]
 
     def kill(self) -> None:
-        """kill -9, and wait until it is gone."""
+        """Kill the broker with SIGKILL and wait for its end."""
         if self._process is not None:
             self._process.kill()
 
     def terminate(self) -> int:
-        """Ask it to stop; its exit code."""
+        """Stop the broker with SIGTERM and return its exit code."""
         assert self._process is not None
         return self._process.stop()
 
 
 class Ledger:
-    """What was acknowledged, and what else was attempted."""
+    """Acknowledged messages and other attempts."""
 
     def __init__(self) -> None:
         self.acknowledged: list[dict[int, bytes]] = [{} for _ in range(QUEUES)]
@@ -117,7 +116,7 @@ def header(queue_id: int, properties: str, **more: object) -> SendMessageRequest
 
 
 class Sender:
-    """Sends one thing after the other until the broker is gone; some in batches, some delayed."""
+    """Send one message after the other until the broker is gone; some in batches, some delayed."""
 
     def __init__(
         self, name: str, client: RemotingClient, addr: str, ledger: Ledger, dice: random.Random
@@ -194,7 +193,7 @@ async def load(
 
 
 def pull(queue_id: int, offset: int) -> Frame:
-    """A request for 32 messages that does not wait for more."""
+    """Build a pull of 32 messages without long polling."""
     asked = PullMessageRequestHeader(
         consumer_group="Checker", topic=TOPIC, queue_id=queue_id, queue_offset=offset, max_msg_nums=32,
         sys_flag=4, commit_offset=0, suspend_timeout_millis=0, subscription="*", sub_version=0,
@@ -203,7 +202,7 @@ def pull(queue_id: int, offset: int) -> Frame:
 
 
 async def read_queue(client: RemotingClient, addr: str, queue_id: int, offset: int) -> list[MessageExt]:
-    """Every message of a queue from an offset on."""
+    """Read every message of a queue from an offset on."""
     found: list[MessageExt] = []
     while True:
         answer = await client.call(addr, pull(queue_id, offset), 20)
@@ -216,12 +215,12 @@ async def read_queue(client: RemotingClient, addr: str, queue_id: int, offset: i
 
 
 def plain(body: bytes) -> bytes:
-    """A body without its filling and without the mark of a delayed one."""
+    """Return a body without its padding and its prefix of delayed messages."""
     return body.removeprefix(b"delayed:").rstrip(b".")
 
 
 def check_queue(messages: list[MessageExt], first: int, ledger: Ledger, queue_id: int) -> None:
-    """No gap, nothing foreign or twice, the order of each sender, each acknowledgement kept."""
+    """Check a queue: no gap, no unknown or duplicate message, senders' orders, all acknowledged messages."""
     assert [message.queue_offset for message in messages] == list(range(first, first + len(messages)))
     stored = {message.queue_offset: message.body for message in messages}
     lost = {
@@ -241,7 +240,7 @@ def check_queue(messages: list[MessageExt], first: int, ledger: Ledger, queue_id
 
 
 async def check_keys(client: RemotingClient, addr: str, ledger: Ledger, dice: random.Random) -> None:
-    """Some acknowledged single messages are found by their keys."""
+    """Check that some acknowledged single messages are found by key."""
     bodies = [body for queue in ledger.acknowledged for body in queue.values()]
     for body in dice.sample(bodies, min(10, len(bodies))):
         key = body.rpartition(b"/")[0].decode()
@@ -251,7 +250,7 @@ async def check_keys(client: RemotingClient, addr: str, ledger: Ledger, dice: ra
         answer = await client.call(addr, Frame.request(RequestCode.QUERY_MESSAGE, request), 20)
         found = [message.body for message in iter_records(answer.body)] if answer.code == 0 else []
         if body not in found:
-            # A member of a batch carries no key: then it must be in its queue, which was checked.
+            # A message of a batch has no key; it is in its queue, which has been checked.
             assert await is_keyless(client, addr, ledger, body), key
 
 
@@ -264,7 +263,7 @@ async def is_keyless(client: RemotingClient, addr: str, ledger: Ledger, body: by
 
 
 async def check(addr: str, ledger: Ledger, since: list[int], dice: random.Random) -> list[int]:
-    """Check every queue from the given offsets on; returns the ends of the queues."""
+    """Check every queue from the given offsets on; return the ends of the queues."""
     client = RemotingClient()
     ends = []
     try:
@@ -285,7 +284,7 @@ async def check(addr: str, ledger: Ledger, since: list[int], dice: random.Random
 
 
 async def delayed_arrive(addr: str, ledger: Ledger) -> None:
-    """Every acknowledged delayed message is delivered in the end."""
+    """Wait until every acknowledged delayed message has been delivered."""
     client = RemotingClient()
     missing = set(ledger.delayed)
     offset = 0
@@ -304,7 +303,7 @@ async def delayed_arrive(addr: str, ledger: Ledger) -> None:
 
 
 async def kill_under_load(broker: BrokerProcess, ledger: Ledger, delay_s: float) -> None:
-    """Kill the broker some time after it acknowledged the first message of this load."""
+    """Kill the broker `delay_s` after it acknowledged the first message of this load."""
     before = ledger.count
     await until(lambda: ledger.count != before)
     await asyncio.sleep(delay_s)
@@ -319,11 +318,11 @@ def queue_of(*bodies: bytes) -> list[MessageExt]:
 @pytest.mark.parametrize(
     "stored",
     [
-        queue_of(b"s/000001/", b"s/000002/"),  # the acknowledged third is missing
-        queue_of(b"s/000001/", b"s/000002/", b"s/000004/"),  # another one in its place
-        queue_of(b"s/000001/", b"s/000002/", b"s/000003/", b"s/000002/"),  # one twice
-        queue_of(b"s/000002/", b"s/000001/", b"s/000003/"),  # order of a sender
-        queue_of(b"s/000001/", b"s/000002/", b"s/000003/", b"x/000001/"),  # never sent
+        queue_of(b"s/000001/", b"s/000002/"),  # the acknowledged third message is missing
+        queue_of(b"s/000001/", b"s/000002/", b"s/000004/"),  # another message has its offset
+        queue_of(b"s/000001/", b"s/000002/", b"s/000003/", b"s/000002/"),  # a duplicate
+        queue_of(b"s/000002/", b"s/000001/", b"s/000003/"),  # wrong order of a sender
+        queue_of(b"s/000001/", b"s/000002/", b"s/000003/", b"x/000001/"),  # a message that was never sent
         queue_of(b"s/000001/", b"s/000002/", b"s/000003/")[1:],  # a gap
     ],
 )
@@ -353,13 +352,13 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, flush: str,
         for cycle in range(cycles):
             broker.spawn()
             if cycle % 4 == 3:
-                # Killed while it recovers, or just after.
+                # The broker is killed during or just after its recovery.
                 await asyncio.sleep(dice.uniform(0.1, 0.6))
                 broker.kill()
                 broker.spawn()
             await broker.ready()
             if cycle:
-                # The whole store now and then, else what came since the last look.
+                # Every fifth cycle checks the whole store, and all others check the new messages.
                 ends = await check(broker.addr, ledger, ends if cycle % 5 else [0] * QUEUES, dice)
             kill = asyncio.ensure_future(kill_under_load(broker, ledger, dice.uniform(0, 0.5)))
             await load(broker.addr, ledger, cycle, dice, kill)
@@ -369,7 +368,7 @@ async def test_what_was_acknowledged_survives_kill_9(tmp_path: Path, flush: str,
         await delayed_arrive(broker.addr, ledger)
         assert ledger.delayed
         assert broker.terminate() == 0
-        # An orderly stop leaves a store that needs no recovery, and holds the same.
+        # A clean stop leaves a store with the same content that needs no recovery.
         assert not (tmp_path / "store" / "abort").exists()
         broker.spawn()
         await broker.ready()

@@ -1,7 +1,7 @@
-"""kill -9 among messages with delivery times and delay levels: each acknowledged one comes once and not
-early, recalled ones never come.
+"""kill -9 among messages with delivery times and delay levels.
 
-COMETMQ_KILL_CYCLES sets how many times (8 here at most), COMETMQ_KILL_SEED repeats a run.
+Each acknowledged message is delivered once and not early, and recalled messages are never delivered.
+COMETMQ_KILL_CYCLES sets the number of cycles (8 here at most), COMETMQ_KILL_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ SENDERS = 6
 
 
 class Ledger:
-    """Body -> delivery time (ms) of what was sent; what of it was acknowledged, and taken back."""
+    """Delivery times (ms) of the sent messages by body, and the acknowledged and recalled bodies."""
 
     def __init__(self) -> None:
         self.sent: dict[bytes, int] = {}
         self.acknowledged: set[bytes] = set()
         self.recalled: set[bytes] = set()
-        self.perhaps_recalled: set[bytes] = set()  # the broker was killed before it answered
+        self.perhaps_recalled: set[bytes] = set()  # recalls without a response, because the broker was killed
 
 
 async def kill_later(broker: BrokerProcess, delay_s: float) -> None:
@@ -61,12 +61,12 @@ async def sender(name: str, addr: str, client: RemotingClient, ledger: Ledger, d
                 recall = RecallMessageRequestHeader(topic=TOPIC, recall_handle=handle)
                 answer = await client.call(addr, Frame.request(RequestCode.RECALL_MESSAGE, recall), 20)
                 ledger.perhaps_recalled.discard(body)
-                if answer.code == 0:  # else its time has come
+                if answer.code == 0:  # otherwise the message was due
                     ledger.recalled.add(body)
 
 
 async def came(addr: str) -> Counter[bytes]:
-    """How often each message came; none early."""
+    """Count the deliveries of each message, and check that none was early."""
     found: Counter[bytes] = Counter()
     client = RemotingClient()
     try:
@@ -132,7 +132,7 @@ async def call(client: RemotingClient, addr: str, request: Frame) -> None:
 async def test_each_comes_once_when_killed_while_messages_are_moved_on(tmp_path: Path) -> None:
     print(f"COMETMQ_KILL_SEED={SEED}")
     dice = random.Random(SEED)
-    # All but the newest segment go at once when somebody asks for that, and what waits in them is moved on.
+    # On request, retention deletes all but the newest segment, and messages waiting in them are moved.
     broker = BrokerProcess(
         tmp_path,
         fileReservedTime="0",

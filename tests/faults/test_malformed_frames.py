@@ -1,4 +1,4 @@
-"""Whatever bytes arrive: a code or a closed connection, a process that lives, and a next request answered."""
+"""Arbitrary bytes: the response is a code or a closed connection, and the process answers a next request."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from tests.kit.waiting import wait_until
 
 MIB = 1024 * 1024
 SEND, MAKE_TOPIC = 10, 17
-AFTER = 424_242  # opaque of the good request that follows the bad bytes
+AFTER = 424_242  # opaque of the valid request after the bad bytes
 PROGRAMS = {"namesrv": NAMESRV, "broker": BROKER}
 REQUESTS = {"namesrv": NAMESRV_REQUESTS, "broker": BROKER_REQUESTS}
-# A request that the server always answers: the cluster info of a name server, the runtime info of a broker.
+# Requests that are always answered: a name server's cluster info and a broker's runtime info.
 GOOD = {"namesrv": 106, "broker": 28}
 
 
@@ -56,7 +56,7 @@ def kind_of(request: pytest.FixtureRequest) -> str:
 
 
 def whole_frames(data: bytes) -> bool:
-    """Whether a reader that believes the length words ends exactly behind `data`."""
+    """Return whether the length words lead a reader exactly to the end of `data`."""
     pos = 0
     while len(data) - pos >= 4:
         (size,) = struct.unpack_from(">I", data, pos)
@@ -67,17 +67,17 @@ def whole_frames(data: bytes) -> bool:
 async def send_bad(
     server: ServerProcess, bad: bytes, good: bytes, until: frozenset[int] = frozenset({AFTER})
 ) -> list[dict[str, Any]]:
-    """Send bad bytes and a good request behind them; the answers up to these, or until the close."""
+    """Send bad bytes and a valid request; return the responses up to those in `until`, or up to the close."""
     raw = await RawPeer.connect(server.port)
     answers: list[dict[str, Any]] = []
     try:
         raw.writer.write(bad + good)
         if not whole_frames(bad):
-            raw.writer.write_eof()  # the server waits for the rest of a frame: tell it that none comes
+            raw.writer.write_eof()  # ends the server's wait for the rest of a frame
         while True:
             header, _ = await raw.read()
             if header["flag"] == 2:
-                continue  # a broker tells consumers about each other
+                continue  # a change notice for consumers
             assert header["flag"] & 1, header
             assert isinstance(header["code"], int), header
             answers.append(header)
@@ -92,9 +92,9 @@ async def send_bad(
 async def check_all(
     server: ServerProcess, cases: Iterable[tuple[str, bytes]], good: bytes, *, answered: bool = False
 ) -> int:
-    """Send every case; after each a good request on another connection is answered. Returns how many.
+    """Send every case and then a valid request on another connection; return the number of cases.
 
-    answered: the frames themselves are sound, so that each gets an answer and its connection stays.
+    answered: The frames themselves are well-formed, so each gets a response and its connection stays open.
     """
     wanted = frozenset({7, AFTER} if answered else {AFTER})
     witness = await RawPeer.connect(server.port)
@@ -105,7 +105,7 @@ async def check_all(
             answers = await send_bad(server, bad, good, wanted)
         except TimeoutError:
             pytest.fail(f"{name}: neither answered nor closed")
-        if answered:  # in any order: some answers wait for a file
+        if answered:  # in any order, since some responses wait for a file
             assert sorted(answer["opaque"] for answer in answers) == [7, AFTER], name
         try:
             await witness.send(good)
@@ -160,7 +160,7 @@ async def test_mutated_frames(server: ServerProcess, requests: dict[int, Request
 
 
 async def test_hostile_registrations_cost_bounded_memory(tmp_path: Path) -> None:
-    """The decoder stops at 64 MiB of what a registration unpacks to, here at most 2 GiB."""
+    """The decoder stops after 64 MiB of a registration's inflated data, which is up to 2 GiB here."""
     with ServerProcess(NAMESRV, tmp_path) as server:
         before = server.resident_peak()
         await check_all(
@@ -183,7 +183,7 @@ async def test_a_bad_frame_closes_its_connection_only(server: ServerProcess, goo
 
 
 async def fill_memory(server: ServerProcess, requests: dict[int, Request]) -> None:
-    """Messages until the newest megabytes of the log, which a broker keeps in memory, are all there are."""
+    """Send messages until the memory for the newest part of the log is full."""
     if SEND not in requests:
         return
     raw = await RawPeer.connect(server.port)
@@ -221,7 +221,7 @@ async def test_many_thousand_bad_frames_leave_memory_and_descriptors_as_they_wer
         await flood(seed, 3000)
         resident.append(server.resident())
         if resident[-1] - resident[-2] < MIB // 4:
-            break  # what leaks leaks each time; a table or an arena that grows stops growing
+            break  # a leak grows at each attempt; growth of a table or an arena ends
     else:
         pytest.fail(f"it grows and grows: {resident}")
     enough = descriptors + 4

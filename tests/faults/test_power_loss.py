@@ -1,8 +1,9 @@
-"""Power failures at every moment of several workloads: what was promised is there, nothing else is, and a
-second recovery changes nothing. The fault model is that of `tests.kit.recording_disk`.
+"""Power failures at every moment of several workloads.
 
-`COMETMQ_CRASH_IMAGES=100000` tries that many images (3,000 by default), `COMETMQ_CRASH_SEED=n` others of
-them, `COMETMQ_CRASH_REPLAY=workload/seed/image` (as a failure prints it) a single one.
+All guaranteed data is there, no other data is, and a second recovery changes nothing. The fault model is that
+of `tests.kit.recording_disk`. `COMETMQ_CRASH_IMAGES=100000` tries that many images (3,000 by default),
+`COMETMQ_CRASH_SEED=n` tries different ones, and `COMETMQ_CRASH_REPLAY=workload/seed/image` (as printed by a
+failure) tries a single image.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from cometmq.store.tables.min_offsets import MinOffsets
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000"))
 FIRST_SEED = int(os.environ.get("COMETMQ_CRASH_SEED", "1"))
 REPLAY = os.environ.get("COMETMQ_CRASH_REPLAY", "")
-PER_RUN = 250  # images of one run of a workload, before another seed takes its turn
+PER_RUN = 250  # images of one run of a workload, before the next seed
 
 
 @pytest.mark.representative("synchronous")
@@ -82,7 +83,7 @@ def test_a_label_builds_the_same_image_again() -> None:
 
 
 def history() -> RecordingDisk:
-    """Two sectors written and synced, then overwritten; a rename over it whose directory is not synced."""
+    """Two sectors are written, synced and overwritten; a rename replaces the file without a sync."""
     disk = RecordingDisk()
     fd = disk.open("/f", create=True)
     disk.pwrite(fd, b"a" * 1024, 0)
@@ -125,7 +126,7 @@ def test_a_directory_that_was_moved_leaves_nothing_behind() -> None:
     disk.fsync_dir("/")
     disk.fsync_dir("/d")
     for name in ("kept", "dropped"):
-        disk.open(f"/d/e/{name}", create=True)  # names that no sync has made last
+        disk.open(f"/d/e/{name}", create=True)  # names that no sync has made durable
     disk.fsync_dir("/d/e")
     disk.unlink("/d/e/dropped")
     disk.open("/d/e/new", create=True)
@@ -152,8 +153,7 @@ def test_a_new_file_is_lost_with_its_directory() -> None:
 
 
 class Patch:
-    """Puts a wrong method in the place of a right one, and counts its calls: a bug that never ran has not
-    been caught."""
+    """Replace a method with a wrong one and count its calls: a bug that never runs is not detected."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch
@@ -174,13 +174,13 @@ def acknowledge_before_the_flush(patch: Patch) -> None:
 
 
 def flush_only_the_newest_segment(patch: Patch) -> None:
-    """Off by one at the roll: the end of the segment just left is never synced."""
+    """An off-by-one error when a segment is full: its end is never synced."""
     right = CommitLog.segments_to_sync
     patch.setattr(CommitLog, "segments_to_sync", lambda self: right(self)[-1:])
 
 
 def let_go_of_a_segment_filled_during_its_sync(patch: Patch) -> None:
-    """A bug that this harness found: a sync counted for what was written after it had begun."""
+    """A bug that this test once found: a sync was credited with data written after it had begun."""
     right = CommitLog.synced
     patch.setattr(CommitLog, "synced", lambda self, bases, end: right(self, bases, self.end))
 
@@ -238,7 +238,7 @@ def move_the_checkpoint_first(patch: Patch) -> None:
 
 
 def mark_what_is_only_written(patch: Patch) -> None:
-    """Where recovery begins moves on before the sync that should come first."""
+    """The start of the recovery scan is advanced before the sync that must precede it."""
     right = DerivedWriter.make_durable
 
     def wrong(self: DerivedWriter, *, slots: bool = True) -> bool:
@@ -253,7 +253,7 @@ def mark_what_is_only_written(patch: Patch) -> None:
 
 
 def trust_the_checkpoint_without_its_margin(patch: Patch) -> None:
-    """As if queues were durable up to the moment of the start."""
+    """Queues are assumed to be durable up to the time of the start."""
     patch.setattr(Checkpoint, "min_timestamp", property(lambda self: 1 << 52))
 
 
@@ -277,7 +277,7 @@ def truncate_one_record_too_many(patch: Patch) -> None:
 
 
 def index_before_the_log(patch: Patch) -> None:
-    """Entries of records that the log may not hold stay in the index."""
+    """The index keeps entries of records that the log may have lost."""
     right, right_load = IndexService.resume, IndexService.load
 
     def wrong(self: IndexService, *, clean: bool, cut_at: int | None = None) -> None:
@@ -297,7 +297,7 @@ def declare_an_unclean_stop_clean(patch: Patch) -> None:
 
 
 def forget_the_directory_of_deleted_segments(patch: Patch) -> None:
-    """They may come back, one by one, and leave holes."""
+    """Without the directory's sync, deleted segments may reappear one by one and leave gaps."""
 
     async def wrong(self: Retention, directory: str, log_min: int = -1) -> bool:
         self.synced_min = max(self.synced_min, log_min)
@@ -311,7 +311,7 @@ def purge_in_memory_only(patch: Patch) -> None:
 
 
 def keep_floors_above_lost_messages(patch: Patch) -> None:
-    """A floor hides the messages that take the offsets of lost ones."""
+    """A minimum offset hides the messages that reuse the offsets of lost ones."""
 
     def wrong(self: MinOffsets, queues: QueueTable) -> None:
         for topic, floors in self.by_topic.items():
@@ -324,7 +324,7 @@ def keep_floors_above_lost_messages(patch: Patch) -> None:
 
 
 def keep_what_is_behind_a_gap(patch: Patch) -> None:
-    """As a master does, who has nobody to ask for what is missing."""
+    """The slave behaves like a master, which has no source for missing data."""
     patch.setattr(Recovery, "_gaps_end_from", lambda self, saved: 1 << 62)
 
 
@@ -393,7 +393,7 @@ def raising(error: type[Exception]) -> Callable[..., None]:
 
 
 def test_a_table_is_never_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every state of every moment of two saves: the old table or the new one, the new one once saved."""
+    """In every state during two saves the table is the old or the new one, and after a save the new one."""
     disk = RecordingDisk()
     disk.makedirs("/config")
     disk.fsync_dir("/")

@@ -1,8 +1,8 @@
-"""A broker process on file systems that are full, read-only or gone: it refuses and says why, never dies of a
-signal, loses nothing that it acknowledged, and works again when the cause is gone.
+"""A broker process on file systems that are full, read-only or gone.
 
-Small file systems are mounted where the tests may do that (as root on Linux); a limit on the size of files
-stands for a full disk everywhere else.
+It refuses messages with the reason, is never ended by a signal, loses no acknowledged message, and works
+again once the cause is removed. Small file systems are mounted where the tests may do that (as root on
+Linux); elsewhere a limit on file sizes replaces a full disk.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class SmallDisk:
         self._run("umount", str(self.path))
 
     def pull_the_plug(self) -> None:
-        """The device is gone at this moment, with whatever was not synced."""
+        """Remove the device immediately, which loses all data that was not synced."""
         fd = os.open(self.path, os.O_RDONLY)
         try:
             fcntl.ioctl(fd, EXT4_IOC_SHUTDOWN, struct.pack("I", LOSE_WHAT_IS_NOT_SYNCED))
@@ -88,7 +88,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 class Load:
-    """Sends numbered messages to one queue and remembers those that were acknowledged."""
+    """Send numbered messages to one queue and record those acknowledged."""
 
     def __init__(self, addr: str) -> None:
         self.addr = addr
@@ -135,7 +135,7 @@ async def started(broker: BrokerProcess) -> Load:
 
 
 async def again(broker: BrokerProcess, load: Load) -> None:
-    """The same messages after a stop in order and a start."""
+    """Check that the messages are the same after a clean stop and a start."""
     await load.client.close()
     assert broker.terminate() == 0
     after = await started(broker)
@@ -180,7 +180,7 @@ async def test_the_watermark_refuses_before_the_disk_is_full(tmp_path: Path, dis
         with (disk.path / "filler").open("wb") as filler:
             free = os.statvfs(disk.path)
             os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_frsize - MIB)
-        answer = await load.until_refused(10, every_s=0.02)  # there is room for all of these: the mark counts
+        answer = await load.until_refused(10, every_s=0.02)  # there is room, so the watermark refuses
         assert (answer.code, "the disk is full, CL: " in (answer.remark or "")) == (14, True), answer.remark
         disk.free()
         await load.until_accepted()
@@ -191,7 +191,7 @@ async def test_the_watermark_refuses_before_the_disk_is_full(tmp_path: Path, dis
 
 
 async def test_old_segments_make_room_on_a_disk_that_fills_up(tmp_path: Path, disk: SmallDisk) -> None:
-    """Above 85 % segments go whatever their age: a broker on a small disk goes on for ever."""
+    """Above 85 % segments are deleted whatever their age, so a small disk never fills up."""
     broker = BrokerProcess(
         tmp_path,
         storePathRootDir=str(disk.path / "store"),
@@ -221,7 +221,7 @@ async def test_old_segments_make_room_on_a_disk_that_fills_up(tmp_path: Path, di
 
 
 async def test_a_file_size_limit_refuses_until_it_is_lifted(tmp_path: Path) -> None:
-    """What goes beyond the limit is a signal (SIGXFSZ) to programs that do not look."""
+    """A write beyond the limit sends SIGXFSZ, which ends a program that does not handle it."""
     broker = BrokerProcess(tmp_path)
     try:
         load = await started(broker)
@@ -249,7 +249,7 @@ async def test_what_sync_flush_acknowledged_is_on_a_device_that_loses_the_rest(
 ) -> None:
     broker = BrokerProcess(
         tmp_path, storePathRootDir=str(disk.path / "store"), flushDiskType="SYNC_FLUSH",
-        osPageCacheBusyTimeOutMills="60000",  # beside other work a sync may take long
+        osPageCacheBusyTimeOutMills="60000",  # a sync may be slow beside other processes
     )  # fmt: skip
     try:
         for number in range(3):
@@ -263,7 +263,7 @@ async def test_what_sync_flush_acknowledged_is_on_a_device_that_loses_the_rest(
             assert answer.code != 0
             assert "Input/output error" in (answer.remark or ""), answer.remark
             await load.client.close()
-            assert broker.terminate() == 0  # it has lost its disk, not its head
+            assert broker.terminate() == 0  # a clean stop works without the disk
             await asyncio.to_thread(disk.unmount)
             await asyncio.to_thread(disk.mount)
             load = await started(broker)
@@ -276,7 +276,7 @@ async def test_what_sync_flush_acknowledged_is_on_a_device_that_loses_the_rest(
 
 @contextlib.contextmanager
 def read_only(directory: Path) -> Iterator[None]:
-    """The directory on a file system that may not be written to."""
+    """Mount the directory read-only."""
     if os.geteuid() != 0 or run("mount", "--bind", str(directory), str(directory)).returncode:
         pytest.skip("mounting a file system takes root")
     try:

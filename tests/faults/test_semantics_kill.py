@@ -1,7 +1,7 @@
-"""kill -9 of a broker among all that waits in it (levels, retries, SQL consumers, dead letters, orderly
-members, traces), and of `dlq resend` in the middle.
+"""kill -9 of a broker with all kinds of waiting messages, and of `dlq resend` midway.
 
-COMETMQ_KILL_CYCLES sets how many times (a twentieth of it), COMETMQ_KILL_SEED repeats a run.
+They are levels, retries, SQL consumers, dead letters, orderly members and traces. COMETMQ_KILL_CYCLES sets
+the number of cycles (a twentieth of it), COMETMQ_KILL_SEED repeats a run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FIRST = ConsumeFromWhere.FIRST_OFFSET
 
 
 class Servers:
-    """A name server, and a broker that is killed and started anew on its port and store."""
+    """A name server, and a broker that is killed and restarted on its port and store."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ class Servers:
 
 
 class Sent:
-    """Numbered messages of a topic: all that were tried, and those that were acknowledged."""
+    """Numbered messages of a topic: all attempted and all acknowledged ones."""
 
     def __init__(self, namesrv: str, topic: str, delays: bool) -> None:
         self.topic = topic
@@ -125,7 +125,10 @@ class Sent:
 
 
 class Failing:
-    """A listener: each message fails once; those that end with 7 are given up then, unless sent again."""
+    """A listener that fails once for each message.
+
+    Messages ending with 7 become dead letters unless resent.
+    """
 
     def __init__(self, sent: Sent) -> None:
         self.sent = sent
@@ -151,7 +154,7 @@ class Failing:
 
 
 class Orderly:
-    """A listener of members in strict order, whose calls are noted."""
+    """A listener of orderly members that records its calls."""
 
     def __init__(self, history: History) -> None:
         self.history = history
@@ -162,7 +165,7 @@ class Orderly:
         queue = str(message.queue_id)
         place = {"topic": message.topic, "queue": queue, "offset": message.queue_offset, "key": queue}
         call = self.history.begin("handle", group="g", message=message.body.decode(), **place)
-        # Shorter than a broker takes to come back: a call that outlasts that may be overlapped.
+        # Shorter than a broker's restart: calls that take longer may overlap.
         await asyncio.sleep(random.choice((0.001, 0.005, 0.02)))
         self.history.ok(call)
         self.bodies.add(message.body)
@@ -222,15 +225,15 @@ async def through_kills(servers: Servers, dice: random.Random) -> None:
         await check_traces(namesrv, sent)
     assert failing.early == []
     for body in sure:
-        # One that could not be given up before a kill is tried here once more.
+        # A message that could not become a dead letter before a kill gets one more attempt.
         assert failing.tries[body] - ({2} if body in dead else set()) == {0, 1}
     check_history(ordered.history.lines()).verify()
 
 
 async def check_dead_letters(servers: Servers, group: str, dead: set[bytes], failing: Failing) -> None:
-    """All are there; `dlq resend` that is killed and run again sends each again once.
+    """Check that all dead letters exist and that a repeated `dlq resend` sends each once.
 
-    A delay level may deliver a message once more after a kill; each of these dies for itself.
+    A delay level may deliver a message twice after a kill, and each copy becomes a dead letter.
     """
     async with Admin(servers.namesrv) as admin:
 
@@ -265,7 +268,7 @@ async def check_dead_letters(servers: Servers, group: str, dead: set[bytes], fai
 
 
 async def check_traces(namesrv: str, sent: Sent) -> None:
-    """The producer's, which lived through the kills, are written again."""
+    """Check the producer's traces, which are written again after a kill, since the producer survives."""
     await sent.one()
     async with Admin(namesrv) as admin:
 

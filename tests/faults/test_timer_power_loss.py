@@ -1,7 +1,7 @@
-"""Power failures among messages with delivery times that come, are taken back and are moved on: whatever part
-of the records arrives, each message that was on the device comes once, and not early.
+"""Power failures among messages with delivery times that are delivered, recalled and moved.
 
-COMETMQ_CRASH_IMAGES=60000 tries 1,200 images (60 by default), COMETMQ_CRASH_SEED=n others of them.
+Whatever part of the records is stored, each message that was on the device is delivered once and not early.
+COMETMQ_CRASH_IMAGES=60000 tries 1,200 images (60 by default), COMETMQ_CRASH_SEED=n tries different ones.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cometmq.remoting import Tick
 from cometmq.store import WAITING, GetStatus, ManualClock, MessageStore, StoreConfig
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 50
-PER_RUN = 10  # images of one run, before another seed takes its turn
+PER_RUN = 10  # images of one run, before the next seed
 HOST = b"\x7f\0\0\1\0\0\xc3\x50"
 
 
@@ -43,8 +43,13 @@ def _look_often(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class World:
-    """The timers of a broker without its network. `promised`: (length of the disk's history, key) of what was
-    on the device then, `taken_back` the same of recalls; `came`: key -> log position of what came."""
+    """The timers of a broker without network connections.
+
+    Attributes:
+        promised: For each message on the device: the number of disk operations at that time, and its key.
+        taken_back: The same for recalls.
+        came: The log positions of delivered messages by key.
+    """
 
     def __init__(self, disk: RecordingDisk, now_ms: int = 1_700_000_000_000) -> None:
         self.disk = disk
@@ -85,7 +90,7 @@ class World:
         self.tables.topics.ensure("Orders", 1)
 
     async def turn(self, seconds: float = 0.0) -> None:
-        """Time passes, and the broker does what is to do then."""
+        """Advance the time and run the work that is due."""
         self.clock.advance(seconds)
         await asyncio.sleep(0.004)
         service = self.service
@@ -97,8 +102,8 @@ class World:
         self.came |= {message.msg_id: message.physical_offset for message in self.messages()}
 
     async def kill(self) -> None:
-        """As kill -9 does."""
-        await self.tables.topics_file.saved()  # threads must not write any more
+        """Stop the broker as kill -9 does."""
+        await self.tables.topics_file.saved()  # threads must not write after the kill
         await self.tables.timers_file.saved()
         for task in self._tasks:
             task.cancel()
@@ -128,7 +133,7 @@ class World:
             )
 
     async def move(self) -> None:
-        """Segments go, and what waits in them is moved on."""
+        """Delete segments after the messages waiting in them have been moved."""
         self.store.retention.delete_now()
         await self.store.retention.log_cycle()
 
@@ -137,7 +142,7 @@ class World:
         await self.tables.timers_file.saved()
 
     def messages(self) -> list[MessageExt]:
-        """What consumers see."""
+        """Return the messages that consumers can read."""
         found: list[MessageExt] = []
         offset = self.store.min_offset("Orders", 0)
         while True:
@@ -149,7 +154,7 @@ class World:
             offset = got.next_begin_offset
 
     async def settle(self) -> None:
-        """Time passes until nothing waits."""
+        """Advance the time until no message waits."""
         async with asyncio.timeout(60):
             while True:
                 await self.turn(30)
@@ -161,7 +166,7 @@ class World:
 
 
 async def work(seed: int) -> World:
-    """A run, on a disk that remembers it."""
+    """Run the timers on a recording disk."""
     chance = random.Random(seed)
     world = World(RecordingDisk())
     await world.open()
@@ -193,7 +198,7 @@ async def work(seed: int) -> World:
 
 
 async def try_image(before: World, at: int, image: Image, _chance: random.Random) -> None:
-    """Power fails after `at` operations."""
+    """Let power fail after `at` operations and check the recovered timers."""
     world = World(RecordingDisk(image), before.clock.now_ms)
     world.due = before.due
     try:

@@ -1,6 +1,6 @@
-"""kill -9 of the broker, or of the producer, at every step of a transaction: each ends once, as it should.
+"""kill -9 of the broker, or of the producer, at every step of a transaction: each ends once and correctly.
 
-COMETMQ_KILL_CYCLES sets how many times the broker is killed under load (a fifth of it, 4 by default).
+COMETMQ_KILL_CYCLES sets the number of kills of the broker under load (a fifth of it, 4 by default).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CYCLES = max(4, int(os.environ.get("COMETMQ_KILL_CYCLES", "12")) // 5)
 TOPIC = "Orders"
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
 SOON = {"transactionCheckInterval": "200", "transactionTimeOut": "200", "transactionCheckMax": "10000"}
-# One try: a message that is sent twice is two transactions.
+# Sends are not retried, since a message sent twice would be two transactions.
 ONE_TRY = ProducerOptions(retry_times=0, send_timeout_s=10.0)
 
 
 class Cluster:
-    """A name server, and a broker that may be killed and comes back at the same port."""
+    """A name server, and a broker that may be killed and restarts on the same port."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -72,7 +72,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 async def seen(namesrv: str) -> Counter[str]:
-    """How often each message is there."""
+    """Count the stored copies of each message."""
     found: Counter[str] = Counter()
     async with PullConsumer("reader", namesrv=namesrv) as consumer:
         for queue in await consumer.fetch_queues(TOPIC):
@@ -87,7 +87,7 @@ async def seen(namesrv: str) -> Counter[str]:
 
 
 async def settled(namesrv: str, listener: object, wanted: Counter[str], maybe: set[str]) -> None:
-    """A producer answers until all that is wanted is there; nothing else is then, and nothing twice."""
+    """Let a producer answer checks until all wanted messages are there; check that there are no others."""
     finisher = TransactionProducer("PG", listener, topics=[TOPIC], namesrv=namesrv)  # type: ignore[arg-type]
     async with finisher, asyncio.timeout(60):
         while True:
@@ -96,9 +96,9 @@ async def settled(namesrv: str, listener: object, wanted: Counter[str], maybe: s
                 if found.keys() >= wanted.keys():
                     break
             except CometError:
-                pass  # the broker has just started
+                pass  # the broker is still starting
             await asyncio.sleep(0.1)
-        await asyncio.sleep(1.0)  # some more rounds: what is too much would come now
+        await asyncio.sleep(1.0)  # further rounds of checks would store wrong messages now
         found = await seen(namesrv)
     assert {body: count for body, count in found.items() if body not in maybe} == dict(wanted)
     assert all(count == 1 for count in found.values())
@@ -126,7 +126,7 @@ async def test_a_producer_that_dies(step: str, cluster: Cluster, tmp_path: Path)
 
 
 class Plans:
-    """A listener whose messages say how they end; at one step of one of them it kills the broker."""
+    """A listener that follows its messages' properties, and kills the broker at one step of one of them."""
 
     def __init__(self, cluster: Cluster, step: str) -> None:
         self.cluster = cluster
@@ -164,7 +164,7 @@ async def test_a_broker_that_dies(step: str, cluster: Cluster) -> None:
     async with producer:
         for local, check in itertools.product(("COMMIT", "ROLLBACK", "UNKNOWN"), ("COMMIT", "ROLLBACK")):
             if "UNKNOWN" not in (local, check) and local != check:
-                continue  # nobody may change his mind
+                continue  # a decision must not change
             body = f"{local} {check}"
             message = Message(TOPIC, body.encode(), properties={"local": local, "check": check})
             while True:
@@ -179,13 +179,13 @@ async def test_a_broker_that_dies(step: str, cluster: Cluster) -> None:
             if step == "told":
                 await listener.maybe_kill("told")
         if step == "between":
-            await asyncio.sleep(0.3)  # between the question and the answer, or around them
+            await asyncio.sleep(0.3)  # the kill is near the check or its response
             await listener.maybe_kill("between")
     await settled(cluster.namesrv, listener, wanted, set())
 
 
 class Certain:
-    """A listener that knows how each transaction ends, whoever asks; some are not known at first."""
+    """A listener with a fixed outcome for each transaction; some outcomes are UNKNOWN at first."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
@@ -201,7 +201,7 @@ class Certain:
 async def under_load(
     producer: TransactionProducer, numbers: Iterator[int]
 ) -> AsyncIterator[tuple[str, bool]]:
-    """Messages, and whether the broker has said that it has them, until it is gone."""
+    """Send messages until the broker is gone; yield each message and whether it was acknowledged."""
     while True:
         body = str(next(numbers))
         try:

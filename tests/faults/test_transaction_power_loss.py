@@ -1,7 +1,8 @@
-"""Power failures in the middle of transactions: whatever part of the records arrives, every transaction whose
-half message was on the device ends once, as its producer wants, and none ends twice.
+"""Power failures during transactions.
 
-COMETMQ_CRASH_IMAGES=20000 tries that many images (300 by default), COMETMQ_CRASH_SEED=n others of them.
+Whatever part of the records is stored, every transaction whose half message was on the device ends exactly
+once, as its producer decided. COMETMQ_CRASH_IMAGES=20000 tries that many images (300 by default),
+COMETMQ_CRASH_SEED=n tries different ones.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from cometmq.broker.transactions.ledger import Ledger
 from cometmq.broker.transactions.records import TransactionRecords
 
 IMAGES = int(os.environ.get("COMETMQ_CRASH_IMAGES", "3000")) // 10
-PER_RUN = 30  # images of one run, before another seed takes its turn
+PER_RUN = 30  # images of one run, before the next seed
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +33,7 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def work(seed: int) -> World:
-    """A run, on a disk that remembers it."""
+    """Run transactions on a recording disk."""
     chance = random.Random(seed)
     world = World(RecordingDisk(), sync=seed % 3 == 0)
     await world.open()
@@ -46,7 +47,7 @@ async def work(seed: int) -> World:
 
 @contextlib.asynccontextmanager
 async def recovered(image: Image, before: World) -> AsyncIterator[World]:
-    """A broker on what is left, with the producers of before."""
+    """Start a broker on an image, with the producers of the previous run."""
     world = World(RecordingDisk(image), sync=before.sync)
     world.ends = before.ends
     await world.open()
@@ -57,7 +58,7 @@ async def recovered(image: Image, before: World) -> AsyncIterator[World]:
 
 
 async def try_image(before: World, at: int, image: Image, chance: random.Random) -> None:
-    """Power fails after `at` operations; sometimes again while the broker comes to terms with that."""
+    """Let power fail after `at` operations, and sometimes again during the recovery."""
     certain = {key for when, key in before.promised if when <= at}
     if chance.random() < 0.5:
         async with recovered(image, before) as world:

@@ -1,5 +1,7 @@
-"""A producer that kills itself (kill -9) at one step of a transaction. Its database is a directory: it has a
-file for each local transaction that was done."""
+"""A producer that kills itself (kill -9) at one step of a transaction.
+
+Its database is a directory with a file for each completed local transaction.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ STEPS = ("begun", "done", "told", "asked", "answered")
 
 
 class Database:
-    """A transaction listener; `step`: where it ends its process."""
+    """A transaction listener; `step` is the step at which it ends its process."""
 
     def __init__(self, directory: Path, step: str = "") -> None:
         self.directory = directory
