@@ -1,4 +1,4 @@
-"""Measures what docs/performance.md claims, one part at a time, and prints a table in markdown."""
+"""Measure the claims of docs/performance.md, one part at a time, and print a table in Markdown."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our broker beside Apache's, in one run, with Apache's Java client as the load of both."""
+"""Our broker beside Apache's in one run, with Apache's Java client as the load of both."""
 
 from __future__ import annotations
 
@@ -26,12 +26,16 @@ _groups = itertools.count(1)
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table; `load` are arguments of the load generator (java/driver/Load.java).
+    """A line of the table.
 
-    drain: messages of a backlog that a push consumer reads instead. one_in: one in so many of them passes its
-    SQL92 filter; rate and CPU are of all. sync_flush: brokers with SYNC_FLUSH. topics: of the store, with 10
-    queues each. beside: another load on the same broker at the same time, whose messages count for its CPU
-    but not for rate and latency.
+    Attributes:
+        load: Arguments of the load generator (java/driver/Load.java).
+        drain: Number of messages of a backlog that a push consumer reads instead.
+        one_in: One message in `one_in` passes the consumer's SQL92 filter; rate and CPU are per message read.
+        sync_flush: Whether the brokers run with SYNC_FLUSH.
+        topics: Topics of the store, with 10 queues each.
+        beside: A concurrent load on the same broker; its messages count for CPU, but not for rate and
+            latency.
     """
 
     title: str
@@ -43,7 +47,7 @@ class Row:
     beside: Figures = field(default_factory=dict)
 
     def draining(self, count: int) -> Figures:
-        """Arguments of a consumer (java/driver/Drain.java) that drains a backlog of so many messages."""
+        """Return the arguments of a consumer (java/driver/Drain.java) that drains `count` messages."""
         sql = {"sql": True, "expression": "n = 0"} if self.one_in > 1 else {}
         return {"count": count // self.one_in, **sql}
 
@@ -76,7 +80,7 @@ ROWS = {
 
 
 def run(options: Options) -> str:
-    """Rates, latencies and CPU of the rows; starts on empty directories; memory."""
+    """Return rates, latencies and CPU of the rows; starts on empty directories; memory."""
     rows = [(name, row) for name, row in ROWS.items() if not options.rows or name in options.rows]
     found: list[list[str]] = []
     memory: dict[str, dict[str, dict[str, int]]] = {}
@@ -120,7 +124,7 @@ def _measure(
     if first:
         memory["idle"] = {name: memory_bytes(system.pid) for name, system in systems.items()}
     for system in () if options.short else systems.values():
-        say(f"warm-up, {system.system}: {WARM_UP_S} s")  # JVMs compile what they run often
+        say(f"warm-up, {system.system}: {WARM_UP_S} s")  # JVMs compile code that runs often
         java.call(
             "load", answer_within_s=300, namesrv=system.namesrv, topic="WarmUp", seconds=WARM_UP_S, **SYNC
         )
@@ -143,7 +147,7 @@ def _count(row: Row, options: Options) -> int:
 
 
 def fill(java: Driver, namesrv: str, topic: str, count: int, numbered: int) -> None:
-    """Leave a backlog for a drain. The generator sends one message more, before its clock starts."""
+    """Store a backlog for a drain. The generator sends one message more, before its clock starts."""
     load = {"mode": "batch", "threads": 4, "batch": 32, "size": 128, "count": count}
     if numbered > 1:
         load["numbered"] = numbered

@@ -14,15 +14,15 @@ from cometmq.store.reading.queue_reader import physical_memory
 
 MESSAGES = 10_000_000
 QUEUES = 8
-SIZE = 128  # bytes of a body, of the backlog and of the live sends: larger ones would measure the device
+SIZE = 128  # bytes per body of backlog and live sends: with larger ones the device would be the limit
 COLDEST = 0.02
-IN_MEMORY = 0.4  # of the machine's memory; what lies farther back gets smaller answers (RocketMQ's rule)
+IN_MEMORY = 0.4  # share of the machine's memory; older messages get smaller responses (RocketMQ's rule)
 KINDS = ("alone", "beside cold reads")
 NOTHING = {"rate": 0.0, "messages": 0, "generator_cpu_us": 0.0}
 
 
 def run(options: Options) -> str:
-    """Rates, and the part of the broker's CPU that sends keep, which hangs less on other work."""
+    """Return rates, and the sends' share of the broker's CPU, which depends less on other processes."""
     directory = options.data / "backlog"
     messages = 100_000 if options.short else MESSAGES
     fill(directory / "store", ["Backlog"], QUEUES, also="Live", size=SIZE, until_messages=messages)
@@ -55,7 +55,7 @@ def run(options: Options) -> str:
 
 
 def _turn(system: Running, kind: str, seconds: float, old: list[Path]) -> Figures:
-    """One turn, before which the page cache is dropped; that it was is checked."""
+    """Run a turn with an empty page cache, and check that the cache is empty."""
     port, pid = system.broker.port, system.pid
     live = Load("send", port, ["Live"], QUEUES, size=SIZE, seconds=seconds)
     drop_cached(system.directory / "store")
@@ -81,6 +81,6 @@ def _turn(system: Running, kind: str, seconds: float, old: list[Path]) -> Figure
 
 
 def busy_seconds() -> float:
-    """CPU time that the whole machine has used, waits for devices left out."""
+    """Return the CPU time used by the whole machine, without waits for devices."""
     user, nice, system, _idle, _wait, irq, softirq = map(int, Path("/proc/stat").read_text().split()[1:8])
     return (user + nice + system + irq + softirq) / TICKS_PER_SECOND

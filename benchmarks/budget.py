@@ -1,8 +1,8 @@
-"""What a message costs either broker under a lean load, beside its budget.
+"""CPU per message of both brokers under a lean load, compared with a budget.
 
-The Java client of `apache` takes most of two cores, and what a broker then needs for a message depends on how
-often it loses its core and its caches. Here the same requests come over plain sockets from one process
-(load.py), so what is counted is what the broker itself does for them.
+The Java client of `apache` uses most of two cores, so a broker's CPU per message depends on how often it
+loses its core and its caches. Here the same requests come over plain sockets from one process (load.py), so
+that the broker's own work is measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from benchmarks.servers import APACHE, COMET, SYSTEMS, Running
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 
 BACKLOG = 640_000
-WARM_UP_S = 10  # the turn that is dropped
+WARM_UP_S = 10  # duration of the dropped turn
 
 
 def _load(mode: str, **more: Any) -> Load:

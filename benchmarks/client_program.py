@@ -1,9 +1,9 @@
-"""One Python client under load, in a process of its own.
+"""One Python client under load in a separate process.
 
 `python -m benchmarks.client_program CLIENT WORK JSON`: CLIENT is `ours`, `blocking` (ours, called from
-threads) or `cpp` (PyPI's `rocketmq` over the C++ core); WORK is `sync` (callers that wait for each answer),
-`async` (so many sends in flight) or `drain` (a push consumer reads a backlog). Prints a line of JSON:
-messages, rate in messages a second, and cpu_us: the process's CPU for one in µs.
+threads) or `cpp` (PyPI's `rocketmq` over the C++ core); WORK is `sync` (callers that wait for each response),
+`async` (a fixed number of sends in flight) or `drain` (a push consumer reads a backlog). Prints a line of
+JSON: messages, rate in messages per second, and cpu_us: the process's CPU per message in µs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cometmq import (
 
 
 class Clock:
-    """A turn: open for so many seconds from its making, then a rate."""
+    """A turn of fixed duration from its creation on, and its rate."""
 
     def __init__(self, seconds: float) -> None:
         self.begun, self._cpu_begun = time.perf_counter(), time.process_time()
@@ -51,14 +51,14 @@ class Clock:
 
 
 class Drained:
-    """Messages of a backlog; the clock runs from the first to the last."""
+    """Messages of a backlog; the clock runs from the first message to the last."""
 
     def __init__(self, given: dict[str, Any]) -> None:
         self._wanted, self._size = given["count"], given["size"]
         self._seen, self._clock = 0, Clock(0)
 
     def all_seen(self, body: bytes) -> bool:
-        """Count one; True with the last."""
+        """Count a message; return True for the last one."""
         if not self._seen:
             self._clock = Clock(0)
         self._seen += len(body) == self._size
@@ -156,7 +156,7 @@ def cpp_producer(given: dict[str, Any]) -> tuple[Any, Callable[[], Any]]:
 
     def message() -> Any:
         made = client.Message(given["topic"])
-        made.set_body(body.replace(b"\0", b"x"))  # a C string ends at a zero
+        made.set_body(body.replace(b"\0", b"x"))  # C strings end at a zero byte
         return made
 
     return producer, message
@@ -171,7 +171,7 @@ def cpp_sync(given: dict[str, Any]) -> dict[str, float]:
         try:
             producer.send_sync(message())
         except exceptions.ProducerSendSyncFailed:
-            return False  # now and then it forgets the route, beside either broker
+            return False  # the client sometimes forgets the route, with either broker
         return True
 
     return from_threads(given, send)
@@ -183,7 +183,7 @@ def cpp_async(given: dict[str, Any]) -> dict[str, float]:
 
     def answered(_: Any) -> None:
         nonlocal done
-        done += 1  # callbacks hold the interpreter's lock
+        done += 1  # safe, since callbacks hold the interpreter's lock
         room.release()
 
     producer.send_sync(message())

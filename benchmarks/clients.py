@@ -35,7 +35,7 @@ _groups = itertools.count(1)
 
 
 def run(options: Options) -> str:
-    """Rates of each client in the rows, the ratios of ours to the other two, and what a message costs."""
+    """Return rates of each client, the ratios of ours to the other two, and the cost of a message."""
     native = install(options.data / "native")
     java = Driver(CLIENT, options.data / "java", jvm=LOAD_JVM)
     system = Running(COMET, options.data / "broker")
@@ -71,7 +71,7 @@ def clients_of() -> list[str]:
 
 
 def install(place: Path) -> Path:
-    """The C++ client, in a directory of its own: it is a package for old Pythons."""
+    """Install the C++ client in a separate directory, because its package is for old Pythons."""
     command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(place), CPP]
     subprocess.run(command, check=True)
     return place

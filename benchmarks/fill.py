@@ -1,7 +1,7 @@
-"""Fills a store without a broker, as fast as the store takes messages.
+"""Fill a store without a broker, as fast as the store accepts messages.
 
-``python -m benchmarks.fill '{"root": "…", …}'``: the store's upkeep runs as in a broker (flushes,
-queues, checkpoint), so a broker would have left the same files.
+``python -m benchmarks.fill '{"root": "…", …}'``: the store's background work runs as in a broker (flushes,
+queues, checkpoint), so the files equal those of a broker.
 """
 
 from __future__ import annotations
@@ -23,8 +23,10 @@ async def fill(
     root: str, *, settings: dict[str, str], topics: list[str], queues: int, size: int, until_bytes: int = 0,
     until_messages: int = 0,
 ) -> None:  # fmt: skip
-    """Append batches of BATCH messages with bodies of `size` bytes to the queues in turn until the log is
-    `until_bytes` long or `until_messages` have been added."""
+    """Append batches until the log is `until_bytes` long or `until_messages` have been added.
+
+    Batches of BATCH messages with bodies of `size` bytes go to the queues in turn.
+    """
     config = StoreConfig.from_properties({**settings, "storePathRootDir": root})
     store = MessageStore.open(config)
     store.start()

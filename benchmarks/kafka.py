@@ -1,7 +1,7 @@
 """Our Spark source, sink and archive job beside Spark's own Kafka source and sink, with the same records.
 
-Both servers run on this machine, one node each, with 8 queues or partitions a topic; one Spark session on
-`local[2]` talks to them in turns. Spark's Kafka connector is published for some versions of Spark only: run
+Both servers run on this machine, with one node and 8 queues or partitions per topic; one Spark session on
+`local[2]` uses them in turns. Spark's Kafka connector is published only for some versions of Spark, so run
 this in an environment with that PySpark (VERSION).
 """
 
@@ -34,7 +34,7 @@ from cometmq.testing import StandaloneProcess
 Work = Callable[[str, int], None]
 VERSION = "4.2.0"
 KAFKA = "4.1.0"
-# The token provider of 4.2 is not published; that of 4.0 fits. Their own dependencies are Spark's.
+# The token provider of 4.2 is not published, so that of 4.0 is used. Spark provides their dependencies.
 CONNECTOR = [
     ("org.apache.spark:spark-sql-kafka-0-10_2.13", VERSION),
     ("org.apache.spark:spark-token-provider-kafka-0-10_2.13", "4.0.0"),
@@ -42,14 +42,14 @@ CONNECTOR = [
     ("org.apache.commons:commons-pool2", "2.12.0"),
 ]
 QUEUES = 8
-SIZES = {"1k": (1024, 2_000_000), "100": (100, 10_000_000)}  # bytes of a body, messages
+SIZES = {"1k": (1024, 2_000_000), "100": (100, 10_000_000)}  # bytes per body, number of messages
 COLUMNS = (
     "keys string, body binary, topic string, queue_id int, queue_offset bigint, store_timestamp timestamp"
 )
 
 
 def run(options: Options) -> str:
-    """A table for each size of body: rates, and ours over Kafka's, turn by turn."""
+    """Return a table for each size of body: rates, and the ratio of ours to Kafka's, turn by turn."""
     if not pyspark.__version__.startswith(VERSION):
         raise SystemExit(f"Spark's Kafka connector is for PySpark {VERSION}, this is {pyspark.__version__}")
     jars = ",".join(map(str, resolve(CONNECTOR, transitive=False)))
@@ -70,7 +70,7 @@ def run(options: Options) -> str:
 
 @contextmanager
 def kafka(directory: Path) -> Iterator[str]:
-    """One Kafka node in KRaft mode; yields its address."""
+    """Run one Kafka node in KRaft mode; yield its address."""
     directory.mkdir(parents=True)
     port, controller = free_port(), free_port()
     settings = directory / "server.properties"
@@ -113,7 +113,7 @@ class Pair:
     count: int
 
     def measure(self, turns: int) -> str:
-        """Rows of work, each in turns of the two."""
+        """Return the rows of all kinds of work, each measured in turns of both servers."""
         self.fill("kafka", self.topic, self.count)
         self.fill("comet", self.topic, self.count)
         rows = []
@@ -131,7 +131,7 @@ class Pair:
         return table(["Work", "Kafka's, messages/s", "ours", "ratio"], rows)
 
     def works(self) -> dict[str, tuple[Work, int]]:
-        """What is measured, by name, and of how many messages."""
+        """Return the measured work by name, with its number of messages."""
         sent = max(1000, self.count // 5)
 
         def columns_to_parquet(server: str, turn: int) -> None:
@@ -156,7 +156,7 @@ class Pair:
         return str(self.home / f"{self.topic}-{name}")
 
     def rows(self, count: int) -> DataFrame:
-        """Keys and bodies of which a part repeats."""
+        """Create keys and bodies with a repetitive part."""
         text = F.concat(F.col("id").cast("string"), F.lit(":"), F.sha2(F.col("id").cast("string"), 512))
         body = F.rpad(text, self.size, "0123456789abcdefghijklmnopqrstuvwxyz").cast("binary")
         return self.spark.range(0, count, 1, QUEUES).select(
@@ -175,7 +175,10 @@ class Pair:
         writer.option("topic", topic).save()
 
     def create(self, topic: str) -> None:
-        """A topic of Kafka's. Left to the first sender, it was at times not led for two minutes."""
+        """Create a topic of Kafka.
+
+        Created by its first sender, it sometimes had no leader for two minutes.
+        """
         jvm: Any = self.spark.sparkContext._jvm  # noqa: SLF001 - the connector brings Kafka's Java client
         kafka = jvm.org.apache.kafka.clients.admin
         settings = jvm.java.util.HashMap()

@@ -1,8 +1,8 @@
-"""A lean load generator: pipelined frames over plain sockets, in a process of its own.
+"""A lean load generator: pipelined frames over plain sockets, in a separate process.
 
-``python -m benchmarks.load '{"mode": "send", "port": 10911, ...}'`` prints one JSON object when it is
-done. Requests look like those of Apache's 4.9 Java client. Frames of sends are made before the clock starts
-and always as many of them, so that the generator costs the same however many queues they go to.
+``python -m benchmarks.load '{"mode": "send", "port": 10911, ...}'`` prints one JSON object at its end.
+Requests look like those of Apache's 4.9 Java client. A fixed number of send frames is built before the clock
+starts, so the generator's cost does not depend on the number of queues.
 """
 
 from __future__ import annotations
@@ -28,25 +28,30 @@ from cometmq.protocol.frame import Frame, encode_frame
 from cometmq.protocol.headers import PullMessageRequestHeader, SendMessageRequestHeaderV2
 
 FRAMES = 10_000  # different requests of a send load
-CHUNK = 16  # requests that leave in one piece
-_FILTERED = 4  # sysFlag: the pull carries its subscription
+CHUNK = 16  # requests per write
+_FILTERED = 4  # sysFlag: the pull contains its subscription
 _length_at = struct.Struct(">I").unpack_from
 Queue = tuple[str, int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What to do. Sends go to the queues of `topics` in turn; `group` is the consumer's.
+    """The parameters of a load. Sends go to the queues of `topics` in turn; `group` is the consumer's.
 
-    mode: "send" (until `seconds` are over or `count` messages are sent) or "pull" (each queue to its end, or
-    until `seconds` are over). size: bytes of a body. batch: messages of a request. window: requests in
-    flight on each of `connections`. timed: messages are to be delivered in 1 to 24 hours.
+    Attributes:
+        mode: "send" (until `seconds` have passed or `count` messages were sent) or "pull" (each queue to its
+            end,
+        or until `seconds` have passed).
+        size: Bytes per body.
+        batch: Messages per request.
+        window: Requests in flight on each of `connections`.
+        timed: Whether messages have delivery times in 1 to 24 hours.
     """
 
     mode: str
     port: int
     topics: list[str]
-    queues: int  # of each topic
+    queues: int  # per topic
     size: int = 1024
     batch: int = 1
     window: int = 64
@@ -60,14 +65,14 @@ class Load:
 
 
 def spread(load: Load) -> list[Queue]:
-    """The queues in an order that is no topic's and always the same."""
+    """Return the queues in a fixed order that mixes the topics."""
     queues = [(topic, number) for topic in load.topics for number in range(load.queues)]
     random.Random(7).shuffle(queues)
     return queues
 
 
 def send_frames(load: Load) -> list[bytes]:
-    """FRAMES requests of one message each (or of one batch), in turn to all queues."""
+    """Build FRAMES requests of one message or one batch each, for all queues in turn."""
     queues = spread(load)
     delays = random.Random(7)
     born_ms = time.time_ns() // 1_000_000
@@ -103,7 +108,7 @@ def send_frames(load: Load) -> list[bytes]:
 
 
 class Peer:
-    """One connection: what was received and is not yet understood."""
+    """A connection and its received bytes that are not parsed yet."""
 
     def __init__(self, port: int) -> None:
         self.socket = socket.create_connection(("127.0.0.1", port))
@@ -112,7 +117,7 @@ class Peer:
         self._rest = b""
 
     def replies(self) -> list[bytes]:
-        """Whole frames that have arrived, without their length word; waits for the first bytes."""
+        """Return the complete frames that have arrived, without length words; wait for the first bytes."""
         data = self.socket.recv(1 << 20)
         if not data:
             raise ConnectionError("the broker closed the connection")
@@ -129,14 +134,14 @@ class Peer:
 
 
 def _checked(reply: bytes) -> bytes:
-    """The reply, which must be one of success."""
+    """Check that the response is a success and return it."""
     if reply[4:14] != b'{"code":0,':
         raise RuntimeError(f"refused: {reply[4:400]!r}")
     return reply
 
 
 def send(load: Load) -> dict[str, Any]:
-    """Keep `window` requests in flight on each connection; the messages acknowledged, and the time."""
+    """Keep `window` requests in flight on each connection; return the acknowledged messages and the time."""
     frames = send_frames(load)
     step = min(CHUNK, load.window)
     chunks = [b"".join(frames[at : at + step]) for at in range(0, len(frames) - step + 1, step)]
@@ -171,7 +176,7 @@ def send(load: Load) -> dict[str, Any]:
 
 
 class Cursor:
-    """One queue that is drained."""
+    """The read position of a queue that is drained."""
 
     def __init__(self, load: Load, queue: Queue) -> None:
         header = PullMessageRequestHeader(
@@ -211,9 +216,11 @@ def _field(header: bytes, name: bytes) -> int:
 
 
 def pull(load: Load) -> dict[str, Any]:
-    """Pull the queues in turn, one pull in flight a queue, until all have been read to the ends that they had
-    when they were asked; the messages, and the time. So every pull brings messages: one more for each queue,
-    which finds nothing, would make half as many again for queues of 64 messages."""
+    """Pull the queues in turn, with one pull in flight per queue; return the messages and the time.
+
+    Reading ends at the ends that the queues had at the start, so every pull returns messages. An empty pull
+    per queue would add half as many pulls for queues of 64 messages.
+    """
     cursors = [Cursor(load, queue) for queue in spread(load)]
     idle = list(reversed(range(len(cursors))))
     later: list[int] = []
@@ -273,7 +280,7 @@ def _result(messages: int, seconds: float) -> dict[str, Any]:
 
 
 def begin_load(load: Load, *, quiet: bool = False) -> subprocess.Popen[str]:
-    """The load in a process of its own. quiet: what it says when it loses its broker is not wanted."""
+    """Start the load in a separate process. `quiet` hides its error when it loses its broker."""
     command = [sys.executable, "-m", "benchmarks.load", json.dumps(dataclasses.asdict(load))]
     errors = subprocess.DEVNULL if quiet else None
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
@@ -288,7 +295,7 @@ def end_load(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def run_load(load: Load, pid: int) -> dict[str, Any]:
-    """One load to its end. `cpu_us`: the broker's CPU a message until it has nothing left to do."""
+    """Run a load to its end. `cpu_us`: the broker's CPU per message until it is idle."""
     before = cpu_seconds(pid)
     result = end_load(begin_load(load))
     if result.get("complete") is False:

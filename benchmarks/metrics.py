@@ -1,6 +1,7 @@
-"""What metrics cost sends: a broker of ours that Prometheus looks at beside one without metrics.
+"""The cost of metrics for sends: a broker of ours that Prometheus reads, beside one without metrics.
 
-The loop counts nothing more for metrics: their cost is that of the looks, which grows with topics and queues.
+The event loop counts nothing in addition for metrics. Their cost is that of the reads, which grows with
+topics and queues.
 """
 
 from __future__ import annotations
@@ -18,13 +19,13 @@ from benchmarks.servers import COMET, FEW, MANY, Running, write_topics
 from benchmarks.turns import Figures, Options, in_turns, median, ratio, table
 
 WITHOUT, WITH = NAMES = ("without metrics", "with metrics")
-# Name, topics with the queues of each, seconds between looks: the second is Prometheus' usual interval.
+# Name, topics with their queues, seconds between reads; the second interval is Prometheus' default.
 ROWS = (("8 queues, a look a second", FEW, 1.0), ("10,000 queues, a look in 15 s", MANY, 15.0))
 
 
 @contextmanager
 def looked_at(port: int, every_s: float) -> Iterator[None]:
-    """Somebody reads the numbers at once, and then each `every_s`, until the end."""
+    """Read the metrics immediately and then every `every_s` seconds until the block ends."""
     done = threading.Event()
 
     def look() -> None:
@@ -44,7 +45,7 @@ def looked_at(port: int, every_s: float) -> Iterator[None]:
 
 
 def run(options: Options) -> str:
-    """Rate and CPU of sends, 1 KiB, 64 in flight."""
+    """Return rate and CPU of sends with 1 KiB bodies and 64 in flight."""
     heads = ["", *NAMES, "ratio (range)", "broker CPU µs/msg", "ratio"]
     return table(heads, [_row(options, number, *row) for number, row in enumerate(ROWS)])
 

@@ -25,7 +25,7 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema
 from cometmq.store import MessageStore, StoreConfig
 
 MESSAGES = 1_000_000
-SIZE = 100  # of a body, in bytes
+SIZE = 100  # bytes per body
 NOW_MS = 1_700_000_000_000
 USUAL = (
     "topic", "queue_id", "queue_offset", "msg_id", "tags", "keys", "body", "born_timestamp",
@@ -36,7 +36,7 @@ SCHEMA = (
     "topic string, queue_id int, queue_offset bigint, msg_id string, tags string, keys string, body binary, "
     "born_timestamp timestamp, store_timestamp timestamp"
 )
-FIGURES = ("rate", "core")  # records a second, and a second of CPU of all processes
+FIGURES = ("rate", "core")  # records per second, and per CPU second of all processes
 TO_ARROW = {
     "all columns": tuple(COLUMNS),
     "nine columns": USUAL,
@@ -46,7 +46,7 @@ TO_ARROW = {
 
 
 def run(options: Options) -> str:
-    """Records a second of one core to Arrow, and through Spark."""
+    """Return records per second: to Arrow on one core, and through Spark."""
     count = 20_000 if options.short else MESSAGES
     root, copies = options.data / "offline", options.data / "parquet"
     if not root.exists():
@@ -101,7 +101,7 @@ def run(options: Options) -> str:
 
 
 def fill(root: Path, count: int) -> None:
-    """Messages as the broker stores them, in 64 MiB files and eight queues."""
+    """Store messages like a broker, in 64 MiB files and eight queues."""
     config = StoreConfig(store_path_root_dir=str(root), mapped_file_size_commit_log=64 << 20)
     store = MessageStore.open(config)
     for number in range(count):
@@ -118,7 +118,7 @@ def fill(root: Path, count: int) -> None:
 
 
 def to_parquet(given: StoreOptions, directory: Path) -> None:
-    """The same rows as Parquet, a file for each slice, compressed as pyarrow does it by default."""
+    """Write the same rows as Parquet, a file per slice, with pyarrow's default compression."""
     directory.mkdir()
     schema = arrow_schema(USUAL)
     for number, part in enumerate(plan_slices(given)):
@@ -129,13 +129,13 @@ def to_parquet(given: StoreOptions, directory: Path) -> None:
 
 @dataclass(frozen=True)
 class ParquetFile(InputPartition):
-    """A file for one task."""
+    """The input partition of one task: a file."""
 
     path: str
 
 
 class ParquetFiles(DataSource):
-    """Parquet files through Spark's Python data sources, as the store is: only the reader differs."""
+    """Parquet files as a Python data source, like the store's, so that only the reader differs."""
 
     @classmethod
     def name(cls) -> str:
@@ -149,7 +149,7 @@ class ParquetFiles(DataSource):
 
 
 class ParquetReader(DataSourceReader):
-    """A task reads a file."""
+    """A reader with one task per file."""
 
     def __init__(self, path: str) -> None:
         self._path = path

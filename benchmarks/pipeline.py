@@ -1,6 +1,6 @@
-"""What the Spark pipeline does in a second, beside the archive job.
+"""Rates of the Spark pipeline, beside the archive job.
 
-One broker of ours in a process of its own and Spark on `local[2]` share the machine.
+One broker of ours in a separate process and Spark on `local[2]` share the machine.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cometmq.pipeline.sink.sending import Sender
 from cometmq.testing import StandaloneProcess
 
 MESSAGES = 300_000
-SIZE = 1024  # of a body, in bytes
+SIZE = 1024  # bytes per body
 TOPIC = "Benchmark"
 SMALL = "queue_id int, queue_offset bigint, store_timestamp timestamp"
 
 
 def run(options: Options) -> str:
-    """Messages a second of each way to read them, and of the sink's sender."""
+    """Return messages per second of each way to read them, and of the sink's sender."""
     count = 10_000 if options.short else MESSAGES
     with StandaloneProcess(options.data / "store") as cluster:
         sent_s = fill(cluster.namesrv, count)
@@ -52,7 +52,7 @@ def run(options: Options) -> str:
 
 
 def fill(namesrv: str, count: int) -> float:
-    """Send the messages through the sink's sender in this process; seconds."""
+    """Send the messages with the sink's sender in this process; return the seconds."""
     began = time.perf_counter()
     with Sender(write_options({"namesrv": namesrv, "topic": TOPIC})) as sender:
         for number in range(count):
@@ -64,7 +64,7 @@ def fill(namesrv: str, count: int) -> float:
 
 
 def jobs(spark: SparkSession, namesrv: str, home: Path) -> dict[str, Callable[[int], object]]:
-    """What is measured, by name."""
+    """Return the measured work by name."""
 
     def load(schema: str | None = None) -> DataFrame:
         reader = spark.read.format("cometmq").options(namesrv=namesrv, topic=TOPIC)

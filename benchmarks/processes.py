@@ -1,4 +1,4 @@
-"""What a server process costs (CPU, memory, reads; with its children, from /proc), and the page cache."""
+"""CPU, memory and reads of a server process with its children (from /proc), and the page cache."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 KIB = 1024
 PAGE = 4096
 QUIET_S = 0.5
-WRITTEN_A_SECOND = 160 << 20  # bytes, at most, by any load
+WRITTEN_A_SECOND = 160 << 20  # upper limit of any load, in bytes
 
 
 def family(pid: int) -> list[int]:
-    """The process and all its descendants."""
+    """Return the process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 fields = (entry / "stat").read_text().rpartition(")")[2].split()
             except OSError:
-                continue  # gone since the listing
+                continue  # the process has ended since the listing
             parents.setdefault(int(fields[1]), []).append(int(entry.name))
     found = [pid]
     for each in found:
@@ -32,7 +32,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system time of the process and its descendants so far (resolution 10 ms)."""
+    """Return user and system time of the process and its descendants so far (resolution 10 ms)."""
     total = 0
     for each in family(pid):
         fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
@@ -41,7 +41,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def memory_bytes(pid: int) -> dict[str, int]:
-    """Anonymous memory (what the process itself made) and resident memory (mapped files included)."""
+    """Return anonymous memory (allocated by the process) and resident memory (including mapped files)."""
     totals = {"anonymous": 0, "resident": 0}
     for each in family(pid):
         for line in Path(f"/proc/{each}/smaps_rollup").read_text().splitlines():
@@ -52,8 +52,10 @@ def memory_bytes(pid: int) -> dict[str, int]:
 
 
 def back_memory(directory: Path, seconds: float) -> None:
-    """Have as much free memory as a turn may fill backed by real memory: what is free in a virtual machine
-    often is not (its host takes it back), and whoever touches such a page first pays up to 14 µs for it.
+    """Touch as much free memory as a turn may use, so that the host has assigned it.
+
+    In a virtual machine free memory often belongs to the host, and the first access to such a page costs up
+    to 14 µs.
     """
     path = directory / "page-cache"
     zeros = bytes(1 << 16)
@@ -64,7 +66,7 @@ def back_memory(directory: Path, seconds: float) -> None:
 
 
 def wait_quiet(pid: int, most_s: float = 15) -> float:
-    """Until the process has used (nearly) no CPU for a while; its CPU seconds then."""
+    """Wait until the process has used almost no CPU for a while; return its CPU seconds."""
     used = cpu_seconds(pid)
     for _ in range(int(most_s / QUIET_S)):
         time.sleep(QUIET_S)
@@ -76,7 +78,7 @@ def wait_quiet(pid: int, most_s: float = 15) -> float:
 
 
 def drop_cached(root: Path) -> None:
-    """Take the store's log and queues out of the page cache, file by file (which needs no privilege)."""
+    """Remove the store's log and queues from the page cache, file by file (which needs no privilege)."""
     for path in [*(root / "commitlog").iterdir(), *(root / "consumequeue").rglob("*")]:
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -88,12 +90,12 @@ def drop_cached(root: Path) -> None:
 
 
 def cached_share(paths: Sequence[Path], probes: int = 200) -> float:
-    """Share of randomly probed pages of the files that can be read without waiting for the device."""
+    """Return the share of randomly probed pages that can be read without waiting for the device."""
     chance, hits = random.Random(1), 0
     fds = [os.open(path, os.O_RDONLY) for path in paths]
     try:
         for fd in fds:
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a probe must not bring its neighbours along
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # a probe must not read neighbouring pages
         for _ in range(probes):
             fd = chance.choice(fds)
             at = chance.randrange(max(1, os.fstat(fd).st_size // PAGE)) * PAGE
@@ -108,7 +110,7 @@ def cached_share(paths: Sequence[Path], probes: int = 200) -> float:
 
 
 def device_reads(pid: int) -> int:
-    """Bytes that the process has read from devices."""
+    """Return the number of bytes that the process has read from devices."""
     for line in Path(f"/proc/{pid}/io").read_text().splitlines():
         if line.startswith("read_bytes:"):
             return int(line.split()[1])

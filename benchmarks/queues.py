@@ -15,7 +15,7 @@ QUEUES = {"8 queues": FEW, "10,000 queues": MANY}
 
 
 def run(options: Options) -> str:
-    """Rates and CPU of pulls (small messages sent one by one, and in batches) and of sends; memory."""
+    """Return rates and CPU of pulls (small messages, sent singly and in batches) and of sends; memory."""
     brokers: dict[str, Running] = {}
     found: dict[str, dict[str, list[Figures]]] = {}
 
@@ -26,7 +26,7 @@ def run(options: Options) -> str:
 
     def pull(name: str, number: int) -> Figures:
         topics, queues = QUEUES[name]
-        begin = len(found) * BACKLOG // (len(topics) * queues)  # behind the backlog of the row before
+        begin = len(found) * BACKLOG // (len(topics) * queues)  # begins after the backlog of the previous row
         return load(name, mode="pull", window=8, group=f"group-{len(found)}-{number}", begin=begin)
 
     def send(name: str, _: int) -> Figures:

@@ -1,4 +1,4 @@
-"""Replicated brokers of ours beside Apache's: master and slave, raft and DLedger; what a slave costs."""
+"""Replicated brokers of ours beside Apache's (master and slave, raft and DLedger), and a slave's cost."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Row:
     members: list[dict[str, str]]
     systems: tuple[str, str] = SYSTEMS
     base: list[dict[str, str]] = field(default_factory=list)
-    """Members of the base system, where they are others."""
+    """Members of the base system if they differ from the other system's."""
 
 
 ROWS = {
@@ -63,7 +63,10 @@ ROWS = {
 
 
 class Replicated:
-    """Brokers of one name, and a name server. The first of `members` is the master, or all are raft's."""
+    """Brokers of one name, and a name server.
+
+    Either the first member is the master, or all are raft members.
+    """
 
     def __init__(self, system: str, directory: Path, members: list[dict[str, str]]) -> None:
         self.system = system
@@ -104,7 +107,7 @@ class Replicated:
         return broker
 
     def cpu_seconds(self) -> list[float]:
-        """Of each broker; the first is the master, where no raft group elects another."""
+        """Return each broker's CPU seconds, of the master first unless a raft group elects its leader."""
         return [cpu_seconds(broker.pid) for broker in self.brokers]
 
     def stop(self) -> None:
@@ -114,7 +117,7 @@ class Replicated:
 
 
 def run(options: Options) -> str:
-    """Rates, latencies and CPU of the rows; how far a slave is behind; how fast an empty one catches up."""
+    """Return rates, latencies and CPU of the rows, a slave's lag, and the catch-up rate of an empty slave."""
     java = Driver(CLIENT, options.data / "java", jvm=LOAD_JVM)
     lines = []
     try:
@@ -164,7 +167,7 @@ def _row(name: str, row: Row, java: Driver, options: Options) -> list[str]:
 
 
 def _sends_well(system: Replicated, java: Driver) -> bool:
-    """Whether a second of sends went well: slaves connect, and groups elect, in their time."""
+    """Return whether a second of sends succeeded, which needs connected slaves or an elected leader."""
     load = {"topic": "First", "seconds": 1, **SYNC}
     try:
         return not java.call("load", answer_within_s=300, namesrv=system.namesrv, **load)["errors"]
@@ -188,7 +191,7 @@ def _turn(name: str, row: Row, system: Replicated, java: Driver, options: Option
 
 
 def _lag(java: Driver, options: Options) -> str:
-    """How far the slave of an ASYNC_MASTER is behind while 64 threads send, looked at every 20 ms."""
+    """Measure the lag of an ASYNC_MASTER's slave every 20 ms while 64 threads send."""
     systems = {}
     try:
         for system in SYSTEMS:
@@ -238,7 +241,7 @@ def _behind(system: Replicated, java: Driver, options: Options) -> Figures:
 
 
 def _catch_up(java: Driver, options: Options) -> str:
-    """An empty slave beside a master whose log is in one segment: 4.9's slave fetches no other."""
+    """Measure how an empty slave copies a log of one segment: 4.9's slave fetches only the last one."""
     mib = 32 if options.short else CATCH_UP_MIB
     turns: dict[str, list[float]] = {system: [] for system in SYSTEMS}
     for turn in range(options.turns):
@@ -250,7 +253,7 @@ def _catch_up(java: Driver, options: Options) -> str:
 
 
 def _caught_up(system: str, mib: int, java: Driver, options: Options, turn: int) -> float:
-    """MiB/s, from the first bytes on."""
+    """Return the rate in MiB/s, from the first bytes on."""
     pair = Replicated(system, options.data / "catch-up" / f"{system.split()[0]}-{turn}", [MASTER])
     try:
         load = {"mode": "batch", "threads": 4, "batch": 32, "size": 4096, "count": mib * 256}

@@ -1,8 +1,8 @@
-"""Runs one of our commands under a sampling profiler: ``python sampled.py FILE mqbroker -c broker.conf``.
+"""Run one of our commands under a sampling profiler: ``python sampled.py FILE mqbroker -c broker.conf``.
 
-Every millisecond of CPU time the main thread's stack is counted, anew from SIGUSR1 on; at the end the counts
-go to FILE as JSON lines ``[samples, ["file:function", …]]``, innermost first. Time inside C (sockets, files,
-the event loop) counts for the Python function that called it.
+Every millisecond of CPU time the main thread's stack is counted; SIGUSR1 resets the counts. At the end they
+are written to FILE as JSON lines ``[samples, ["file:function", …]]``, innermost first. Time inside C
+(sockets, files, the event loop) counts for the Python function that called it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A name server and a broker in processes of their own: ours or Apache's."""
+"""A name server and a broker in separate processes: ours or Apache's."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ APACHE = "Apache 4.9.7"
 COMET = "CometMQ"
 SYSTEMS = (APACHE, COMET)
 APACHE_VERSION = "4.9.7"
-# As much heap as the load can use; Apache's own scripts ask for 4 to 8 GiB, which this does not come near.
+# The heap is as large as the load can use. Apache's own scripts set 4 to 8 GiB, far more than needed here.
 APACHE_JVM = ["-Xms512m", "-Xmx2g", "-XX:+UseG1GC"]
 SETTINGS = {
     "mappedFileSizeCommitLog": str(1 << 30),
@@ -26,14 +26,14 @@ SETTINGS = {
     "maxHashSlotNum": "5000000",
     "maxIndexNum": "20000000",
 }
-"""Apache's defaults for both: the small files of the tests would be rolled over all the time."""
+"""Apache's default file sizes for both: the small files of the tests would be replaced constantly."""
 FEW = (["Few"], 8)
 MANY = ([f"Many-{number:04d}" for number in range(1000)], 10)
-"""(topics, queues of each)."""
+"""Topics, and number of queues of each."""
 
 
 class Running:
-    """One system, started. `store` may hold topics already (`write_topics`)."""
+    """A running system. `store` may already have topics (`write_topics`)."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Running:
         )
 
     def start_broker(self) -> Figures:
-        """Start the broker again: seconds until it listens, and its CPU seconds up to then."""
+        """Restart the broker; return seconds and CPU seconds until it listens."""
         began = time.perf_counter()
         self.broker = self._broker()
         wait_listening(self.broker.port)
@@ -99,14 +99,14 @@ class Running:
 
 
 def wait_listening(port: int) -> None:
-    """Until somebody listens; after two minutes `wait_ready` says what is wrong."""
+    """Wait until a port is open; after two minutes `wait_ready` raises an error."""
     began = time.perf_counter()
     while not wire.listens(port) and time.perf_counter() - began < 120:
         time.sleep(0.002)
 
 
 def write_topics(store: Path, topics: Sequence[str], queues: int) -> None:
-    """The topic table that the broker finds at its first start."""
+    """Write the topic table that the broker loads at its first start."""
     table = {
         topic: {"topicName": topic, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
         for topic in topics

@@ -1,5 +1,7 @@
-"""Starts of our broker on stores of 1, 4 and 16 GiB and with 10,000 queues, after a clean stop and after
-kill -9 under load: seconds and CPU do not grow with the store."""
+"""Starts of our broker on stores of 1, 4 and 16 GiB and with 10,000 queues.
+
+After a clean stop and after kill -9 under load, seconds and CPU do not grow with the store.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ KINDS = ("clean", "killed under load", "killed under load, cold")
 
 
 def fill(root: Path, topics: list[str], queues: int, also: str = "", **wanted: Any) -> None:
-    """A store made by fill.py, unless it is there. also: a topic without messages."""
+    """Create a store with fill.py unless it exists; `also` is a topic without messages."""
     if not (root / "commitlog").is_dir():
         write_topics(root, [*topics, also] if also else topics, queues)
         arguments = {"root": str(root), "settings": SETTINGS, "topics": topics, "queues": queues, **wanted}
@@ -34,7 +36,7 @@ def fill(root: Path, topics: list[str], queues: int, also: str = "", **wanted: A
 
 
 def run(options: Options) -> str:
-    """Seconds until the broker listens, and its CPU seconds, by store and kind of start."""
+    """Return seconds until the broker listens, and its CPU seconds, by store and kind of start."""
     stores = list(STORES)[:1] if options.short else list(STORES)
     brokers = {}
     try:
@@ -52,7 +54,7 @@ def run(options: Options) -> str:
 
 
 def _turn(name: str, system: Running, options: Options) -> Figures:
-    """Clean start, load, kill -9 in the middle of it, start, kill, start without the page cache, stop."""
+    """Run: clean start, load, kill -9 under load, start, kill, start without the page cache, stop."""
     topics, queues = STORES[name][0]
     found: Figures = {}
     for kind in KINDS:

@@ -1,4 +1,4 @@
-"""Sends to a broker of ours with 1,000,000 messages that wait for their time, beside one with none."""
+"""Sends to a broker of ours with 1,000,000 waiting timer messages, beside one without."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROWS = {
 
 
 def run(options: Options) -> str:
-    """Rates and CPU of both, and memory before and after the messages that wait."""
+    """Return rates and CPU of both, and memory before and after the timer messages are stored."""
     topics, queues = FEW
     brokers: dict[str, Running] = {}
     found: dict[str, dict[str, list[Figures]]] = {}
@@ -39,7 +39,7 @@ def run(options: Options) -> str:
         for name in NAMES:
             write_topics(options.data / name / "store", topics, queues)
             brokers[name] = Running(COMET, options.data / name)
-            load(name, seconds=1)  # what a load takes anyhow is no part of the difference
+            load(name, seconds=1)  # the memory that any load needs is not part of the difference
         before = memory()
         load(NAMES[1], size=128, window=256, timed=True, count=20_000 if options.short else 1_000_000)
         after = memory()

@@ -1,7 +1,7 @@
-"""Our producer with message traces beside the same without, on our broker.
+"""Our producer with and without message traces, on our broker.
 
-CPU of the client is that of this process, which waits for nothing but its sends; the broker's is that of a
-process of its own.
+The client's CPU is that of this process, which only waits for its sends; the broker's is that of a separate
+process.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ async def _turn(system: Running, trace: TraceOptions | None, options: Options) -
         sent = len(await producer.send_many(messages, concurrency=IN_FLIGHT))
         took = time.monotonic() - begun
         traces = producer.client.traces
-    # The stop has sent what waited: its cost is counted, and the rate is that of the sends alone.
+    # The stop has sent the waiting traces: CPU includes their cost, and the rate is that of the sends alone.
     return {
         "rate": sent / took,
         "client_us": (time.process_time() - client_s) / sent * 1e6,

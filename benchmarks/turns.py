@@ -1,4 +1,4 @@
-"""Measuring turn by turn (A B A B …), and tables of what was found."""
+"""Measurements in turns (A B A B …), and tables of their results."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Figures = dict[str, Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says. short: little work, to show that all of it works."""
+    """Options of the command line. `short`: run little work, only to check that everything works."""
 
     data: Path
     turns: int
@@ -31,7 +31,7 @@ def say(line: str) -> None:
 def in_turns(
     what: str, names: Iterable[str], turns: int, measure: Callable[[str, int], Figures]
 ) -> dict[str, list[Figures]]:
-    """Figures of `turns` turns of each name. Turn 0, in which programs warm up, is dropped."""
+    """Return the figures of `turns` turns of each name. Turn 0, in which programs warm up, is dropped."""
     kept: dict[str, list[Figures]] = {name: [] for name in names}
     for number in range(turns + 1):
         for name, found in kept.items():
@@ -50,12 +50,12 @@ def median(turns: Sequence[Figures], figure: str) -> float:
 
 
 def ratio(base: Sequence[Figures], other: Sequence[Figures], figure: str) -> str:
-    """Median and range of other to base, turn by turn."""
+    """Return median and range of the ratio of other to base, turn by turn."""
     ratios = [b[figure] / a[figure] for a, b in zip(base, other, strict=True)]
     return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f})"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in markdown, all columns but the first to the right."""
+    """Return a table in Markdown, with all columns but the first right-aligned."""
     lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,4 +1,4 @@
-"""Where our broker's microseconds go under one row of `apache` (the first of --rows)."""
+"""CPU time of our broker by function under one row of `apache` (the first of --rows)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHOWN = 25
 
 
 def run(options: Options) -> str:
-    """The functions with the most time of their own, from a sampling profiler in the broker."""
+    """Return the functions with the most CPU time of their own, from a sampling profiler in the broker."""
     row = ROWS[options.rows[0] if options.rows else "sync-64-1k"]
     counts = options.data / "samples.jsonl"
     broker = Running(
