@@ -127,7 +127,10 @@ class LogEnds:
         return head if head is not None and head.holds(position) else None
 
     def _start(self) -> tuple[int, int]:
-        """Return position and index of the last entry known as committed and synced, or of the first one."""
+        """Return position and index of the last entry known as committed and synced.
+
+        If no such entry is known, return position and index of the first entry.
+        """
         index = self.checkpoint.committed
         if self.checkpoint.synced >= 0:
             index = min(index, self.checkpoint.synced)

@@ -284,8 +284,8 @@ async def lost_units(
 ) -> bytes:
     """Return the units of `count` queue offsets from `first` on, with fillers for missing records.
 
-    `start` is the log position of a record before all of them. `code_of` returns the tags code for the
-    properties of a record. Raises OSError.
+    `start` is the log position of a record before the records of these units. `code_of` returns the tags code
+    for the properties of a record. Raises OSError.
     """
     start -= commit_log.framing.gap
     units = np.frombuffer(bytearray(FILLER * count), UNIT_DTYPE)

@@ -51,7 +51,7 @@ class EntriesLost(StoreCorrupt):
 
 
 class RaftLogEnds(Protocol):
-    """Two ends of a raft log: that of the part that readers see, and that of all entries."""
+    """Two ends of a raft log: the end of the part that readers see, and the end of all entries."""
 
     @property
     def visible(self) -> int: ...
@@ -261,7 +261,7 @@ class Recovery:
     def _shorter(self, result: Recovered) -> list[tuple[str, int, int]]:
         """Return (topic, queue id, former end) of queues that are shorter than at the last clean stop.
 
-        The result is empty if another broker has used the store and stopped cleanly since.
+        The result is empty if another broker has used the store and stopped cleanly since then.
         """
         if result.clean and result.end != self.ends.log_end:
             return []

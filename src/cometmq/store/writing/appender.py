@@ -348,7 +348,7 @@ class Appender:
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Return `records`, consecutive records, with the head of its raft entry before each."""
+        """Return the consecutive records in `records`, with the head of its raft entry before each record."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
