@@ -36,7 +36,8 @@ Handler: TypeAlias = "Callable[[Connection, Frame], Frame | Awaitable[Frame | No
 Shortcut: TypeAlias = "Callable[[Connection, memoryview, int, int, int], bool]"
 
 TAIL_LIMIT = 64 * 1024
-# Queued responses are joined into blocks of up to this many bytes. Larger ones are passed on without a copy.
+# Queued responses are joined into blocks of up to this many bytes. Larger responses are passed on without a
+# copy.
 JOIN_LIMIT = 64 * 1024
 MIN_PAYLOAD = 4  # bytes of the header word, the shortest possible payload
 
