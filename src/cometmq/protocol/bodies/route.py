@@ -29,7 +29,10 @@ from cometmq.protocol.json_body import (
 from cometmq.protocol.lenient import Json, loads
 
 VERSION_FULL_REGISTRATION = 37
-"""The version from which on a registration's body is complete. In earlier ones it is only the topic table."""
+"""The version from which on a registration's body is complete.
+
+In earlier versions, the body is only the topic table.
+"""
 MAX_REGISTRATION = 16 << 20
 """The maximum size of a decompressed registration in bytes.
 
