@@ -63,7 +63,10 @@ class Range(NamedTuple):
 
 
 class Change(Enum):
-    """When a setting can be changed. A request can change settings without this annotation immediately."""
+    """When a setting can be changed.
+
+    Settings without this annotation can be changed immediately by a request.
+    """
 
     AT_NEXT_START = 1
     NEVER_BY_REQUEST = 2
