@@ -155,7 +155,7 @@ Items = Alike | Mixed
 
 
 def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
-    """Return the messages of a batch send. The properties of the request (`extra`) are added to each.
+    """Return the messages of a batch send. The properties of the request (`extra`) are added to each message.
 
     Raises:
         StoreRefused: The messages do not fill the body exactly (MESSAGE_ILLEGAL).
