@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,8 +20,10 @@ from cometmq.store import (
     ReadResult,
     StoreConfig,
     TickMessage,
+    Unit,
 )
 from cometmq.store.inspect.verify import verify
+from cometmq.store.reading.queue_reader import RecordFilter
 from cometmq.store.writing.appender import BatchRecords
 
 T = TypeVar("T")
@@ -134,6 +136,18 @@ def send_all(store: MessageStore, bodies: Iterable[bytes], *place: Any, **more: 
     """Append messages with these bodies and commit each one separately."""
     for body in bodies:
         send(store, body, *place, **more)
+
+
+def by_record(check: Callable[[bytes | bytearray, int], bool | None]) -> RecordFilter:
+    """A filter that checks one record at a time, given the data and the index of the record."""
+
+    def find_match(
+        data: bytes | bytearray, start: int, units: Sequence[Unit], first: int, _stop: int
+    ) -> tuple[int, bool | None]:
+        passes = check(data, units[first][0] - start)
+        return first + (passes is False), passes
+
+    return find_match
 
 
 def numbered(*given: int) -> list[bytes]:

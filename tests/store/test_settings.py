@@ -14,6 +14,7 @@ from tests.store.kit import (
     START_MS,
     after_crash,
     by_key,
+    by_record,
     drop_first_segment,
     everything,
     in_place,
@@ -200,7 +201,7 @@ class TestBatchLimits:
         store.reader.memory_bytes = memory
         put_all(store, [bytes(1000 + 3)] * 40)
         assert store.log.end == 40 * 1095
-        keeps = (lambda _record: True) if way == "records" else None
+        keeps = (by_record(lambda *_record: True)) if way == "records" else None
         answer = store.get_messages("T", 0, 0, 64, record_filter=keeps)
         assert (answer.count, answer.next_begin_offset) == (count, count)
 

@@ -25,7 +25,7 @@ from cometmq.store.raft_log.member_files import (
 from cometmq.store.raft_log.raft_log import RaftLog
 from cometmq.store.reading.links import link_to, links
 from cometmq.store.reading.lookup import lost_units
-from cometmq.store.reading.queue_reader import GetStatus, ReadResult, tag_matches
+from cometmq.store.reading.queue_reader import GetStatus, ReadResult, Unit, tag_matches
 from cometmq.store.recovery.store_layout import check_locations
 from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELAYS, GROUPS, OFFSETS, TIMERS, TOPICS, TimerTable
@@ -84,6 +84,7 @@ __all__ = [
     "TopicLimit",
     "Traits",
     "TruncateReport",
+    "Unit",
     "check_locations",
     "has_forgotten",
     "is_suspect",

@@ -13,6 +13,7 @@ from tests.store.kit import (
     START_MS,
     bodies,
     by_key,
+    by_record,
     committed,
     drop_first_segment,
     everything,
@@ -186,7 +187,9 @@ def test_however_many_messages_are_asked_for_no_more_units_are_read_than_may_be_
 def test_a_filter_by_content_sees_the_whole_record(store: MessageStore) -> None:
     put_all(store, numbered(6))
     wanted = (b"2", b"4")
-    answer = store.get_messages("T", 0, 0, 32, record_filter=lambda data: decode_record(data).body in wanted)
+    answer = store.get_messages(
+        "T", 0, 0, 32, record_filter=by_record(lambda data, at: decode_record(data, at).body in wanted)
+    )
     assert (bodies(answer), answer.next_begin_offset) == ([b"2", b"4"], 6)
 
 
@@ -196,7 +199,7 @@ def test_a_read_ends_before_a_record_that_its_filter_does_not_look_at(
 ) -> None:
     put_all(store, numbered(6))
     verdicts = [number == passing for number in range(3)] + [None]
-    answer = store.get_messages("T", 0, 0, 32, record_filter=lambda _: verdicts.pop(0))
+    answer = store.get_messages("T", 0, 0, 32, record_filter=by_record(lambda *_: verdicts.pop(0)))
     assert (answer.status, answer.next_begin_offset) == (status, 3)
 
 
@@ -211,15 +214,16 @@ def test_a_filtered_read_ends_before_what_is_not_in_memory(tmp_path: Path) -> No
     looked_at: list[int] = []
     fetched: dict[FileRange, bytes | OSError] = {}
 
-    def look(data: Buffer) -> bool:
-        looked_at.append(decode_record(data).queue_offset)
+    def look(data: Buffer, at: int) -> bool:
+        looked_at.append(decode_record(data, at).queue_offset)
         return False
 
     offset = 0
     while offset < 20:
         try:
             reads = Reads(fetched=fetched)
-            offset = store.get_messages("T", 0, offset, 32, record_filter=look, reads=reads).next_begin_offset
+            answer = store.get_messages("T", 0, offset, 32, record_filter=by_record(look), reads=reads)
+            offset = answer.next_begin_offset
         except NotInMemory as miss:
             fetched[miss.missing] = miss.missing.read(disk)
     assert looked_at == list(range(20))

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from functools import lru_cache
 from weakref import WeakValueDictionary
 
 from cometmq.broker.base import compat
@@ -19,9 +20,10 @@ from cometmq.broker.base.config import BrokerConfig
 from cometmq.errors import CommandError, RecordError, SqlError
 from cometmq.protocol.codes import ResponseCode
 from cometmq.protocol.properties.values import decode_properties, value_of
-from cometmq.protocol.record.one import properties_of
+from cometmq.protocol.record.layout import MIN_SIZE
+from cometmq.protocol.record.one import Values, claim_of, properties_of, values_reader
 from cometmq.protocol.sql import MAX_EXPRESSION_LENGTH, SqlFilter, compile_sql
-from cometmq.store import Buffer
+from cometmq.store import Unit
 
 SQL92 = "SQL92"
 MAX_CHARACTERS = 1 << 20
@@ -36,7 +38,16 @@ REST = 4.0
 A compilation slows the event loop even though it runs in a thread, so pauses limit its share of the time.
 """
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # properties that are read singly before all are decoded
+_MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
+MAX_VERDICT_TABLES = 32
+"""The maximum number of filters whose verdicts are cached: those that were used last. They take 10 MiB."""
+MAX_VERDICTS = 1_000
+"""The maximum number of cached verdicts of one filter."""
+MAX_VALUES_BYTES = 64
+"""The maximum length of the values of a cached verdict."""
+PAUSED_SCANS = 100
+"""The number of scans for which a table of verdicts that saved few evaluations is not used."""
+_WORTHWHILE = 4  # minimum number of checked records per evaluation for which a table pays
 
 Key = tuple[str, bool]  # expression; whether words such as CONTAINS are operators
 
@@ -132,18 +143,86 @@ class SqlFilters:
                 self._characters -= len(oldest) + _EXTRA_CHARACTERS
 
 
+class Verdicts(dict[Values, bool]):
+    """The verdicts of one filter by the values of its properties.
+
+    A single property is keyed by its value, several by the tuple of their values, in the order of the filter.
+    A verdict that is missing is evaluated and stored. After MAX_VERDICTS evaluations the table is cleared. If
+    it saved few evaluations of a filter with several properties, it is then not used for PAUSED_SCANS scans:
+    the table needs the values of all properties, while an evaluation often needs only the first.
+
+    Attributes:
+        checked: The number of records that were checked since the table was cleared.
+    """
+
+    __slots__ = ("_evaluated", "_paused", "_sql", "checked")
+
+    def __init__(self, sql: SqlFilter) -> None:
+        self._sql = sql
+        self._evaluated = 0
+        self._paused = 0  # number of scans
+        self.checked = 0
+
+    def begin_scan(self) -> bool:
+        """Return whether the next scan uses the table."""
+        if not self._paused:
+            return True
+        self._paused -= 1
+        return False
+
+    def __missing__(self, values: Values) -> bool:
+        passes = self.evaluate(values)
+        several = values if isinstance(values, tuple) else ()
+        if self._evaluated >= MAX_VERDICTS:
+            if several and self.checked < _WORTHWHILE * self._evaluated:
+                self._paused = PAUSED_SCANS
+            self.clear()
+            self._evaluated = self.checked = 0
+        self._evaluated += 1
+        if sum(map(len, several)) <= MAX_VALUES_BYTES:
+            self[values] = passes
+        return passes
+
+    def evaluate(self, values: Values) -> bool:
+        """Return whether a message with these values matches, without the table."""
+        each = (values,) if isinstance(values, bytes) else values
+        texts = [value.decode("utf-8", "replace") or None for value in each]
+        return self._sql.matches(dict(zip(self._sql.names, texts, strict=True)).get)
+
+
+@lru_cache(MAX_VERDICT_TABLES)
+def _cached_parts(sql: SqlFilter) -> tuple[Callable[[bytes | bytearray, int, int], Values], Verdicts]:
+    """Return the reader of the properties of a filter, and its verdicts."""
+    return values_reader(tuple(name.encode() for name in sql.names)), Verdicts(sql)
+
+
 class FilterScan:
     """The filter of one pull, which checks records until a time limit.
 
-    After the limit, it returns None, which means "not checked". It always checks the first record.
+    Budget: 1 µs of CPU per record if the filter reads one property whose value was seen before. The property
+    is found in the bytes of the record, and the verdict by the bytes of its value. For a filter with more
+    than _MAX_SINGLE_READS properties, only those that the evaluation requests are read.
     """
 
-    __slots__ = ("_asked", "_decoded", "_matches", "_now_s", "_over", "_properties", "_until")
+    __slots__ = (
+        "_asked",
+        "_decoded",
+        "_is_cached",
+        "_matches",
+        "_now_s",
+        "_over",
+        "_properties",
+        "_read",
+        "_until",
+        "verdicts",
+    )
 
     def __init__(
         self, sql: SqlFilter, seconds: float, now_s: Callable[[], float] = time.perf_counter
     ) -> None:
         self._matches = sql.matches
+        self._read, self.verdicts = _cached_parts(sql)
+        self._is_cached = len(sql.names) <= _MAX_SINGLE_READS and self.verdicts.begin_scan()
         self._now_s = now_s
         self._until = now_s() + seconds
         self._over = False
@@ -151,21 +230,52 @@ class FilterScan:
         self._asked = 0
         self._decoded: dict[str, str] = {}
 
-    def __call__(self, record: Buffer) -> bool | None:
-        """Return whether a record matches, or None after the time limit.
+    def find_match(
+        self, data: bytes | bytearray, start: int, units: Sequence[Unit], first: int, stop: int
+    ) -> tuple[int, bool | None]:
+        """Return the index of the first unit whose record matches, and True. See RecordFilter.
 
-        A damaged record matches, so that the consumer notices the damage.
+        A damaged record matches, so that its consumer sees the damage. After the time limit, the result is
+        None. The first record of a scan is always checked.
         """
-        if self._over:
-            return None
-        try:
-            self._properties = properties_of(record)
-        except RecordError:
+        length, read, now_s, until = len(data), self._read, self._now_s, self._until
+        verdicts, is_cached, over = self.verdicts, self._is_cached, self._over
+        passes: bool | None = False
+        index = first
+        while index < stop:
+            if over:
+                passes = None
+                break
+            position, size, _ = units[index]
+            at = position - start
+            if at < 0 or at + size > length or size < MIN_SIZE:
+                break
+            try:
+                if not is_cached:
+                    passes = self._evaluate(data, at, size)
+                else:
+                    values = read(data, at, size)
+                    # The hash of a long value would cost more than its evaluation.
+                    passes = (
+                        verdicts[values] if len(values) <= MAX_VALUES_BYTES else verdicts.evaluate(values)
+                    )
+            except RecordError:
+                return index, True
+            self._over = over = now_s() >= until
+            if passes:
+                break
+            index += 1
+        if is_cached:
+            verdicts.checked += index - first
+        return index, passes
+
+    def _evaluate(self, data: bytes | bytearray, at: int, size: int) -> bool:
+        """Return whether a record matches by its properties that the evaluation requests."""
+        if claim_of(data, at)[0] != size:
             return True
+        self._properties = properties_of(data, at)
         self._asked = 0
-        passes = self._matches(self._get)
-        self._over = self._now_s() >= self._until
-        return passes
+        return self._matches(self._get)
 
     def _get(self, name: str) -> str | None:
         """Return a property of the current record, or None.

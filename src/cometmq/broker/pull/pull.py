@@ -193,16 +193,16 @@ class PullProcessor:
 
     def _read(self, request: PullRequest, reads: Reads = CACHED) -> ReadResult:
         header, codes = request.header, request.wanted
-        scan: FilterScan | None = None
+        find_match = None
         if isinstance(codes, SqlFilter):
-            scan, codes = FilterScan(codes, FILTER_SCAN_S), None
+            find_match, codes = FilterScan(codes, FILTER_SCAN_S).find_match, None
         return self.store.get_messages(
             header.topic,
             header.queue_id,
             request.offset,
             header.max_msg_nums,
             filter=codes,
-            record_filter=scan,
+            record_filter=find_match,
             max_bytes=compat.most_bytes(request.version, header.max_msg_bytes),
             bulk=bool(header.bulk),
             reads=reads,

@@ -158,20 +158,28 @@ def has_stray_separator(text: bytes) -> bool:
 # -- single values, without decoding the other properties
 
 
-def value_of(properties: bytes, name: bytes) -> bytes:
+def value_of(properties: bytes | bytearray, name: bytes, start: int = 0, stop: int | None = None) -> bytes:
     """Return the value of a property, or an empty value if the property is absent.
 
     If the property has several non-empty values, the last one counts, as in a map.
+
+    Args:
+        properties: The property string, or data that contains it.
+        name: The name of the property.
+        start: The index at which the property string starts.
+        stop: The index at which it ends.
     """
     marker = name + NAME_END
-    stop = len(properties)
-    while (at := properties.rfind(marker, 0, stop)) >= 0:
-        if at == 0 or properties[at - 1] == 2:
-            end = properties.find(VALUE_END, at)
-            value = properties[at + len(marker) : end if end >= 0 else None]
+    if stop is None:
+        stop = len(properties)
+    behind = stop
+    while (at := properties.rfind(marker, start, behind)) >= 0:
+        if at == start or properties[at - 1] == 2:
+            end = properties.find(VALUE_END, at, stop)
+            value = properties[at + len(marker) : end if end >= 0 else stop]
             if value:
-                return value
-        stop = at
+                return bytes(value)
+        behind = at
     return b""
 
 

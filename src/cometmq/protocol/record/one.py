@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from cometmq.errors import MessageIllegal, RecordError
 from cometmq.message import MessageExt
 from cometmq.protocol.checksum import crc32
 from cometmq.protocol.ids import unpack_host
-from cometmq.protocol.properties.values import decode_properties
+from cometmq.protocol.properties.values import NAME_END, VALUE_END, decode_properties, value_of
 from cometmq.protocol.record.layout import (
     AT,
     BLANK_MAGIC,
@@ -47,11 +47,13 @@ Buffer = bytes | bytearray | memoryview
 
 _SECTOR = 512
 _ANY_V6 = BORN_V6 | STORE_V6
+_TOPIC_AT = HEAD_V4.size + 1  # the topic of a V1 record without a body
 _head = HEAD_V4.unpack_from
 _start = START.unpack_from
 _length = LENGTH.unpack_from
 _int = struct.Struct(">i").unpack_from
 _long = struct.Struct(">q").unpack_from
+_lengths = struct.Struct(f">ii{SYS_FLAG_AT - 8}xi{AT['body_length'] - SYS_FLAG_AT - 4}xi").unpack_from
 _offsets = struct.Struct(">qq").unpack_from  # unpacks queue offset and physical offset
 
 
@@ -239,6 +241,55 @@ def properties_of(data: Buffer, pos: int = 0) -> bytes:
     """Return the property string of the record at `pos` as stored. Raises RecordError."""
     head, _, _, _, topic_end = _parts(data, pos)
     return bytes(data[topic_end + 2 : pos + head[0]])
+
+
+def _properties_start(data: Buffer, at: int, size: int) -> int:
+    """Return the index where the properties of the record data[at : at + size] start. Raises RecordError."""
+    stored = _start(data, at)[0]
+    if stored != size:
+        raise RecordError(at, "size", f"{stored}, but {size} bytes are expected")
+    return at + size - len(properties_of(data, at))
+
+
+Values = bytes | tuple[bytes, ...]
+"""The value of one property, or the values of several. An absent property has an empty value."""
+
+
+def values_reader(names: tuple[bytes, ...]) -> Callable[[bytes | bytearray, int, int], Values]:
+    """Return a function that reads these properties of the record data[at : at + size].
+
+    Its arguments are `data`, `at` and `size`. It raises RecordError if the record is invalid. Budget: 0.7 µs
+    for one property of a V1 record with IPv4 hosts. Therefore the function reads only the fields that it
+    needs, and searches the data itself instead of a copy of the property string.
+    """
+    lengths, at_topic, any_v6, most = _lengths, _TOPIC_AT, _ANY_V6, MAX_PROPERTIES
+    single = names[0] if len(names) == 1 else None
+    marker = (single or b"") + NAME_END
+    marker_length = len(marker)
+
+    def read(data: bytes | bytearray, at: int, size: int) -> Values:
+        stored, magic, sys_flag, body_length = lengths(data, at)
+        stop = at + size
+        start = at + at_topic + body_length
+        if stored == size and magic == MAGIC_V1 and not sys_flag & any_v6 and at + at_topic <= start < stop:
+            start += data[start - 1] + 2
+            if start > stop or data[start - 2] << 8 | data[start - 1] != stop - start or stop - start > most:
+                start = _properties_start(data, at, size)
+        else:
+            start = _properties_start(data, at, size)
+        if single is None:
+            return tuple([value_of(data, name, start, stop) for name in names])
+        found = data.rfind(marker, start, stop)
+        if found < 0:
+            return b""
+        if found == start or data[found - 1] == 2:
+            end = data.find(VALUE_END, found, stop)
+            value = data[found + marker_length : end if end >= 0 else stop]
+            if value:
+                return bytes(value)
+        return value_of(data, single, start, stop)
+
+    return read
 
 
 def topic_of(data: Buffer, pos: int = 0) -> str:

@@ -13,12 +13,13 @@ MAX_EXPRESSION_LENGTH = 8_192
 
 
 class SqlFilter:
-    """A compiled SQL92 filter expression."""
+    """A compiled SQL92 filter expression. `names` are the properties that it reads."""
 
-    __slots__ = ("_evaluate", "expression")
+    __slots__ = ("_evaluate", "expression", "names")
 
-    def __init__(self, expression: str, evaluate: Evaluate) -> None:
+    def __init__(self, expression: str, evaluate: Evaluate, names: tuple[str, ...]) -> None:
         self.expression = expression
+        self.names = names
         self._evaluate = evaluate
 
     def value(self, get: Get) -> bool | None:
@@ -53,4 +54,5 @@ def compile_sql(expression: str, *, string_words: bool = True) -> SqlFilter:
     # Import the parser only when it is needed, because the import takes 40 ms and few programs need it.
     from cometmq.protocol.sql.grammar import parse
 
-    return SqlFilter(expression, parse(expression, string_words).evaluate)
+    part, names = parse(expression, string_words)
+    return SqlFilter(expression, part.evaluate, names)

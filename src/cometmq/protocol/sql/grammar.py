@@ -171,8 +171,8 @@ def _parser() -> Lark:
     return Lark(GRAMMAR, parser="lalr", lexer="basic", transformer=Building(), maybe_placeholders=False)
 
 
-def parse(text: str, string_words: bool) -> Part:
-    """Parse a condition.
+def parse(text: str, string_words: bool) -> tuple[Part, tuple[str, ...]]:
+    """Parse a condition, and return it with the names of its properties.
 
     Args:
         text: The condition.
@@ -185,6 +185,7 @@ def parse(text: str, string_words: bool) -> Part:
     operands = signs = 0  # `signs` counts the signs since the last operand
     last: Token | None = None
     refused: UnexpectedToken | None = None
+    names: dict[str, None] = {}
     try:
         for token in _parser().lex(text):
             if token.type == "SEARCH" and not string_words:
@@ -201,6 +202,8 @@ def parse(text: str, string_words: bool) -> Part:
                 refused = error
                 break
             last = token
+            if token.type == "NAME":
+                names[str(token)] = None
         part: Part = reading.feed_eof(last)  # type: ignore[no-untyped-call]
     except UnexpectedToken as error:
         raise _unexpected(refused or error, len(text)) from None
@@ -212,7 +215,7 @@ def parse(text: str, string_words: bool) -> Part:
             else f"{shown(text[at])}, which means nothing"
         )
         raise SqlError(at + 1, f"here is {what}") from None
-    return part
+    return part, tuple(names)
 
 
 def _unexpected(error: UnexpectedToken, end: int) -> SqlError:

@@ -12,7 +12,7 @@ import errno
 import os
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 from operator import add
@@ -30,7 +30,7 @@ from cometmq.store.base.disk import Buffer
 from cometmq.store.base.files import WAITING, NotInMemory, Reads
 from cometmq.store.derived.consume_queue import FILLER, FILLER_SIZE, UNIT_DTYPE, UNIT_STRUCT, ConsumeQueue
 from cometmq.store.derived.queue_ext import MIN_HASH_CODE
-from cometmq.store.log.block_cache import BLOCK
+from cometmq.store.log.block_cache import BLOCK, DENSE
 from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
@@ -41,13 +41,23 @@ _MAX_FILLERS_PER_PULL = 1 << 17  # maximum number of fillers that one pull skips
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
 _MAX_UNITS_PER_CHECK = 64  # maximum number of units that are checked together, without numpy
+_UNITS_AT_ONCE = 128  # units that are decoded at a time while records are checked one by one
 _MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read may load, which takes 3 ms
 _UNITS_PER_CACHED_READ = 1024  # units (20 KiB) that are read and cached for the next pulls
 _MAX_CACHED_QUEUES = 64  # queues whose units are cached; the cache takes up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
-RecordFilter = Callable[[Buffer], bool | None] | None
-"""A function that returns whether a record matches, or None to end the read before this record."""
+Unit = tuple[int, int, int]
+"""The position, size and tags code of a record."""
+RecordFilter = Callable[[bytes | bytearray, int, Sequence[Unit], int, int], tuple[int, bool | None]] | None
+"""A filter of whole records, which skips those that do not match.
+
+The arguments are a block of the log, the log position of its first byte, a list of units, and the first and
+the last index (exclusive) of the units to check. The record of the first unit lies in the block. The result is
+an index and a verdict: True with the first unit whose record matches, None with the unit at which the read must
+end, False with the first unit outside the block or after the range. A damaged record must match, because the
+reader checks only the records that match.
+"""
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """The positions and sizes of the chosen records, the number of scanned units, the last scanned position."""
 
@@ -160,7 +170,7 @@ class QueueReader:
             offset: The first offset.
             max_count: The maximum number of messages.
             tags: A set of signed 32-bit tag hashes, or a function that accepts or rejects a tags code.
-            records: A function that accepts or rejects a whole record.
+            records: A filter of whole records.
             max_bytes: The maximum total size of the records.
             bulk: Whether the limits of BULK apply instead of those of the settings.
             correct: Whether to correct an offset outside the queue. A slave without offsetCheckInSlave does
@@ -389,47 +399,56 @@ class QueueReader:
     ) -> ReadResult:
         """Read records one by one, if some are missing or damaged, or a filter examines them."""
         log, check_crc = self._log, self._config.check_crc_on_read
-        buffers: list[Buffer] = []
-        total = scanned = skip_below = 0
+        disk_below = log.end - self.memory_window
+        units, buffers = list[Unit](), list[Buffer]()
+        total = scanned = skip_below = start = stop = 0
+        matched = -1  # the index of the last match in `units`
         missing = False
-        position = 0
-        for position, size, code in UNIT_STRUCT.iter_unpack(data):
-            on_disk = log.end - position > self.memory_window
-            limit_count, limit_bytes = limits[2:] if on_disk else limits[:2]
-            if buffers and (len(buffers) >= limit_count or total + size > limit_bytes):
-                break
-            scanned += 1
-            if (position, size, code) == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
+        block: bytes | bytearray | None = None  # the bytes [start, stop) of the log
+        while scanned < len(data) // UNIT:
+            if scanned == len(units):
+                units += UNIT_STRUCT.iter_unpack(data[scanned * UNIT : (scanned + _UNITS_AT_ONCE) * UNIT])
+            position, size, code = units[scanned]
+            if buffers:
+                limit_count, limit_bytes = limits[2:] if position < disk_below else limits[:2]
+                if len(buffers) >= limit_count or total + size > limit_bytes:
+                    break
+            if units[scanned] == FILLER_UNIT or position < skip_below or not tag_matches(tags, code):
+                scanned += 1
                 continue
-            try:
-                record = self._record(position, size, reads) if size >= MIN_SIZE else None
-            except (NotInMemory, OSError) as failure:
-                begun = buffers or (records is not None and scanned > 1)
-                if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
-                    raise
-                scanned -= 1  # the next pull begins with this record and reports its damage
-                break
-            if record is None and size >= MIN_SIZE and 0 <= position < log.min_position:
+            if position < start or position + size > stop or size < MIN_SIZE:
+                try:
+                    wanted = [each[0] for each in units[scanned : scanned + DENSE]]
+                    block, start, stop = self._block_around(wanted, size, reads)
+                except (NotInMemory, OSError) as failure:
+                    begun = buffers or (records is not None and scanned)
+                    if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
+                        raise
+                    break  # the next pull begins with this record and reports its damage
+            if block is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
                 skip_below = position - position % log.segment_size + log.segment_size
+                scanned += 1
                 continue
-            place = offset + scanned - 1
-            if (
-                record is None
-                or not _begins(record, size)
-                or (check_crc and not _belongs(record, position, queue, place))
-            ):
+            at, place = position - start, offset + scanned
+            damaged = check_crc and not (
+                block is not None and _belongs(block[at : at + size], position, queue, place)
+            )
+            if records is not None and block is not None and scanned != matched and not damaged:
+                last = len(units) if tags is None and not check_crc else scanned + 1
+                scanned, passes = records(block, start, units, scanned, last)
+                if passes is None:
+                    break
+                matched = scanned if passes else -1
+                continue
+            scanned += 1
+            if block is None or damaged or not _begins(block, size, at):
                 missing = True
                 self.refused(position, f"{queue.topic}/{queue.queue_id}@{place}")
                 continue
-            passes = records is None or records(record)
-            if passes is None:
-                scanned -= 1
-                break
-            if not passes:
-                continue
-            buffers.append(record)
+            buffers.append(memoryview(block)[at : at + size])
             total += size
+        position = units[min(scanned, len(units) - 1)][0]
         following = offset + scanned
         if buffers:
             status = GetStatus.FOUND
@@ -437,14 +456,35 @@ class QueueReader:
             status = GetStatus.MESSAGE_WAS_REMOVING if missing else GetStatus.NO_MATCHED_MESSAGE
             following = self._skip_fillers(queue, data, following, reads)
         low, high, lag = queue.min_offset, queue.max_offset, log.end - position
-        slave = lag > self.memory_window
-        return ReadResult(status, buffers, len(buffers), following, low, high, slave, lag)
+        return ReadResult(status, buffers, len(buffers), following, low, high, lag > self.memory_window, lag)
 
-    def _record(self, position: int, size: int, reads: Reads) -> Buffer | None:
-        """Return the bytes of one record, from a cached block if the block was requested often."""
+    def _block_around(
+        self, wanted: list[int], size: int, reads: Reads
+    ) -> tuple[bytes | bytearray | None, int, int]:
+        """Return bytes of the log that contain the record at `wanted[0]`, and their first and last position.
+
+        They are a cached block if the positions `wanted` were requested often, otherwise the record alone, or
+        None if the record is missing. The last position is exclusive.
+        """
+        if size < MIN_SIZE:
+            return None, 0, 0
+        position = wanted[0]
         number, at = divmod(position, BLOCK)
-        block = self._log.block(number, (position,), reads) if at + size <= BLOCK else None
-        return self._log.read(position, size, reads) if block is None else block[at : at + size]
+        block = self._log.block(number, wanted, reads) if at + size <= BLOCK else None
+        if block is not None:
+            return _whole_object(block), position - at, position - at + BLOCK
+        record = self._log.read(position, size, reads)
+        if record is None:
+            return None, 0, 0
+        return bytes(record) if isinstance(record, memoryview) else record, position, position + size
+
+
+def _whole_object(view: memoryview) -> bytes | bytearray:
+    """Return the object of a view of all its bytes, because a view has no search, or else a copy."""
+    found = view.obj
+    if isinstance(found, bytes | bytearray) and len(found) == len(view):
+        return found
+    return bytes(view)
 
 
 def _narrowed(limits: Limits, count: int, size: int | None) -> Limits:
