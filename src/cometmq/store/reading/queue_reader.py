@@ -53,10 +53,10 @@ RecordFilter = Callable[[bytes | bytearray, int, Sequence[Unit], int, int], tupl
 """A filter of whole records, which skips those that do not match.
 
 The arguments are a block of the log, the log position of its first byte, a list of units, and the first and
-the last index (exclusive) of the units to check. The record of the first unit lies in the block. The result is
-an index and a verdict: True with the first unit whose record matches, None with the unit at which the read must
-end, False with the first unit outside the block or after the range. A damaged record must match, because the
-reader checks only the records that match.
+the last index (exclusive) of the units to check. The record of the first unit lies in the block. The result
+is an index and a verdict: True with the first unit whose record matches, None with the unit at which the read
+must end, False with the first unit outside the block or after the range. A damaged record must match, because
+the reader checks only the records that match.
 """
 Picked = tuple[tuple[int, ...], tuple[int, ...], int, int]
 """The positions and sizes of the chosen records, the number of scanned units, the last scanned position."""
