@@ -272,7 +272,7 @@ class Resender:
         )  # fmt: skip
 
     async def _before(self, message: MessageExt, mark: str) -> tuple[Resend, str] | None:
-        """Return the outcome of a dead letter resent before and the offset id of this run's copy, or None."""
+        """Return outcome and offset id of this run's copy if the dead letter was resent before, else None."""
         if self.how.again and not mark:
             return None
         try:

@@ -19,11 +19,11 @@ from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 
 MAX_CONCURRENT_QUEUES = 16
 MAX_PREVIEW_BYTES = 256
-"""Number of bytes of each body that are returned."""
+"""Maximum number of bytes of each body that a page contains."""
 MAX_READ_BYTES = 64 << 20
 """Maximum total bytes of the messages that are read. The last read of each queue may exceed the maximum."""
 MAX_TIED_MESSAGES = 1000
-"""Maximum number of messages with the store time of a page's last message that are added to the page."""
+"""Maximum number of messages added to a page because they have the store time of its last message."""
 
 
 class Newest(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +90,7 @@ class NewestMessages(ServerAdmin):
         while heap:
             tail = tails[heap[0][-1]]
             if found and (len(found) >= count or budget.left <= 0):
-                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page excludes this time
+                tied = -heap[0][0] == found[-1].store_timestamp_ms  # the next page has only older messages
                 if not tied or len(found) >= count + MAX_TIED_MESSAGES:
                     break
             found.append(tail.read.pop())

@@ -87,7 +87,7 @@ class Operation:
 def update_topic(
     admin: Admin, topic: str, settings: Mapping[str, TopicSettings], *, name: str = "topic.change"
 ) -> Operation:
-    """Return the creation or change of a topic at brokers. `settings` are by address of the broker."""
+    """Return the creation or change of a topic at brokers. `settings` has the settings by broker address."""
 
     async def send(addr: str) -> None:
         async for _ in admin.create_topic(settings[addr], broker_addr=addr):
@@ -131,7 +131,7 @@ async def _topic_deletion(admin: Admin, topic: str, clusters: Sequence[str]) -> 
 def update_group(
     admin: Admin, group: str, settings: Mapping[str, SubscriptionGroupConfig], *, name: str = "group.change"
 ) -> Operation:
-    """Return the creation or change of a group at brokers. `settings` are by address of the broker."""
+    """Return the creation or change of a group at brokers. `settings` has the settings by broker address."""
 
     async def send(addr: str) -> None:
         async for _ in admin.update_group(settings[addr], broker_addr=addr):
@@ -188,7 +188,7 @@ async def delete_group(
 
 
 def set_broker(admin: Admin, addrs: Sequence[str], key: str, value: str) -> Operation:
-    """Return the change of a setting of brokers, whose results are values of SettingsChange."""
+    """Return the change of a setting of brokers. Its results are values of SettingsChange."""
     send = partial(admin.update_broker_config, settings={key: value})
     line = "update broker config success, {addr}"
     return Operation("broker.set", ", ".join(addrs), [Step(f"set {key} to {value}", addrs, send, line)])
@@ -201,7 +201,7 @@ CLEANUPS: dict[str, tuple[str, Callable[[Admin, str], Awaitable[None]]]] = {
     "broker.clean_log": ("delete expired segments of the commit log", Admin.delete_expired_commit_log),
     "broker.clean_topics": ("delete queues of topics that are not configured", Admin.clean_unused_topics),
 }  # fmt: skip
-"""What each cleanup does, and its method, by the name of the operation."""
+"""The description and the method of each cleanup, by the name of the operation."""
 
 
 def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
@@ -211,7 +211,7 @@ def clean(admin: Admin, name: str, addrs: Sequence[str]) -> Operation:
 
 
 async def change_write_perm(admin: Admin, broker_name: str, *, allow: bool) -> Operation:
-    """Return the change of the write permission of a broker, whose results are values of PermChange.
+    """Return the change of the write permission of a broker. Its results are values of PermChange.
 
     Raises:
         UnknownNameError: There is no such broker name.

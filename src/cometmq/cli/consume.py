@@ -71,8 +71,8 @@ def consume(
 
         async def show(messages: list[MessageExt]) -> None:
             for message in messages:
-                # The listener returns, and so acknowledges the message, only after it was printed. Otherwise
-                # the group's next member receives the message.
+                # The listener returns, and so acknowledges the message, only after the message was printed. A
+                # message that was not printed is delivered to the group's next member.
                 await printer.print(as_line(message, as_json=as_json, raw=raw))
 
         stop = stop_on_signals()
@@ -118,7 +118,7 @@ async def skip_to_end(client: ClientInstance, group: str, topic: str) -> None:
             known[addr] = group in await groups_at(client, addr, topic)
         if not known[addr]:
             end = await client.brokers.max_offset(addr, queue)
-            # A 5.x broker accepts offsets only for existing groups, and a pull creates the group.
+            # A 5.x broker accepts offsets only for existing groups. The pull creates the group.
             await client.brokers.pull(addr, queue, pull_request(group, queue, end, 1))
             await client.brokers.update_consumer_offset(addr, group, queue, end)
 

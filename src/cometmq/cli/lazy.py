@@ -12,7 +12,7 @@ from cometmq.text import did_you_mean
 
 MAX_LIST_LINE_CHARS = 500  # maximum characters of a line in the list of commands; click's default is 45
 Commands = Mapping[str, tuple[str, str]]
-"""For each command name its "module:attribute" and its line in the list of commands."""
+"""A mapping from each command name to its "module:attribute" and its line in the list of commands."""
 
 
 class CometGroup(click.Group):

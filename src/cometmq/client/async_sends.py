@@ -73,9 +73,9 @@ class AsyncSends:
     def _take_slot(self, future: Future[Any]) -> None:
         """Wait for a free slot.
 
-        A callback does not wait, because only returning callbacks may free slots. It may exceed the limit, up
-        to twice the limit. Raises TooManySends if a callback would exceed twice the limit, ClientStateError
-        after `finish`.
+        A callback does not wait, because only returning callbacks may free slots. Instead, a callback may
+        exceed the limit, up to twice the limit. Raises TooManySends if a callback would exceed twice the
+        limit, ClientStateError after `finish`.
         """
         called_back = self._called_back
         limit = self._max_in_flight * (2 if called_back else 1)

@@ -38,7 +38,7 @@ class stop_on_signal:  # noqa: N801 (reads as a verb in a `with`)
             with SyncPushConsumer("billing", on_messages, "orders") as consumer, stop_on_signal(consumer):
                 consumer.wait_stopped()
 
-    A second signal has its previous effect.
+    A second signal has the effect that signals had outside this context manager.
 
     Args:
         clients: Started clients, asyncio or blocking ones.

@@ -217,7 +217,7 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
     """Return a line for each member, then the differences of subscriptions and settings between members.
 
-    If there are no differences, the queues follow that have no holder or several.
+    Without differences, lines about the queues that have no holder or several holders follow.
     """
     row = "%-10s %-40s %-20s %s"
     yield row % ("#Index", "#ClientId", "#Version", "#Subscription")
@@ -270,7 +270,7 @@ def key_hits(messages: Iterable[MessageExt]) -> Iterator[str]:
 
 
 def message_details(message: MessageExt, *, body_path: str, offset_id: bool) -> Iterator[str]:
-    """Return a `Name: value` line per field, as queryMsgById and (without offset id) queryMsgByUniqueKey."""
+    """Return a line `Name: value` per field, as in queryMsgById or queryMsgByUniqueKey (no offset id)."""
     facts: list[tuple[str, object]] = [("OffsetID:", message.offset_msg_id)] if offset_id else []
     facts += [
         ("Topic:", message.topic),

@@ -248,7 +248,7 @@ class BrokerApi(Calls):
         return offset_in(await self.ask(addr, min_offset_request(queue)), addr, queue)
 
     async def offset_by_time(self, addr: str, queue: MessageQueue, timestamp_ms: int) -> int:
-        """Return the offset for a store time: the nearest message (4.9), or the first not older (5.x)."""
+        """Return the offset for a store time: of the nearest message (4.9), or the first not older (5.x)."""
         header = SearchOffsetRequestHeader(
             topic=queue.topic, queue_id=queue.queue_id, timestamp=timestamp_ms, bname=queue.broker_name
         )

@@ -147,7 +147,7 @@ class ClientInstance(LifeCycle):
         self._announcing: dict[str, list[asyncio.TimerHandle]] = {}
         """The scheduled heartbeats, by address of a broker whose connection was lost."""
         self._producers_registered = self._producers_announced = 0
-        """The numbers of producers that were registered so far and that heartbeats have announced."""
+        """The number of producers registered so far, and the number announced by heartbeats."""
         self._introduction: asyncio.Task[object] | None = None
         self._reply_topics: set[str] = set()
         """The known reply topics: one for each cluster that stores the topic of a request."""
@@ -368,7 +368,7 @@ class ClientInstance(LifeCycle):
     # -- brokers
 
     def master_addr(self, broker_name: str, topic: str = "*") -> str:
-        """Return the address of a broker's master. Without one, raise a NoRouteError for `topic`."""
+        """Return the address of a broker's master. Raises NoRouteError for `topic` if there is no master."""
         addr = self.routes.master(broker_name)
         if addr is None:
             raise self._unknown_broker(broker_name, topic, "a master")

@@ -102,7 +102,10 @@ class LifeCycle(Running):
         raise NotImplementedError
 
     async def _end(self, *, drain: bool) -> None:
-        """Release everything. drain: wait for the work in progress first. False after a failed start."""
+        """Release everything.
+
+        With `drain`, wait for the work in progress first; it is False after a failed start.
+        """
         raise NotImplementedError
 
     def _check_running(self) -> None:

@@ -40,7 +40,7 @@ def check_range(key: str, value: object, low: float, high: float = math.inf) -> 
 
 
 def check_ranges(options: object, ranges: Mapping[str, Range]) -> None:
-    """Check the value of each field named in `ranges` with check_range, unless it is None."""
+    """Check the value of each field named in `ranges` with check_range, unless the value is None."""
     for key, (low, high) in ranges.items():
         value = getattr(options, key)
         if value is not None:

@@ -45,9 +45,9 @@ _STOP_WITHIN_S = 3.0
 _BODY_BYTES = 118_000
 """Size in bytes at which a trace message's body accepts no further record, as in Java's 4.9 client."""
 _KEYS_BYTES = 24_000
-"""Maximum size in bytes of a trace message's keys. All its properties may take 32,767 bytes together."""
+"""Maximum bytes of a trace message's keys, because all its properties may take 32,767 bytes together."""
 _LINE_BYTES = 4 << 20
-"""Maximum size of the waiting records in bytes, which is about 15,000 records."""
+"""Maximum size of the waiting records in bytes. About 15,000 records have this size."""
 
 
 class TraceLine:
@@ -121,7 +121,7 @@ class Consumption:
     count: int
     """The number of messages of the call."""
     traced: Sequence[tuple[str, str | None]]
-    """The id and the keys of each message of the call that is traced."""
+    """The id and the keys of each traced message of the call."""
 
 
 class Traces:

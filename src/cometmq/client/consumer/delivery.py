@@ -38,7 +38,10 @@ _SENT_BACK_AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Delivered(Generic[C]):
-    """A delivered message that waits for its acknowledgement. Holds the message, whose id is its key."""
+    """A delivered message that waits for its acknowledgement.
+
+    This object keeps the message alive, because the id() of the message is the key of this object.
+    """
 
     message: MessageExt
     batch: Batch

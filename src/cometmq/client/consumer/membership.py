@@ -20,7 +20,7 @@ from cometmq.message import MessageQueue
 log = logs.logger("cometmq.client.consumer.membership")
 
 _CORRECTED_AGAIN_S = 5.0
-"""If a broker corrects a queue's offset twice within this many seconds, pulls of the queue pause as long."""
+"""A queue pauses for this many seconds if its broker corrects the queue's offset twice within this time."""
 
 
 @dataclass(frozen=True, slots=True)

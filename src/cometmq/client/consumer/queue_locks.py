@@ -29,7 +29,7 @@ RETRY_INTERVAL_S = 1.0
 class QueueLocks:
     """The queue locks of a member.
 
-    lost: called with the queues whose lock has expired or belongs to another member.
+    `lost` is called with the queues whose lock has expired or belongs to another member.
     """
 
     def __init__(

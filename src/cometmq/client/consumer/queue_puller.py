@@ -135,7 +135,7 @@ class QueuePuller:
         self._resumed.set()
 
     def made_room(self) -> None:
-        """Continue pulling if the loop waits until messages were consumed."""
+        """Continue pulling if the loop is waiting for messages to be consumed."""
         if not self._room.is_set() and self.queue.over_limit(self._limits()) is None:
             self._room.set()
 

@@ -81,7 +81,7 @@ class Rebalance:
 
     def start(self) -> None:
         self._periodic.start()
-        self._periodic.soon()  # again soon: by then, brokers may list this member and have its retry topic
+        self._periodic.soon()  # rebalance again soon, when brokers list this member and have its retry topic
 
     def wake(self) -> None:
         """Rebalance now, because members or subscriptions have changed."""

@@ -16,7 +16,7 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.properties.values import MAX_OFFSET, MIN_OFFSET
 
 RequestFor = Callable[[ReadTarget], Awaitable[Frame]]
-"""Creates the pull request for a broker."""
+"""A function that creates the pull request for a broker."""
 
 
 @dataclass(eq=False)

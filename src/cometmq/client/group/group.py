@@ -30,7 +30,7 @@ _MAX_COMPILED_EXPRESSIONS = 1_000
 def instance_options(options: MemberOptions, given: ClientOptions | None) -> ClientOptions:
     """Return the client options.
 
-    With BROADCASTING the client id is stable, because the offset file has its name.
+    With BROADCASTING the client id is stable, because the offset file's path has it.
     """
     given = given if given is not None else ClientOptions()
     if options.message_model is MessageModel.BROADCASTING and given.instance_name is None:

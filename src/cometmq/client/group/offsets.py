@@ -117,8 +117,8 @@ class OffsetStore:
         """Store and forget the offsets of queues that another member will consume from now on."""
         queues = list(queues)
         try:
-            # If the store fails, the next owner starts at the last stored offset and repeats the messages
-            # after it.
+            # If this fails, the next owner starts at the last stored offset and repeats the messages after
+            # it.
             await self.persist_last(queues)
         finally:
             for queue in queues:

@@ -58,7 +58,7 @@ class Subscription:
         return cls(topic, expression, expression_type="SQL92")
 
     def filter(self, messages: Sequence[MessageExt]) -> list[MessageExt]:
-        """Return the messages without those whose tag is not subscribed.
+        """Return the messages whose tag is subscribed.
 
         The broker compares only hashes of tags, so it also sends messages whose tag merely has a subscribed
         hash.

@@ -57,7 +57,7 @@ class SendAttempts(msgspec.Struct):
     """The error of the last failed try."""
 
     def timeout_s(self, now: float) -> float:
-        """Return the timeout of the next try: the time left, at most `per_try_s` before the last try."""
+        """Return the timeout of the next try: the time left, but before the last try at most `per_try_s`."""
         left = max(0.0, self.deadline - now)
         if self.per_try_s is not None and len(self.outcomes) + 1 < self.tries:
             return min(left, self.per_try_s)

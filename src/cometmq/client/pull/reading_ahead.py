@@ -39,9 +39,9 @@ class Fetched:
     queue: MessageQueue
     messages: list[MessageExt]
     next_offset: int
-    """The offset after these messages, and after the filtered-out messages that follow them."""
+    """The offset after the messages of this pull, and after the filtered-out messages that follow them."""
     counted: bool = False
-    """Whether these messages count as consumed."""
+    """Whether the messages of this pull count as consumed."""
 
 
 @dataclass(slots=True, eq=False)

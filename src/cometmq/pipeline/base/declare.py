@@ -115,7 +115,10 @@ class Option:
 
 
 def option(default: T, **how: Any) -> T:
-    """Return a dataclass field that is also a command-line option. `how`: values for the fields of Option."""
+    """Return a dataclass field that is also a command-line option.
+
+    `how` holds values for the fields of Option.
+    """
     made: T = field(default=default, metadata={_DECLARED: Option(**how)})
     return made
 

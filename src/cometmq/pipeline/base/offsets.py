@@ -29,14 +29,15 @@ Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
 
 START_KEY = "@start"
-"""Key for the start of a query's FIRST batch in its end position. `@` cannot occur in a topic's name.
+"""Key under which the logged end of a batch also holds the start of the batch. No topic name contains `@`.
 
-A batch that does not begin at the previous batch's end, because a queue was replaced (marks.py), also has the
-key.
+The first batch of a query has this key, and so has a batch that does not begin at the end of the previous
+batch because a queue was replaced (marks.py).
 
-Spark's log contains the end of each batch but not the start of the first one. After a crash in batch 0, Spark
-requests the start from the source again, and "latest" is a later position by then: the records in between
-would be lost. The start inside the logged end keeps the batch the same whenever it is planned again.
+Spark's log contains the end of each batch but not the start of the first batch. After a crash in batch 0,
+Spark requests the start from the source again. If the start is "latest", it would by then be a later
+position, and the records in between would be lost. With the start in the logged end, the batch stays the same
+whenever it is planned again.
 """
 
 MARKS_KEY = "@last"

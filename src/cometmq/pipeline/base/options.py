@@ -74,7 +74,7 @@ class Topics:
 
 @dataclass(frozen=True)
 class _Requesting:
-    """Options of what sends requests.
+    """The options for sending requests.
 
     Args:
         accessKey: Name of the [account](client.md#accounts-and-tls) that signs requests. Without an account,
@@ -93,7 +93,7 @@ class _Requesting:
 
 @dataclass(frozen=True)
 class _Decoding:
-    """Options of what decodes messages.
+    """The options for decoding messages.
 
     Args:
         batch_records: Maximum records per Arrow batch.

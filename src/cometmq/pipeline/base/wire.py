@@ -44,7 +44,10 @@ class Access:
         return Access(environment_credentials(), environment_tls())
 
     def client_options(self) -> ClientOptions:
-        """Return the same settings as options of a client, which then ignores its environment."""
+        """Return the same settings as options of a client.
+
+        A client with these options ignores its environment.
+        """
         keys = self.credentials
         return ClientOptions(
             access_key=keys.access_key if keys else "",

@@ -95,9 +95,10 @@ class ArchiveSummary(msgspec.Struct):
     resumed_behind_batch: int | None = None
     queues: list[QueueSummary] = []
     away: list[str] = []
-    """Brokers with messages of the topics that at the end were unreachable or readable only from a replica.
+    """Brokers that were unreachable, or readable only through a replica, at the end of the run.
 
-    The routes or the archive's log name these brokers. A replica may lack the newest messages.
+    According to the routes or the archive's log, these brokers have messages of the topics. A replica may
+    lack the newest messages.
     """
     unreadable: list[UnreadableQueue] = []
     """Queues whose unarchived messages could not be read when the run last checked.

@@ -288,10 +288,12 @@ def in_groups(
     positions: DataFrame | None,
     limits: Limits,
 ) -> DataFrame:
-    """Return a row for each message and each group of its topic: acknowledged, times consumed, lost, late.
+    """Return a row for each message and each group of its topic.
 
-    Unknown values are NULL. `found` is the result of `checked`, `groups` that of `groups_of`, and `done` that
-    of `consumed`. `positions` has the columns group, topic, broker_name, queue_id and offset.
+    The columns show whether the group acknowledged the message, how often the group consumed the message, and
+    whether the message was lost or late. Unknown values are NULL. `found` is the result of `checked`,
+    `groups` that of `groups_of`, and `done` that of `consumed`. `positions` has the columns group, topic,
+    broker_name, queue_id and offset.
     """
     some = groups.filter(F.col("place") <= GROUPS_MAX).drop("place")
     rows = found.filter("doubled = 0").join(F.broadcast(some), "topic")

@@ -204,7 +204,7 @@ def _failures(spark: SparkSession, source: str, begin_ms: int | None) -> DataFra
 
 
 def _with(rows: DataFrame, key: str, expression: str) -> DataFrame:
-    """Add the column `key`. Raises ConfigError if the expression cannot be evaluated over the columns."""
+    """Add a column named `key`. Raises ConfigError if the expression cannot be evaluated over the columns."""
     kind = "boolean" if key == "where" else "string"
     try:
         column = F.expr(expression).cast(kind)
@@ -316,7 +316,7 @@ def redrive(spark: SparkSession, given: RedriveOptions) -> RedriveSummary:
 def _refusal(max_resends: int) -> Column:
     """Return an expression for the reason why a dead letter is not sent again.
 
-    It is NULL if the letter is sent.
+    The value is NULL if the dead letter is sent.
     """
     often = F.concat(F.lit("it was sent again "), "resend_times", F.lit(" times and died each time"))
     return F.when(F.col("resend_times") >= max_resends, often).when(F.col("body").isNull(), _NO_BODY)

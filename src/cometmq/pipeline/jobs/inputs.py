@@ -119,7 +119,7 @@ def _past(end_ms: int | None) -> int | None:
 def unreadable(
     source: str, topics: Sequence[str] = (), *, pattern: str | None = None
 ) -> list[UnreadableQueue]:
-    """Return the queues of live topics that hold messages and that a lenient `messages` skipped.
+    """Return the queues of live topics that hold messages and that `messages` skipped because of `lenient`.
 
     The list is empty for other sources. Network errors are raised.
     """

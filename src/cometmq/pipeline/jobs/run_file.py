@@ -57,7 +57,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Watermark:
-    """How late rows may be, measured in a column of times."""
+    """The permitted lateness of rows, measured in a column of times."""
 
     column: str
     delay: str
@@ -95,7 +95,7 @@ class Step(Table):
     own_lines: bool  # whether each line of `sql` is a line of the file
 
     def line_of(self, line: int) -> int:
-        """Return the number of the file's line that holds a line of the query, counted from 1."""
+        """Return the line number in the file of a line of the query. Both are counted from 1."""
         return self.sql_line + line - 1 if self.own_lines else self.sql_line
 
 

@@ -78,7 +78,7 @@ def pull_reply(frame: Frame) -> Reply:
 
 
 class Verdict(Enum):
-    """What a response means for its segment."""
+    """The meaning of a response for its segment."""
 
     PROGRESS = "progress"  # the segment advanced or is complete
     NOT_YET = "not yet"  # the broker does not have these offsets yet, or no longer; retry after a pause

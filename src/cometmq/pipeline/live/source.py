@@ -361,7 +361,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition, self._arrow, self._options)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Publish the progress to the consumer group for lag displays.
+        """Publish the progress as offsets of the consumer group, for lag displays.
 
         A resumed query does not use these offsets.
 

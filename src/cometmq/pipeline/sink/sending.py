@@ -101,7 +101,8 @@ class Sender:
         else:
             queue = select_by_hash(topic.placed, None, message.sharding_key)
             topic.pinned.add(queue)
-        # Brokers refuse these messages in batches, so each is sent alone.
+        # Brokers refuse delayed messages and messages to a retry topic in batches, so each of them is sent
+        # alone.
         alone = message.delay_level > 0 or message.topic.startswith(RETRY_PREFIX)
         size = len(message.body) + len(message.properties) + 32
         waiting = topic.waiting.setdefault(queue, [])

@@ -124,7 +124,7 @@ def too_many_values() -> str:
 
 
 def _counter(kind: pa.DataType) -> Callable[[Any], int] | None:
-    """Return a function that counts a value's items (MOST_VALUES), or None if it has no array or map."""
+    """Return a function that counts a value's items (MOST_VALUES), None for a type without array or map."""
     if pa.types.is_struct(kind):
         parts = [(field.name, count) for field in kind if (count := _counter(field.type))]
 

@@ -75,8 +75,8 @@ class _FewReads(BytesIO):
 def _decimal(data: bytes, writer_schema: Any = None, _: Any = None) -> Decimal:
     """Return an exact decimal.
 
-    fastavro's own reader rounds a decimal with more digits than the schema permits, and needs minutes for one
-    of 1 MiB.
+    fastavro's own reader rounds a decimal with more digits than the schema permits, and needs minutes for a
+    decimal of 1 MiB.
     """
     number = int.from_bytes(data, "big", signed=True)
     if abs(number) >= 10 ** writer_schema["precision"]:

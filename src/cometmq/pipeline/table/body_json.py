@@ -214,7 +214,7 @@ def _words(kind: pa.DataType) -> set[bytes]:
 
 
 def _comparing(kind: pa.DataType) -> Callable[[Any, Any], bool] | None:
-    """Return a function that compares a value of this type with its exact value, or None if none is needed.
+    """Return a function that compares a value of this type with its exact value, None if they are equal.
 
     Exact values of float and double are decimals; exact values of times and bytes are strings.
     """

@@ -223,7 +223,7 @@ class ArchiveTable:
     def _let_pass(self, commit: dict[str, Any]) -> None:
         """Give this commit the next number if another commit has its number but does not conflict with it.
 
-        Raises ArchiveError if they conflict.
+        Raises ArchiveError if the two commits conflict.
         """
         path = commit_path(commit["batch"])
         other = read_commit(self.filesystem, self.root, commit["batch"])

@@ -100,7 +100,7 @@ class LakeTable(ABC):
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        known = self._copied()  # before the table is read, because copies follow transactions
+        known = self._copied()  # read before the table, because copies are written after transactions
         if known < 0:
             self._create()
         last = self.last_commit() if known < 0 or self._exists() else None
@@ -156,7 +156,7 @@ class LakeTable(ABC):
         clean-up.
         """
         found = written_files(self.filesystem, self.root)
-        self.last_commit()  # after the listing, so that the table includes all listed commits
+        self.last_commit()  # reload after the listing, so that the table includes all listed commits
         named = self.referenced()
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)

@@ -116,8 +116,8 @@ def read_log(filesystem: fs.FileSystem, root: str, upto: int | None = None) -> L
             found = _read_from(filesystem, root, newest, upto)
         except FileNotFoundError:
             continue
-        # Commits are deleted only after a new checkpoint. There is none, so no commit was deleted while the
-        # log was read.
+        # Commits are deleted only after a new checkpoint. There is no new checkpoint, so no commit was
+        # deleted while the log was read.
         if newest == last_checkpoint(filesystem, root):
             if found.missing:
                 what = "%s: %d commits are missing, the first is %d: their files are not seen"
