@@ -49,8 +49,8 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     Attributes:
         role: SYNC_MASTER, ASYNC_MASTER or SLAVE; the raft role of a member of a raft group; MASTER or SLAVE
             for an Apache broker, which does not report its role.
-        lag: Bytes of log by which the broker is behind its master or leader. None for a master, and if either
-            did not answer.
+        lag: Bytes of log by which the broker is behind its master or leader. None for a master, and if the
+            broker or its master did not answer.
         problem: Error of a broker that did not answer.
     """
 

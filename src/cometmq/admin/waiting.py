@@ -46,7 +46,7 @@ class TimerPage:
         after: Position of the next page, by broker name.
         more: There are more messages.
         waiting: Total number of waiting messages.
-        missing: Error by name of the brokers that did not answer.
+        missing: The errors of brokers that did not answer, by broker name.
     """
 
     rows: list[WaitingMessage]
@@ -126,7 +126,7 @@ class HalfMessages:
     Attributes:
         rows: The half messages.
         partly: A broker has more half messages than were read, and some of `rows` may have ended.
-        missing: Error by name of the brokers that did not answer.
+        missing: The errors of brokers that did not answer, by broker name.
     """
 
     rows: list[HalfMessage]

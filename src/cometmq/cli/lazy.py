@@ -56,7 +56,7 @@ class LazyGroup(CometGroup):
     The lines of the list are constants, so that `cometmq --help` imports no server, client or Spark.
 
     Args:
-        sections: Heading to the commands under it, in the order of the list.
+        sections: Maps each heading to the commands under it, in the order of the list.
     """
 
     def __init__(self, *args: Any, sections: Mapping[str, Commands], **kwargs: Any) -> None:

@@ -58,7 +58,8 @@ def print_table(
 
     Args:
         rows: One object per row.
-        columns: Heading to an attribute of the rows, or to a function of a row. None is shown as `-`.
+        columns: Maps each heading to an attribute of the rows or to a function of a row. None is shown as
+            `-`.
         words: Number of text columns at the left. The other columns are numbers.
     """
     from rich.console import Console

@@ -72,7 +72,7 @@ class Reads:
 
         Raises:
             NoRouteError: No route contains an address of the broker.
-            BrokerError: The master refused, or a replica did while its master is unreachable.
+            BrokerError: The master refused, or a replica refused while its master is unreachable.
             RemotingError: No broker is reachable, or an answer did not arrive.
         """
         tried: set[str] = set()
