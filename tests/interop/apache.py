@@ -1,4 +1,4 @@
-"""Apache RocketMQ's own name server and broker as processes on 127.0.0.1, in any version jars.py fetches."""
+"""Apache RocketMQ's own name server and broker as processes on 127.0.0.1, in any version of jars.py."""
 
 from __future__ import annotations
 
@@ -102,9 +102,9 @@ class ApacheBroker(ApacheServer, Broker):
             "diskMaxUsedSpaceRatio": "95",
             "waitTimeMillsInSendQueue": "10000",  # the default 200 ms refuses sends while a JVM warms up
             "osPageCacheBusyTimeOutMills": "10000",
-            # 5.x writes ops only after a while; who is asked before that ends his transaction twice. With so
-            # small a size it writes each at once. The interval is what it then waits for: 5.5.0 spins when
-            # that has passed since the last op.
+            # 5.x writes op messages with a delay, and a check before that would end a transaction twice. With
+            # this small size it writes each immediately. The interval is long because 5.5.0 busy-waits once
+            # it has passed since the last op message.
             "transactionTimeOut": "3000",
             "transactionOpMsgMaxSize": "1",
             "transactionOpBatchInterval": "3600000",
@@ -120,7 +120,7 @@ class ApacheBroker(ApacheServer, Broker):
 
 
 class ApacheCluster(Cluster):
-    """The servers of one version. Its broker takes about ten seconds to stop."""
+    """The servers of one version. The broker takes about ten seconds to stop."""
 
     def __init__(self, version: str, directory: Path) -> None:
         self.version = version
@@ -132,7 +132,7 @@ class ApacheCluster(Cluster):
 
 
 def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 60.0) -> str:
-    """Run one command of Apache's mqadmin; returns all it printed, since it seldom sets an exit code."""
+    """Run a command of Apache's mqadmin; return its output, since it seldom sets an exit code."""
     done = subprocess.run(
         _mqadmin_line(version, directory, *arguments),
         capture_output=True,
@@ -145,8 +145,7 @@ def mqadmin(version: str, directory: Path, *arguments: str, timeout_s: float = 6
 
 
 def mqadmin_until(version: str, directory: Path, last: str, *arguments: str) -> str:
-    """Run one that goes on for ever; returns what it printed up to a line that begins with `last`, and ends
-    it."""
+    """Run a command that never ends, stop it at a line that begins with `last`, and return the output."""
     running = Process(
         f"mqadmin {version}",
         _mqadmin_line(version, directory, *arguments),
@@ -182,10 +181,10 @@ def _mqadmin_line(version: str, directory: Path, *arguments: str) -> list[str]:
 
 
 def rocketmq_home(directory: Path) -> Path:
-    """Make ``directory`` a ROCKETMQ_HOME: the programs refuse to start without their logging set-up."""
+    """Make ``directory`` a ROCKETMQ_HOME: the programs need its logging configuration to start."""
     conf = directory / "conf"
     conf.mkdir(parents=True, exist_ok=True)
-    # The client under a command logs, with stack traces, that its own end interrupted a request of its own.
+    # At its end, the client of a command logs the interruption of its own requests with stack traces.
     for part, level in (("broker", "WARN"), ("namesrv", "WARN"), ("tools", "OFF")):
         text = LOGBACK.format(level=level)
         (conf / f"logback_{part}.xml").write_text(text)  # 4.9

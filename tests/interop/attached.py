@@ -1,6 +1,6 @@
-"""Runs one of our commands and ends it when standard input ends: a killed test run leaves no server behind.
+"""Run one of our commands and end it when standard input ends: a killed test run leaves no server behind.
 
-Usage: ``python attached.py mqbroker -c broker.conf``. The Java servers have ServerLauncher for the same.
+Usage: ``python attached.py mqbroker -c broker.conf``. ServerLauncher does the same for the Java servers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import cometmq.cli
 
 def _end_with_parent() -> None:
     while os.read(0, 4096):
-        pass  # nothing is ever sent: only the end matters
+        pass  # no data is ever sent, only the end counts
     os._exit(3)
 
 

@@ -1,4 +1,4 @@
-"""Our name server and broker as processes on 127.0.0.1, with the same face as Apache's in apache.py."""
+"""Our name server and broker as processes on 127.0.0.1, with the same interface as Apache's in apache.py."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class CometServer(Server):
         directory.mkdir(parents=True, exist_ok=True)
         settings_file = write_settings(directory / f"{name}.conf", settings)
         line = [sys.executable, *(launcher or [str(HERE / "attached.py")]), command, "-c", settings_file]
-        # Where a launcher finds these packages, before whatever the caller's own path says.
+        # The launcher imports the tests' packages from here, before those on the caller's own path.
         path = os.pathsep.join(filter(None, [str(HERE.parent.parent), os.environ.get("PYTHONPATH")]))
         self.process = Process(
             f"CometMQ {name}", line, directory / f"{name}.log", cwd=directory, env={"PYTHONPATH": path}
@@ -62,7 +62,7 @@ class CometBroker(CometServer, Broker):
 
 
 class CometCluster(Cluster):
-    """Our servers, with more settings where they are wanted."""
+    """Our servers, optionally with more settings."""
 
     def __init__(
         self,

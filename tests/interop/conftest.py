@@ -1,4 +1,7 @@
-"""Shared servers and clients: JVMs take seconds to start, so one of each kind serves the whole session."""
+"""Fixtures: shared servers and clients.
+
+JVMs take seconds to start, so one of each kind serves the session.
+"""
 
 from __future__ import annotations
 
@@ -26,14 +29,14 @@ from tests.interop.space import Cluster, Space
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Fetch the jars before the first test. A slow registry must not eat the time of whichever comes first.
+    """Fetch the jars before the first test, whose time limit a slow registry must not use up.
 
-    What fails here fails again, and is reported, in the tests that need it; others are not kept from running.
+    A failure is ignored here, since the tests that need the jar fail in the same way, and all others can run.
     """
     here = Path(__file__).parent
     if session.config.option.collectonly or not any(here in item.path.parents for item in session.items):
         return
-    # The representatives of `make test` need the older versions only.
+    # The representative tests of `make test` need only the older versions.
     needed = slice(1 if session.config.getoption("tier") == "test" else None)
     with contextlib.suppress(ToolMissingError, FetchError, subprocess.TimeoutExpired):
         for version in SERVER_VERSIONS[needed]:
@@ -71,7 +74,7 @@ def apache_5(apache_clusters: Callable[[str], ApacheCluster]) -> ApacheCluster:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a name server 4.9.7 for the brokers that a test starts."""
+    """Run a name server of 4.9.7 for the brokers of a test; return its address."""
     server = ApacheNamesrv("4.9.7", tmp_path_factory.mktemp("names"))
     yield f"127.0.0.1:{server.port}"
     server.kill()
@@ -109,7 +112,7 @@ def admin_shells(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[
 
 @pytest.fixture
 def own_java_client(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
-    """``own_java_client("4.9.8", "-Dflag", …)``: a JVM of one test alone, to kill or set up differently."""
+    """``own_java_client("4.9.8", "-Dflag", …)``: a JVM for one test, which may kill it or set flags."""
     started: list[Driver] = []
 
     def client(version: str, *flags: str) -> Driver:
@@ -124,7 +127,7 @@ def own_java_client(tmp_path: Path) -> Iterator[Callable[..., Driver]]:
 
 
 def instead_of_ours() -> str | None:
-    """The version of Apache's servers that stand in for ours in this run, if any."""
+    """The version of Apache's servers that replace ours in this run, if any."""
     return os.environ.get("COMETMQ_INTEROP_SERVER")
 
 
@@ -132,11 +135,11 @@ def instead_of_ours() -> str | None:
 def cluster(
     tmp_path_factory: pytest.TempPathFactory, apache_clusters: Callable[[str], ApacheCluster]
 ) -> Iterator[Cluster]:
-    """The servers under test: ours, one name server and one broker as processes.
+    """The servers under test: by default our name server and broker as processes.
 
-    ``COMETMQ_INTEROP_SERVER=4.9.7`` (or ``5.5.0``) puts Apache's in their place: a test here that Apache's
-    own servers do not pass says something about the test. Known to fail that way, with 5.5.0 clients: 4.9.7
-    stamps the key of a batch on each of its messages, and leaves out what consumers need for traces.
+    ``COMETMQ_INTEROP_SERVER=4.9.7`` (or ``5.5.0``) replaces them by Apache's, to check the tests themselves:
+    a test should pass with Apache's own servers. With 5.5.0 clients some fail, because 4.9.7 stores the key
+    of a batch in each of its messages and omits properties that consumers need for traces.
     """
     version = instead_of_ours()
     if version:
@@ -149,13 +152,13 @@ def cluster(
 
 @pytest.fixture(params=CLIENT_VERSIONS)
 def java(request: pytest.FixtureRequest, java_clients: Callable[[str], Driver]) -> Driver:
-    """Apache's Java client, in each of its versions."""
+    """Apache's Java client in each of its versions."""
     return java_clients(request.param)
 
 
 @pytest.fixture
 def space(java: Driver, cluster: Cluster) -> Iterator[Space]:
-    """Names of this test's own on the shared servers, and clients that end with the test."""
+    """Names of one test on the shared servers, and clients that stop with the test."""
     room = Space(java, cluster)
     yield room
     room.close()

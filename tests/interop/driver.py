@@ -1,4 +1,4 @@
-"""Python's end of the Java driver (java/driver): Apache's Java client as a remote-controlled process."""
+"""Python's side of the Java driver (java/driver): Apache's Java client as a remote-controlled process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Json = dict[str, Any]
 
 
 class JavaError(Exception):
-    """What the Java client threw: simple class name, message and RocketMQ's response code (-1 if none)."""
+    """An exception of the Java client: simple class name, message, RocketMQ's response code (-1 if none)."""
 
     def __init__(self, error: str, message: str, code: int) -> None:
         super().__init__(error, message, code)
@@ -43,7 +43,10 @@ def message(
     wait: bool | None = None,
     **setters: int,
 ) -> Json:
-    """A message for :meth:`Driver.send`. setters: methods of 5.x's messages, as ``setDelayTimeMs=1000``."""
+    """Build a message for :meth:`Driver.send`.
+
+    `setters` are methods of 5.x's messages: ``setDelayTimeMs=1000``.
+    """
     out: Json = {
         "topic": topic,
         "body": base64.b64encode(body).decode(),
@@ -63,27 +66,30 @@ def body_of(received: Json) -> bytes:
 
 
 class Deliveries:
-    """What push consumers report, kept per consumer in order of arrival."""
+    """Deliveries reported by push consumers, by consumer, in order of arrival."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._delivered: dict[str, list[Json]] = defaultdict(list)
 
     def report(self, consumer: str, messages: list[Json], **call: Any) -> None:
-        """Note a call of a listener: ``failed``, and when it ``began`` and ``ended`` in monotonic ns."""
+        """Record a listener call: ``failed``, and ``began`` and ``ended`` in monotonic ns."""
         with self._changed:
             self._delivered[consumer] += [{**each, **call} for each in messages]
             self._changed.notify_all()
 
     def delivered(self, consumer: str) -> list[Json]:
-        """Every delivery to a push consumer so far, redeliveries and failed ones (``failed``) included."""
+        """Return every delivery to a push consumer so far, including redeliveries and failed ones."""
         with self._changed:
             return list(self._delivered[consumer])
 
     def wait_delivered(
         self, consumer: str, enough: int | Callable[[list[Json]], object], timeout_s: float = PATIENCE_S
     ) -> list[Json]:
-        """Wait for a number of deliveries or a condition over them; AssertionError when they stay out."""
+        """Wait for a number of deliveries or for a condition over them.
+
+        Raises AssertionError after the timeout.
+        """
         check = enough if callable(enough) else lambda got: len(got) >= enough
         with self._changed:
             if not self._changed.wait_for(lambda: check(self._delivered[consumer]), timeout_s):
@@ -94,13 +100,13 @@ class Deliveries:
 
 
 class Driver(Deliveries):
-    """A JVM with Apache's client of one version. Every call blocks until the JVM has answered."""
+    """A JVM with Apache's client of one version. Every call blocks until the JVM has responded."""
 
     def __init__(self, version: str, directory: Path, *, jvm: list[str] | None = None) -> None:
         super().__init__()
         self.version = version
         directory.mkdir(parents=True, exist_ok=True)
-        # 4.9 has its signatures in a jar of their own, 5.x in the client's.
+        # 4.9 has its signatures in a separate jar, and 5.x in the client's jar.
         own = [
             jar for jar in server_jars("4.9.7") if jar.name.startswith(("rocketmq-acl-", "commons-codec-"))
         ]
@@ -113,7 +119,7 @@ class Driver(Deliveries):
             "-XX:-UsePerfData",
             "-Dfile.encoding=UTF-8",
             "-Drocketmq.client.rebalance.waitInterval=1000",
-            *flags,  # the last one wins
+            *flags,  # the last flag of a kind is effective
             "-Djava.net.preferIPv4Stack=true",
             f"-Duser.home={directory}",
             f"-Drocketmq.client.logRoot={directory / 'logs'}",
@@ -132,11 +138,14 @@ class Driver(Deliveries):
         self.call("ping")
 
     def call(self, op: str, *, answer_within_s: float = 120.0, **arguments: Any) -> Any:
-        """Run one command; JavaError carries what the client threw, ProcessError says the JVM is gone."""
+        """Run a command.
+
+        Raises JavaError for an exception of the client and ProcessError if the JVM has ended.
+        """
         return self.start(op, **arguments).result(answer_within_s)
 
     def start(self, op: str, **arguments: Any) -> Future[Any]:
-        """Send one command without waiting for its answer."""
+        """Send a command without waiting for its response."""
         number = next(self._ids)
         future: Future[Any] = Future()
         line = json.dumps({"id": number, "op": op, **arguments}) + "\n"
@@ -192,6 +201,6 @@ class Driver(Deliveries):
         self._reader.join(10)
 
     def kill(self) -> None:
-        """kill -9: the consumers and producers in it die without a goodbye to any broker."""
+        """Kill the JVM: its clients do not unregister from any broker."""
         self.process.kill()
         self._reader.join(10)

@@ -1,4 +1,4 @@
-"""Runs one of our commands on a loop that is held up all the time: 0.3 s of every 0.31 s.
+"""Run one of our commands on an event loop that is blocked for 0.3 s of every 0.31 s.
 
 Usage as of attached.py.
 """

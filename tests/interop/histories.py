@@ -1,7 +1,7 @@
-"""Programs whose histories must be the same on our servers and on Apache's: what a user sees, in order where
-an order is promised, without times, ids and addresses.
+"""Programs whose histories must be the same on our servers and on Apache's.
 
-Each takes the names and the client of a :class:`Space`, and returns its events.
+A history contains what a user sees, in order where order is guaranteed, without times, ids and addresses.
+Each program takes the names and the client of a :class:`Space` and returns its events.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def text(received: Json) -> str:
 
 
 def calls(delivered: Iterable[Json]) -> History:
-    """Calls of a listener, in their order."""
+    """Return the calls of a listener in order."""
     return [
         ("called", text(each), "try", each["reconsumeTimes"], "fails" if each["failed"] else "done")
         for each in delivered
@@ -47,12 +47,12 @@ def send(space: Space, messages: list[Json], mode: str = "sync", **how: Any) -> 
 
 
 def named(space: Space, name: object) -> str:
-    """A name of this run, as it would be called in any run."""
+    """Replace this run's unique names by fixed ones."""
     return str(name).replace(space.topic, "TOPIC").replace(space.group, "GROUP")
 
 
 def dead_letters(space: Space, count: int) -> History:
-    """Those of the group, once there are so many; those of a message are in the order of their deaths."""
+    """Return the group's dead letters once there are `count`; those of a message are in order."""
 
     async def all_dead() -> History:
         async with Admin(space.cluster.namesrv) as admin:
@@ -69,25 +69,25 @@ def dead_letters(space: Space, count: int) -> History:
 
 
 def stored(space: Space) -> History:
-    """What lies in the topic, by queue."""
+    """Return the messages in the topic by queue."""
     found = asyncio.run(read_all(space.cluster.namesrv, space.topic))
     places = sorted(found, key=lambda each: (each.queue_id, each.queue_offset))
     return [("stored", each.queue_id, each.body.decode(), each.tags, each.keys) for each in places]
 
 
 def order(space: Space) -> History:
-    """Messages of four keys, each of which fails once."""
+    """Send messages with four keys, each of which fails once."""
     for key in range(4):
         messages = [message(space.topic, b"%d:%d" % (key, number)) for number in range(6)]
         send(space, messages, "selector", select=key)
     consumer = space.push(orderly=True, failTimes=1, suspendMillis=10)
     got = space.java.wait_delivered(consumer, 48)
-    by_queue = sorted(got, key=lambda each: int(each["queueId"]))  # a stable sort: each keeps its order
+    by_queue = sorted(got, key=lambda each: int(each["queueId"]))  # a stable sort keeps each queue's order
     return [*stored(space), *calls(by_queue)]
 
 
 def orderly_answers(space: Space) -> History:
-    """COMMIT and ROLLBACK of an orderly listener; what it has not committed comes to the next one."""
+    """Use COMMIT and ROLLBACK in an orderly listener; a second consumer gets the uncommitted messages."""
     send(space, [message(space.topic, b"%d" % number) for number in range(6)], "selector", select=0)
     answers = ["SUCCESS", "COMMIT", "SUCCESS", "ROLLBACK", "SUCCESS", AGAIN, "SUCCESS", "COMMIT"]
     first = space.push(orderly=True, answers=answers, suspendMillis=10)
@@ -99,7 +99,7 @@ def orderly_answers(space: Space) -> History:
 
 
 def orderly_death(space: Space) -> History:
-    """An orderly message that has had its tries becomes a dead letter, and the queue goes on."""
+    """Let an orderly message use up its attempts and become a dead letter; the queue continues."""
     fails = {"1": {"fails": "99"}}
     sent = [
         message(space.topic, word.encode(), tags="T", keys=f"k{word}", properties=fails.get(word))
@@ -112,7 +112,7 @@ def orderly_death(space: Space) -> History:
 
 
 def retries(space: Space) -> History:
-    """Messages that fail once, twice and always; the last is a dead letter, is sent again, and dies again."""
+    """Let messages fail once, twice and always; the dead letter is sent again and fails again."""
     plan = {"once": 1, "twice": 2, "always": 99, "never": 0}
     sent = [
         message(space.topic, word.encode(), tags="T", keys=f"k-{word}", properties={"fails": str(count)})
@@ -177,7 +177,7 @@ def transactions(space: Space) -> History:
 
 
 def sql(space: Space) -> History:
-    """To a push consumer, which fails once, and to a lite pull that is held; then a wrong expression."""
+    """Filter for a push consumer that fails once and for a parked lite pull; then use a wrong expression."""
     wanted, wrong = "n > 10 AND (s IS NULL OR s <> 'it''s')", "n > > 10"
     properties: dict[str, dict[str, str]] = {
         "passes": {"n": "11"}, "fails once": {"n": "12", "s": "x", "fails": "1"}, "too small": {"n": "10"},
@@ -194,7 +194,8 @@ def sql(space: Space) -> History:
     wait_until("what is there", lambda: polled(2))
     consumer = space.push(expression=wanted, sql=True, failDelayLevel=1)
     space.java.wait_delivered(consumer, 3)
-    # Both wait at all queues now, and with the same messages the wrong one comes first.
+    # Both consumers now wait for all queues, and a message that does not match arrives before the one that
+    # does.
     waiting = space.java.start("lite_poll", name=held, timeout=20_000)
     late = {"late, too small": "1", "late, passes": "11"}
     send(space, [message(space.topic, body.encode(), properties={"n": n}) for body, n in late.items()])
@@ -227,7 +228,7 @@ def levels(space: Space) -> History:
 
 
 def timed(space: Space, body: bytes, after_ms: int, *, at: bool = False) -> Json:
-    """A message with a delivery time, by the client's own means: 4.9's has user properties only."""
+    """Build a message with a delivery time; 4.9's client can only set user properties."""
     begun = time.time_ns() // 1_000_000
     value = begun + after_ms if at else after_ms
     if space.java.version.startswith("4"):
@@ -238,7 +239,7 @@ def timed(space: Space, body: bytes, after_ms: int, *, at: bool = False) -> Json
 
 
 def timers(space: Space) -> History:
-    """Two messages with delivery times, one that is taken back, and one that is too far away."""
+    """Send two messages with delivery times, one that is recalled, and one too far in the future."""
     due = {"at": 5_000, "after": 3_000, "back": 4_000}
     begun = time.time_ns() // 1_000_000
     producer = space.producer()
@@ -270,13 +271,13 @@ def timers(space: Space) -> History:
     ]
 
 
-# What clients say of a message that another run says otherwise.
+# Fields of traces that differ between runs.
 PASSING = {"timestamp_ms", "msg_id", "offset_msg_id", "request_id", "cost_ms", "transaction_id"}
 PASSING |= {"store_host", "client_host", "region"}
 
 
 def traces(space: Space) -> History:
-    """What each client says of a message in a transaction that is committed, and of one that is sent."""
+    """Return each client's traces of a committed transaction and of a sent message."""
     java, name = space.java, f"tp-{space.topic}"
     producer = space.producer(trace=True, group=f"p-{space.group}")
     (sent,) = java.send(producer, [message(space.topic, b"sent", tags="T", keys="k1 k2")])
@@ -293,8 +294,11 @@ def traces(space: Space) -> History:
 
 
 def traced(space: Space, ids: dict[str, str]) -> History:
-    """What clients have told of these messages, once no more comes. They must still run: 5.x sends traces
-    every 5 s, and loses at its stop what waits; 4.9 sends every 0.5 s, as ours does."""
+    """Return the traces of these messages once no more arrive.
+
+    The clients must still run: 5.x sends traces every 5 s and loses waiting ones at its stop; 4.9 and ours
+    send every 0.5 s.
+    """
     counted, since = 0, 0.0
 
     async def told() -> list[tuple[str, Any]]:
@@ -302,14 +306,14 @@ def traced(space: Space, ids: dict[str, str]) -> History:
             try:
                 return [(word, view.trace) for word, each in ids.items() for view in await admin.traces(each)]
             except NoRouteError:
-                return []  # the first trace makes the topic
+                return []  # the first trace creates the topic
 
     def settled() -> list[tuple[str, Any]]:
         nonlocal counted, since
         found = asyncio.run(told())
         if len(found) != counted:
             counted, since = len(found), time.monotonic()
-        # Three are those of the producers; which consumers trace depends on the servers.
+        # Producers write three traces; which consumers write traces depends on the servers.
         return found if counted >= 3 and time.monotonic() - since > 8 else []
 
     events: History = []

@@ -1,11 +1,11 @@
-"""Apache RocketMQ's jars, fetched by coordinates through the Ivy that PySpark brings.
+"""Apache RocketMQ's jars, fetched by coordinates with the Ivy that PySpark contains.
 
-Nothing of Apache's lies in this repository: what a test needs is resolved with its transitive dependencies
-into a cache outside the tree (``COMETMQ_TEST_CACHE``, else ``cometmq-tests`` under ``$XDG_CACHE_HOME`` or
-``~/.cache``) and kept there, so only the first run on a machine needs a registry. Ivy's default resolvers are
-used; a machine that wants others names an Ivy settings file in ``COMETMQ_IVY_SETTINGS``, and proxies
-come from the usual environment variables. A missing tool or an unreachable registry raises
-:class:`ToolMissingError` or :class:`FetchError`: interoperability tests never skip themselves.
+This repository contains no files of Apache's: the jars of a test are resolved with their transitive
+dependencies into a cache outside the tree (``COMETMQ_TEST_CACHE``, else ``cometmq-tests`` under
+``$XDG_CACHE_HOME`` or ``~/.cache``) and kept there, so only the first run on a machine needs a registry.
+Ivy's default resolvers are used; ``COMETMQ_IVY_SETTINGS`` may name an Ivy settings file with others, and
+proxies come from the usual environment variables. A missing tool or an unreachable registry raises
+:class:`ToolMissingError` or :class:`FetchError`: interoperability tests are never skipped.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ FETCH_TIMEOUT_S = 600
 
 
 class ToolMissingError(Exception):
-    """A program that these tests cannot do without is not on this machine."""
+    """A program required by these tests is not installed."""
 
 
 class FetchError(Exception):
-    """The registry gave no usable answer after all attempts; the text ends with Ivy's own report."""
+    """All attempts to fetch from the registry failed; the text ends with Ivy's own report."""
 
 
 def java_tool(name: str) -> str:
-    """Path of ``java`` or ``javac``: from JAVA_HOME if that is set, else from PATH."""
+    """Return the path of ``java`` or ``javac``: from JAVA_HOME if that is set, else from PATH."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(name, path=str(Path(home, "bin"))) if home else None
     found = found or shutil.which(name)
@@ -62,7 +62,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[Path]:
-    """Hold the cache's lock ``name`` over several processes; yields the cache directory."""
+    """Hold the cache's lock ``name``, across processes; yield the cache directory."""
     directory = cache_dir()
     with open(directory / f"{name}.lock", "w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
@@ -70,18 +70,20 @@ def locked(name: str) -> Iterator[Path]:
 
 
 def server_jars(version: str) -> list[Path]:
-    """Class path of Apache's name server, broker and admin tools of one version."""
+    """Return the class path of Apache's name server, broker and admin tools of one version."""
     return resolve([(f"rocketmq-{part}", version) for part in ("namesrv", "broker", "tools")])
 
 
 def client_jars(version: str) -> list[Path]:
-    """Class path of Apache's Java client of one version."""
+    """Return the class path of Apache's Java client of one version."""
     return resolve([("rocketmq-client", version)])
 
 
 def resolve(modules: list[tuple[str, str]], *, transitive: bool = True) -> list[Path]:
-    """Jars of the given (artifact, version) pairs with everything they need at run time; `group:artifact`
-    where the group is not RocketMQ's."""
+    """Return the jars of (artifact, version) pairs with their run-time dependencies.
+
+    An artifact of another group than RocketMQ's is `group:artifact`.
+    """
     key = hashlib.sha256(json.dumps([modules, transitive]).encode()).hexdigest()[:16]
     with locked("ivy") as directory:
         remembered = directory / f"classpath-{key}.json"
@@ -121,7 +123,7 @@ def _fetch(directory: Path, key: str, modules: list[tuple[str, str]], transitive
         if done.returncode == 0 and all(f"{name}-{version}.jar" in present for _, name, version in named):
             return jars
         report = done.stdout[-4000:] + done.stderr[-2000:]
-        time.sleep(2 * attempt)  # a registry under load is given a moment
+        time.sleep(2 * attempt)  # an overloaded registry may recover
     names = ", ".join(map(":".join, named))
     raise FetchError(f"{names} could not be fetched in {FETCH_ATTEMPTS} attempts:\n{report}")
 
@@ -137,7 +139,7 @@ def _ivy_jar() -> Path:
 
 
 def proxy_options() -> list[str]:
-    """Java does not read the proxy variables that every other tool reads."""
+    """Return Java options for the proxy variables, which Java does not read itself."""
     options = []
     for scheme, url in urllib.request.getproxies().items():
         parts = urllib.parse.urlsplit(url)

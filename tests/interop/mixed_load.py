@@ -1,4 +1,4 @@
-"""Clients of both makes that send and consume while brokers are replaced, and the history of that."""
+"""Clients of both implementations that send and consume while brokers are replaced, and their history."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from cometmq.testing import Expected, History, Report, check_history
 
 PAUSE_S = 0.01
 DELAYED, FAILING, IN_TRANSACTION = 11, 13, 17
-"""Every so many messages one is delayed by a second, fails once, or is sent in a transaction."""
+"""Intervals, in messages, at which one message is delayed by a second, fails once, or is in a transaction."""
 ENDS = ((COMMIT, COMMIT), (UNKNOWN, COMMIT), (ROLLBACK, ROLLBACK))
-"""What the listener says of a transaction at once, and what it says when it is asked."""
+"""The states that the transaction listener returns at first and at a check."""
 Clients = Sequence[Driver | OurDriver]
 
 
@@ -38,11 +38,11 @@ class MixedLoad:
         self._rolled_back: set[str] = set()
         self.refused = self.transactions = 0
         self.longest_s = dict.fromkeys(map(name_of, clients), 0.0)
-        """From a send to its acknowledgement, refusals and repeats between them included."""
+        """The longest time from a send to its acknowledgement, including refusals and retries, by client."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Messages are sent while this lasts; on the way out all that were acknowledged arrive."""
+        """Send messages while the block runs; at its end wait for all acknowledged messages."""
         for client in self._clients:
             name, namesrv = name_of(client), self._namesrv
             for kind in ("producer", "transaction"):
@@ -72,7 +72,7 @@ class MixedLoad:
                 client.call(f"{kind}_stop", name=f"{name_of(client)}-{kind}")
 
     def report(self) -> Report:
-        """What the history says, checked."""
+        """Check the history and return the report."""
         for client in self._clients:
             for got in client.delivered(name_of(client)):
                 assert body_of(got).decode() not in self._rolled_back
@@ -103,8 +103,10 @@ class MixedLoad:
         self.longest_s[name_of(client)] = max(self.longest_s[name_of(client)], took)
 
     def _in_transaction(self, client: Driver | OurDriver, body: str, local: str, check: str) -> None:
-        """A message in a transaction, until one is ended as it should. Both clients roll one back whose half
-        message is on one machine only."""
+        """Send a message in a transaction until a transaction ends as planned.
+
+        Both clients roll a transaction back if its half message is on one machine only.
+        """
         sent = message(self._topic, body.encode(), properties={"local": local, "check": check})
         if check == ROLLBACK:
             self._rolled_back.add(body)
@@ -138,7 +140,7 @@ class MixedLoad:
             self._history.unknown(sending)
             self.refused += 1
             return False
-        # The offset of a delayed message is one of its level's queue.
+        # The response to a delayed message contains an offset of its level's queue.
         self._history.ok(sending, **({} if due else place(result)))
         self._acknowledged.add(body)
         return True
@@ -148,7 +150,7 @@ class MixedLoad:
         return done >= self._acknowledged
 
     def _note(self, client: Driver | OurDriver, got: Json) -> None:
-        # The offset of a message that comes again is one of the retry topic.
+        # A redelivered message has an offset of the retry topic.
         where = {} if got["reconsumeTimes"] else {"topic": self._topic, **place(got)}
         call = self._history.begin(
             "handle", at=got["began"] / 1e9, group=name_of(client), message=body_of(got).decode(), **where
@@ -158,7 +160,7 @@ class MixedLoad:
 
 
 def name_of(client: Driver | OurDriver) -> str:
-    """Of its consumer, and its group."""
+    """Return the name of the client's consumer and group."""
     return f"load-{client.version.replace('.', '-')}"
 
 

@@ -1,4 +1,4 @@
-"""Apache's mqadmin in one JVM for many commands: each alone takes seconds to start."""
+"""Apache's mqadmin in one JVM for many commands, since each start takes seconds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.interop.processes import HERE, QUICK, Process, ProcessError, compiled
 
 
 class AdminShell:
-    """Runs Apache's commands of one version; :meth:`run` returns all that a command printed."""
+    """Run Apache's commands of one version; :meth:`run` returns the output of a command."""
 
     def __init__(self, version: str, directory: Path) -> None:
         self.version = version

@@ -1,4 +1,4 @@
-"""Our client under the commands of the Java driver, so that one scenario runs with either."""
+"""Our client under the commands of the Java driver, so that scenarios run with either client."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ STATES = {"UNKNOW": "UNKNOWN", "COMMIT_MESSAGE": "COMMIT", "ROLLBACK_MESSAGE": "
 
 
 def read(given: Json) -> Message:
-    """A message as :func:`tests.interop.driver.message` makes them."""
+    """Parse a message in the form of :func:`tests.interop.driver.message`."""
     return Message(
         given["topic"],
         base64.b64decode(given["body"]),
@@ -89,7 +89,7 @@ def filters(topics: dict[str, str], sql: bool) -> dict[str, Any]:
 
 
 class Decided:
-    """A transaction listener that does as the message's properties say."""
+    """A transaction listener that follows the message's properties."""
 
     def __init__(self) -> None:
         self.asked: list[Json] = []
@@ -103,7 +103,7 @@ class Decided:
 
 
 class OurDriver(Deliveries):
-    """The commands of java/driver/Driver.java that scenarios use, each a method of the command's name."""
+    """The commands of java/driver/Driver.java that scenarios use, as methods of the same names."""
 
     version = "ours"
     running = True
@@ -145,7 +145,7 @@ class OurDriver(Deliveries):
             await self._stop(name)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            await asyncio.wait(others, timeout=30)  # ends that nobody waited for
+            await asyncio.wait(others, timeout=30)  # stops that are still running
 
     async def _start(self, name: str, namesrv: str, trace: bool, make: Any) -> None:
         options = ClientOptions(

@@ -1,4 +1,4 @@
-"""Java processes of the interoperability tests: compiling our sources, starting, watching and ending them."""
+"""Java processes of the interoperability tests: compilation, start, monitoring and stop."""
 
 from __future__ import annotations
 
@@ -18,24 +18,27 @@ from tests.ports import free_port
 
 HERE = Path(__file__).parent
 PATIENCE_S = 90.0
-"""For what a slow and busy machine does in the end: a wait that ends with its event costs nothing."""
+"""Limit, in seconds, for a wait on a busy machine.
+
+A long limit costs nothing, as a wait ends with its event.
+"""
 OPENED = [
     "--add-opens=java.base/java.nio=ALL-UNNAMED",
     "--add-opens=java.base/sun.nio.ch=ALL-UNNAMED",
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED",
     "--add-opens=java.base/jdk.internal.ref=ALL-UNNAMED",
 ]
-"""What RocketMQ's classes (written for Java 8) reach into and Java 17 closes."""
+"""Flags that open the packages of Java 17 that RocketMQ's classes, written for Java 8, access."""
 QUICK = ["-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
-"""For a JVM that lives for seconds: its start takes 0.8 of the CPU time."""
+"""Flags for a short-lived JVM: its start uses 0.8 of the CPU time."""
 
 
 class ProcessError(Exception):
-    """A process ended or stayed silent; the text carries the end of its output."""
+    """A process that ended or did not respond; the text contains the end of its output."""
 
 
 def compiled(name: str, sources: Sequence[Path], class_path: Sequence[Path]) -> Path:
-    """Directory of the classes made from our Java sources, compiled once per content and class path."""
+    """Return the directory of our compiled Java sources; compile once per content and class path."""
     digest = hashlib.sha256()
     for source in sources:
         digest.update(source.name.encode() + source.read_bytes())
@@ -68,7 +71,7 @@ def driver_classes(jars: Sequence[Path]) -> Path:
 
 
 def side_by_side(work: Callable[..., object], cases: Sequence[tuple[Any, ...]]) -> None:
-    """Run cases that mostly wait for other processes at once. Raises all their failures together."""
+    """Run cases concurrently that mostly wait for other processes; raise all their failures together."""
     with ThreadPoolExecutor(len(cases)) as threads:
         running = [(case, threads.submit(work, *case)) for case in cases]
     failures = []
@@ -82,7 +85,7 @@ def side_by_side(work: Callable[..., object], cases: Sequence[tuple[Any, ...]]) 
 
 
 class Process:
-    """A child process, its output in a file. Its standard input stays open: the end of it ends the child."""
+    """A child process with its output in a file. The end of its standard input, which stays open, ends it."""
 
     def __init__(
         self,
@@ -119,7 +122,10 @@ class Process:
         return self.log.read_bytes()[-size:].decode(errors="replace")
 
     def wait_ready(self, what: str, check: Callable[[], object], timeout_s: float = PATIENCE_S) -> None:
-        """Poll ``check`` until it is true. If the process ends or time is up first, kill it and say why."""
+        """Poll ``check`` until it is true.
+
+        If the process ends or the time is over, kill it and raise an error.
+        """
         deadline = time.monotonic() + timeout_s
         while not check():
             problem = ""
@@ -133,7 +139,7 @@ class Process:
             time.sleep(0.05)
 
     def stop(self, timeout_s: float = 30.0) -> int:
-        """SIGTERM and wait for the orderly end; SIGKILL when that takes too long. Returns the exit code."""
+        """Stop the process with SIGTERM, and with SIGKILL after the timeout; return the exit code."""
         if self.running:
             self.popen.terminate()
         try:
@@ -144,7 +150,7 @@ class Process:
         return self._closed()
 
     def kill(self) -> int:
-        """kill -9: no shutdown hook runs, no buffer is flushed by the process."""
+        """Kill the process with SIGKILL: it runs no shutdown hook and flushes no buffer."""
         self.popen.kill()
         self.popen.wait()
         return self._closed()
@@ -154,19 +160,19 @@ class Process:
             try:
                 self.popen.stdin.close()
             except BrokenPipeError:
-                pass  # the child is gone with an unsent line in the pipe
+                pass  # the child has ended with an unsent line in the pipe
         self._output.close()
         return self.popen.returncode
 
 
 def write_settings(path: Path, settings: dict[str, str]) -> str:
-    """Write a settings file in RocketMQ's format; its path as text."""
+    """Write a settings file in RocketMQ's format; return its path as a string."""
     path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
     return str(path)
 
 
 class Server:
-    """A server in a directory of its own; as a context, it stops in order in the end."""
+    """A server in its own directory; leaving the context stops it cleanly."""
 
     process: Process
     port: int
@@ -189,10 +195,10 @@ class Server:
 
 
 class NameServer(Server):
-    """What Apache's name server and ours have in common."""
+    """The common part of Apache's name server and ours."""
 
     def place(self, directory: Path, port: int) -> dict[str, str]:
-        """Choose the port; the settings that say so."""
+        """Choose the port and return the settings that contain it."""
         self.port = port or free_port()
         return {
             "listenPort": str(self.port),
@@ -204,12 +210,12 @@ class NameServer(Server):
 
 
 class Broker(Server):
-    """What Apache's broker and ours have in common."""
+    """The common part of Apache's broker and ours."""
 
     def place(
         self, directory: Path, namesrv: str, name: str, port: int, store: Path | None
     ) -> dict[str, str]:
-        """Choose port and store; the settings that say so, with our standalone server's file sizes."""
+        """Choose port and store; return their settings, with our standalone server's file sizes."""
         self.port = port or free_port()
         self.name = name
         self.store = store or directory / "store"
@@ -227,7 +233,7 @@ class Broker(Server):
             "mappedFileSizeConsumeQueue": str(3000 * 20),
             "maxHashSlotNum": "50000",
             "maxIndexNum": "200000",
-            # So that tests need not wait a minute until a producer is asked about its transaction.
+            # With the default, tests would wait a minute for a transaction check.
             "transactionCheckInterval": "1000",
             "transactionTimeOut": "1000",
         }
@@ -238,7 +244,7 @@ class Broker(Server):
 
 
 class Cluster:
-    """One name server and one broker; ``namesrv`` is the address that clients want."""
+    """A name server and a broker; ``namesrv`` is the address for clients."""
 
     def __init__(self, directory: Path, name_server: Any, make_broker: Callable[[str], Any]) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Masters and slaves of both makes, that stop, change places on a directory, and are compared."""
+"""Masters and slaves of both implementations that stop, replace each other, and are compared."""
 
 from __future__ import annotations
 
@@ -23,26 +23,31 @@ ROLES = {
 }
 OK, FLUSH_SLAVE_TIMEOUT, SLAVE_NOT_AVAILABLE = 0, 12, 11
 ALONE = {OURS: SLAVE_NOT_AVAILABLE, "4.9.7": SLAVE_NOT_AVAILABLE, "5.5.0": FLUSH_SLAVE_TIMEOUT}
-"""What a SYNC_MASTER says of a send without a slave."""
+"""The status that a SYNC_MASTER returns for a send without a slave."""
 SETTINGS = {
     **store_input.TINY,
-    "maxIndexNum": "10000",  # Apache's names two index files of one millisecond the same
+    "maxIndexNum": "10000",  # Apache's broker reuses the name of an index file within a millisecond
     "slaveTimeout": "10000",
 }
 TOPICS, OFFSETS, DELAYS, GROUPS = 21, 43, 45, 201
 COPIED_WITHIN_S = 150.0
-"""Tables are copied every 10 s; 5.5's slave, though it looks every 3 s, copies once a minute."""
+"""Limit, in seconds, for copies of tables.
+
+Slaves copy every 10 s, but 5.5's slave, which checks every 3 s, copies once a minute.
+"""
 REFUSE_READS = ("5.5.0",)
-"""Slaves that refuse reads (2) as long as slaveReadEnable is false, the default."""
+"""Slaves that refuse reads (code 2) while slaveReadEnable is false, the default."""
 NO_MESSAGE = 0x7FFFFFFF
-"""The size in units before the first of a queue that does not begin at 0."""
+"""The size in the filler units before the first unit of a queue that does not begin at 0."""
 SMALL_JVM = ["-Xms128m", "-Xmx384m", *QUICK]
 
 
 @dataclass
 class Replicas:
-    """A SYNC_MASTER and its slave, each on a port and a directory that outlive its process. makes: OURS, or a
-    version of Apache's, by role."""
+    """A SYNC_MASTER and its slave, each with a port and a directory that survive its process.
+
+    `makes` is OURS or a version of Apache's, by role.
+    """
 
     directory: Path
     names: str
@@ -55,21 +60,21 @@ class Replicas:
         self._ports = {role: free_port() for role in self.makes}
 
     def start(self, role: str) -> None:
-        """Start "master" or "slave", again too."""
+        """Start or restart "master" or "slave"."""
         make, directory = self.makes[role], self.directory / role
         settings = {**self.settings, **ROLES[role]}
         place: dict[str, Any] = {"name": self.name, "port": self._ports[role]}
         if make == OURS:
             self.brokers[role] = CometBroker(directory, self.names, settings=settings, **place)
         else:
-            # 5.x's SYNC_MASTER waits for no slave without it.
+            # Without this setting 5.x's SYNC_MASTER waits for no slave.
             settings |= {"inSyncReplicas": "2"} if make == "5.5.0" else {}
             self.brokers[role] = ApacheBroker(
                 make, directory, self.names, settings=settings, jvm=SMALL_JVM, **place
             )
 
     def replace(self, role: str, make: str, *, kill: bool = False) -> None:
-        """Stop a broker, or kill it; one of another make goes on with its directory."""
+        """Stop or kill a broker; a broker of another implementation continues with its directory."""
         _ = self.brokers[role].kill() if kill else self.brokers[role].stop()
         self.makes[role] = make
         self.start(role)
@@ -81,13 +86,13 @@ class Replicas:
         return self.directory / role / "store"
 
     def end(self, role: str) -> int:
-        """Where a broker's log ends; -1 if it does not answer."""
+        """Return the end of a broker's log; -1 if the broker does not respond."""
         with suppress(OSError):
             return int(wire.runtime_info(self.port(role)).get("commitLogMaxOffset", -1))
         return -1
 
     def send(self, count: int = 1, size: int = 100, topic: str = "Alpha", *, wait: bool = True) -> list[int]:
-        """The codes of so many sends to the master, which wait for the slave, or do not."""
+        """Send `count` messages to the master and return the response codes; `wait`: wait for the slave."""
         codes = []
         with wire.Connection(self.port("master"), timeout_s=20.0) as connection:
             feeder = store_input.Feeder(connection)
@@ -102,11 +107,11 @@ class Replicas:
         return codes
 
     def alone(self) -> None:
-        """The master says that it has no slave."""
+        """Wait until the master reports that it has no slave."""
         wait_until("no slave", lambda: self.send() == [ALONE[self.makes["master"]]], every_s=0.5)
 
     def in_step(self) -> None:
-        """The slave is waited for, and has everything."""
+        """Wait until the master waits for the slave, and the slave has everything."""
         wait_until("a send with a slave", lambda: self.send() == [OK], every_s=0.5)
         self.equal()
 
@@ -114,13 +119,13 @@ class Replicas:
         wait_until("as long a log", lambda: 0 <= self.end("slave") == self.end("master"), every_s=0.2)
 
     def under_way(self) -> None:
-        """The slave is waited for, and has what the master had just now: under load it never has all."""
+        """Wait until the slave has the master's present log; under load it never has all of it."""
         wait_until("a send with a slave", lambda: self.send() == [OK], 120.0, 0.5)
         end = self.end("master")
         wait_until(f"the slave has {end}", lambda: self.end("slave") >= end, 120.0, 0.2)
 
     def log(self, role: str) -> dict[int, bytes]:
-        """Segments by their first position, as far as they are written."""
+        """Return the written parts of the segments by first position."""
         end = self.end(role)
         files = sorted((self.store(role) / "commitlog").iterdir())
         return {
@@ -130,7 +135,7 @@ class Replicas:
         }
 
     def table(self, role: str, code: int) -> dict[str, Any]:
-        """A table as slaves ask for it."""
+        """Return a table as slaves request it."""
         header, body = wire.call(self.port(role), code)
         assert header["code"] == OK, header
         found: dict[str, Any] = loads(body.decode())
@@ -143,8 +148,10 @@ class Replicas:
 
 
 def same(pair: Replicas, queues: list[tuple[str, int]]) -> None:
-    """Both logs hold the same bytes, from where the slave's begins, and so do the queues; both brokers serve
-    the same."""
+    """Check that both logs are equal from the slave's beginning on, and that the queues are equal.
+
+    Both brokers must serve the same messages.
+    """
     of_master, of_slave = pair.log("master"), pair.log("slave")
     assert list(of_master)[-len(of_slave) :] == list(of_slave)
     assert len(of_slave) > 1
@@ -172,12 +179,12 @@ def same_units(pair: Replicas, topic: str, queue: int) -> bool:
 
 
 def of_slave_queue(pair: Replicas, topic: str, queue: int) -> list[Record]:
-    """What the slave serves, once it knows the topic."""
+    """Return the messages that the slave serves once it knows the topic."""
     found: list[Record] = []
 
     def served() -> bool:
         with suppress(AssertionError):
-            # A slave sends those who ask for less than it has to its master.
+            # For a lower offset than its own minimum a slave refers readers to its master.
             first = store_input.min_offset(pair.port("slave"), topic, queue)
             found[:] = store_input.served(pair.port("slave"), topic, queue, first)
             return True

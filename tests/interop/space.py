@@ -1,4 +1,4 @@
-"""What a test of Java clients works with: its own topic and group, clients that end with it, accounting."""
+"""The environment of a test with Java clients: its topic and group, its clients, and checks of deliveries."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _numbers, _traced = itertools.count(1), itertools.count(1)
 
 
 class Cluster(Protocol):
-    """Servers of either kind, as clients see them."""
+    """Servers of either implementation, as clients use them."""
 
     @property
     def namesrv(self) -> str: ...
@@ -24,7 +24,7 @@ class Cluster(Protocol):
 
 
 class Space:
-    """Names and clients of one test. Topics come into being by the first send (four queues)."""
+    """Names and clients of one test. The first send creates a topic with four queues."""
 
     def __init__(self, java: Driver, cluster: Cluster) -> None:
         self.java = java
@@ -62,15 +62,16 @@ class Space:
         name = f"{letter}{next(_numbers)}"
         namesrv = self.cluster.namesrv
         if options.get("trace"):
-            # Traces of one JVM go through one client for each text of name servers. That of another test may
-            # just be shutting down, which takes 3 s, and would lose them.
+            # In a JVM, one client sends the traces for each distinct name server string. The client of
+            # another test may be shutting down, which takes 3 s and loses traces, so each producer uses a
+            # different string.
             namesrv = ";".join([namesrv] * next(_traced))
         java.call(f"{kind}_start", name=name, namesrv=namesrv, **options)
         self._open.append((java, kind, name))
         return name
 
     def stop(self, name: str) -> None:
-        """End one client in order, before the test's end."""
+        """Stop one client cleanly before the test's end."""
         for each in self._open:
             if each[2] == name:
                 self._open.remove(each)
@@ -79,7 +80,7 @@ class Space:
         raise KeyError(name)
 
     def close(self) -> None:
-        """End all clients without waiting: 5.x takes three seconds for each, and no other test knows them."""
+        """Stop all clients without waiting: 5.x takes three seconds for each, and no other test uses them."""
         for java, kind, name in reversed(self._open):
             if java.running:
                 java.start(f"{kind}_stop", name=name)
@@ -90,7 +91,7 @@ class Space:
     def pull_queue(
         self, puller: str, queue_id: int, *, expression: str = "*", sql: bool = False
     ) -> list[Json]:
-        """All messages of one queue, read from its beginning."""
+        """Return all messages of one queue, read from its beginning."""
         found: list[Json] = []
         offset = 0
 
@@ -99,7 +100,7 @@ class Space:
             try:
                 return self.java.call("pull", name=puller, offset=offset, **wanted)
             except JavaError as error:
-                if "not exist" in error.message:  # a new topic's route is not at the name server yet
+                if "not exist" in error.message:  # a new topic may not be registered yet
                     return None
                 raise
 
@@ -120,7 +121,7 @@ def bodies(messages: Iterable[Json]) -> list[bytes]:
 
 
 def assert_exactly_once(received: Sequence[Json], sent: Iterable[bytes]) -> None:
-    """Each body sent was received once and nothing else was; the difference is shown by body."""
+    """Check that each sent body was received once and no other body; the failure lists the differences."""
     want, got = Counter(sent), Counter(body_of(each) for each in received)
     lost = {body[:60]: count for body, count in (want - got).items()}
     extra = {body[:60]: count for body, count in (got - want).items()}

@@ -1,6 +1,6 @@
-"""One and the same input for two brokers, and reading back all that a broker serves.
+"""Identical input for two brokers, and reads of everything that a broker serves.
 
-Requests are raw so that nothing in them (born time, unique key, order of properties) is made up by a client.
+Requests are built directly, so that no client chooses any value (born time, unique key, order of properties).
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ TINY = {
     "maxIndexNum": "400",
     "maxMessageSize": str(512 * 1024),
 }
-"""Files so small that a few hundred messages roll every kind of them over."""
+"""Settings with files so small that a few hundred messages fill several of each kind."""
 TINY_SLOTS = 500
 
 
 class RefusedError(Exception):
-    """The broker answered with another code than 0."""
+    """A response of the broker with a code other than 0."""
 
 
 @dataclass
 class Feeder:
-    """Sends to one broker over one connection, each message with everything given."""
+    """Send to one broker over one connection, with every value of a message given."""
 
     connection: wire.Connection
     sent: int = 0
@@ -118,7 +118,7 @@ class Feeder:
 
 
 def feed(port: int, *, numbered: int = 500, batches: int = 12, big: bool = True) -> None:
-    """The whole input: several topics, keys, tags, batches, delayed messages, a retry; 814 records."""
+    """Send the whole input: several topics, keys, tags, batches, delayed messages, a retry; 814 records."""
     noise = random.Random(7)
     with wire.Connection(port) as connection:
         feeder = Feeder(connection)
@@ -126,7 +126,7 @@ def feed(port: int, *, numbered: int = 500, batches: int = 12, big: bool = True)
             feeder.update_topic(topic, queues)
         for number in range(numbered):
             _numbered(feeder, number, noise)
-        # The large ones fill three log files.
+        # The large messages fill three log files.
         for size in (0, 1, 4096, *((100_000, 400_000, 400_000, 400_000, 300_000) if big else ())):
             feeder.send("Beta", 1, noise.randbytes(size) or b"-", [("KEYS", f"big{size}")])
         for number in range(batches):
@@ -165,9 +165,9 @@ def _numbered(feeder: Feeder, number: int, noise: random.Random) -> None:
 def served(
     port: int, topic: str, queue: int, first: int = 0, *, step_over: tuple[int, ...] = ()
 ) -> list[Record]:
-    """Every message of a queue from an offset on, as the broker serves it to a puller.
+    """Return every message of a queue from an offset on, as the broker serves it to pulls.
 
-    step_over: codes that send the puller on to the next offset, beside the one of success.
+    step_over: Codes, beside that of success, after which the next offset is pulled.
     """
     found: list[Record] = []
     offset = first
@@ -180,7 +180,7 @@ def served(
             }  # fmt: skip
             header, body = connection.call(PULL, ext)
             if header["code"] not in (0, *step_over):
-                assert header["code"] in (19, 21), header  # 19: nothing new, 21: an empty queue
+                assert header["code"] in (19, 21), header  # 19: no new message, 21: an empty queue
                 return found
             found += records_in(body)
             offset = int(header["extFields"]["nextBeginOffset"])
@@ -204,7 +204,7 @@ def consumer_offset(port: int, group: str, topic: str, queue: int) -> int:
 
 
 def by_key(port: int, topic: str, key: str) -> list[Record]:
-    """What the broker answers to a key, each record once: it is indexed twice if it names the key twice."""
+    """Return the broker's records for a key, without duplicates, which a key named twice causes."""
     ext = {"topic": topic, "key": key, "maxNum": "64", "beginTimestamp": "0", "endTimestamp": str(2**62)}
     header, body = wire.call(port, QUERY_MESSAGE, ext)
     assert header["code"] == 0
@@ -212,6 +212,6 @@ def by_key(port: int, topic: str, key: str) -> list[Record]:
 
 
 def keys(record: Record) -> list[str]:
-    """The keys that a record is found by."""
+    """Return the keys by which a record is found."""
     fields = dict(each.split("\x01", 1) for each in record.properties)
     return [*fields.get("KEYS", "").split(" "), fields.get("UNIQ_KEY", "")]

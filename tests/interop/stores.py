@@ -1,7 +1,7 @@
-"""Reading a store directory, and saying where two of them differ beyond what may differ.
+"""Read a store directory, and list the unexpected differences of two stores.
 
-Written apart from ``cometmq.store`` on purpose, from the layout that RocketMQ documents. What may differ
-between two stores of the same input: times, host addresses, the order of properties (a hash map's in Java).
+It is independent of ``cometmq.store`` and based on RocketMQ's documented layout. Two stores of the same input
+may differ in times, host addresses and the order of properties (a hash map's in Java).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ UNIT = struct.Struct(">qiq")
 
 @dataclass(frozen=True)
 class Record:
-    """One commit-log record; ``size`` bytes at ``position`` of the whole log."""
+    """A commit-log record of ``size`` bytes at ``position`` of the whole log."""
 
     position: int
     size: int
@@ -43,7 +43,7 @@ class Record:
     properties: tuple[str, ...]
 
     def fixed(self) -> tuple[object, ...]:
-        """All that the same input determines: not the times, not the order of properties."""
+        """The values that the input determines, without times and the order of properties."""
         return (
             self.position,
             self.size,
@@ -63,14 +63,14 @@ class Record:
 
 
 def _without_address(prop: str) -> str:
-    """An offset id begins with 16 hex digits of address and port."""
+    """Mask the address and port in the first 16 hex digits of an offset id."""
     name, _, value = prop.partition("\x01")
     return f"{name}\x01{value[16:]}" if name == "ORIGIN_MESSAGE_ID" else prop
 
 
 @dataclass(frozen=True)
 class Index:
-    """One index file; ``stored`` times are left out of :meth:`fixed`."""
+    """An index file; :meth:`fixed` does not contain ``stored`` times."""
 
     begin: int
     end: int
@@ -88,7 +88,7 @@ class Index:
 
 @dataclass(frozen=True)
 class Store:
-    """A whole store, as far as two of them can be compared."""
+    """The comparable content of a whole store."""
 
     records: tuple[Record, ...]
     queues: dict[str, tuple[tuple[int, int, int], ...]]
@@ -101,13 +101,13 @@ class Store:
         return tuple(each for each in self.records if each.stored == time)
 
     def of_queue(self, name: str) -> list[Record]:
-        """The records that a queue (``topic/id``) points to."""
+        """Return the records that a queue (``topic/id``) points to."""
         by_position = {each.position: each for each in self.records}
         return [by_position[position] for position, _, _ in self.queues.get(name, ())]
 
 
 def read_store(root: Path, *, slots: int = 50_000) -> Store:
-    """Read all of a store directory whose broker is stopped."""
+    """Read the store directory of a stopped broker."""
     records = tuple(read_log(root / "commitlog"))
     queues = {}
     base = root / "consumequeue"
@@ -117,7 +117,7 @@ def read_store(root: Path, *, slots: int = 50_000) -> Store:
             queues[str(directory.relative_to(base))] = units
     indexes = tuple(_index(path, slots) for path in sorted((root / "index").glob("*")))
     path = root / "checkpoint"
-    raw = path.read_bytes() if path.exists() else bytes(24)  # a young store may have none yet: all zeros
+    raw = path.read_bytes() if path.exists() else bytes(24)  # a new store may have none yet: all zeros
     lengths = {
         _masked(path.relative_to(root)): path.stat().st_size
         for path in sorted(root.glob("**/*"))
@@ -128,7 +128,7 @@ def read_store(root: Path, *, slots: int = 50_000) -> Store:
 
 
 def _masked(path: Path) -> str:
-    """Index files are named by the time of their making."""
+    """Mask the names of index files, which are creation times."""
     return re.sub(r"index/\d{17}$", "index/TIME", str(path))
 
 
@@ -138,13 +138,13 @@ def read_log(directory: Path) -> Iterator[Record]:
         while at + 8 <= len(data):
             size, magic = struct.unpack_from(">II", data, at)
             if magic != RECORD_MAGIC:
-                break  # a blank record, or the unwritten rest
+                break  # a blank record or unwritten space
             yield _record(data, at, base + at, size)
             at += size
 
 
 def records_in(body: bytes) -> Iterator[Record]:
-    """The records of a pull's or a query's answer."""
+    """Yield the records in the response of a pull or query."""
     at = 0
     while at < len(body):
         (size,) = struct.unpack_from(">i", body, at)
@@ -191,7 +191,7 @@ def _record(data: bytes, at: int, position: int, size: int) -> Record:
 
 
 def units_of(directory: Path) -> Iterator[tuple[int, int, int]]:
-    """The units of a consume queue, up to its end."""
+    """Yield the units of a consume queue, up to its end."""
     for path in sorted(directory.glob("*")):
         for unit in UNIT.iter_unpack(path.read_bytes()):
             if unit[1] == 0:
@@ -209,12 +209,12 @@ def _index(path: Path, slots: int) -> Index:
 
 
 def loads(text: str) -> Any:
-    """JSON as fastjson writes it: integer keys without quotes."""
+    """Parse JSON as fastjson writes it: with unquoted integer keys."""
     return json.loads(re.sub(r"([{,]\s*)(-?\d+)(\s*:)", r'\1"\2"\3', text))
 
 
 def differences(one: Store, other: Store) -> list[str]:
-    """Where two stores of the same input differ beyond times, addresses and the order of properties."""
+    """Return the differences of two stores other than times, addresses and the order of properties."""
     found = []
     for left, right in zip(one.records, other.records, strict=False):
         if left.fixed() != right.fixed():
@@ -231,7 +231,7 @@ def differences(one: Store, other: Store) -> list[str]:
         found.append(f"index:\n  {_brief(one)}\n  {_brief(other)}")
     for store in (one, other):
         physic, logic, index = store.checkpoint
-        if physic and not store.stored_at(physic):  # how far the last thorough flush came is a matter of time
+        if physic and not store.stored_at(physic):  # the last complete flush depends on timing
             found.append(f"checkpoint's log time {physic} belongs to no record")
         if store.stored_at(logic)[-1:] != store.records[-1:] or not index:
             found.append(f"checkpoint's queue time {logic} or index time {index} is not the end's")
@@ -243,7 +243,7 @@ def differences(one: Store, other: Store) -> list[str]:
 def _same_units(
     name: str, one: tuple[tuple[int, int, int], ...], other: tuple[tuple[int, int, int], ...]
 ) -> bool:
-    if name.startswith("SCHEDULE_TOPIC_XXXX/"):  # the tag code is the time of delivery there
+    if name.startswith("SCHEDULE_TOPIC_XXXX/"):  # the tags code is the delivery time there
         return [unit[:2] for unit in one] == [unit[:2] for unit in other]
     return one == other
 

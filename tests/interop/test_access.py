@@ -1,5 +1,4 @@
-"""Accounts and TLS across implementations: Apache's clients and tools against our broker, our client against
-Apache's broker."""
+"""Accounts and TLS: Apache's clients and tools with our broker, and our client with Apache's broker."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Iterator[CometCluster]:
-    """Our servers with accounts, and TLS beside plain connections."""
+    """Run our servers with accounts, and with TLS beside plain connections."""
     directory = tmp_path_factory.mktemp("guarded")
     write(directory / "plain_acl.yml", ACL)
     tls = {"tls.config.file": str(certificates.file)}
@@ -53,7 +52,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -
 
 
 def java_tls(certificates: Certificates) -> list[str]:
-    """The flags of a client that verifies the server."""
+    """Return the flags of a client that verifies the server's certificate."""
     strict = {"tls_test_mode_enable": "false", "tls_client_authServer": "true"}
     path = certificates.settings("java.properties", tls_server_certPath="", **strict)
     return ["-Dtls.enable=true", f"-Dtls.config.file={path}"]
@@ -80,7 +79,7 @@ def test_javas_clients_sign_and_speak_tls(
     assert {body_of(each) for each in got} >= {body, body + b" 1", body + b" 2"}
     with pytest.raises(JavaError, match="Closed") as caught:
         java.send("p", [message("Closed", b"x")])
-    assert caught.value.code == (1 if version.startswith("4.") else 16)  # 4.9's refusal, 5.x's
+    assert caught.value.code == (1 if version.startswith("4.") else 16)  # codes of 4.9's and of 5.x's refusal
 
 
 @pytest.mark.parametrize("version", CLIENT_VERSIONS)
@@ -147,7 +146,7 @@ def test_nothing_that_javas_clients_ask_in_their_life_is_refused(
     for end in [java.start(op, name=name) for op, name in [*ends, ("producer_stop", "p")]]:
         end.result(60)
 
-    # What is refused now is the only line about refusals since the beginning.
+    # The following refusal is the only one that is logged.
     java.call("producer_start", name="q", namesrv=ours.namesrv, retries=0)
     with pytest.raises(JavaError, match="Closed"):
         java.send("q", [message("Closed", b"x")])
@@ -189,7 +188,7 @@ def test_apaches_tools_change_our_accounts(ours: CometCluster, tmp_path: Path) -
 
 @pytest.fixture
 def apaches(tmp_path: Path) -> Iterator[Cluster]:
-    """Apache's broker with accounts, and our name server."""
+    """Run Apache's broker with accounts, and our name server."""
     write(tmp_path / "conf" / "plain_acl.yml", ACL)
     running = Cluster(
         tmp_path,

@@ -1,4 +1,4 @@
-"""Apache's own mqadmin, in each version, looking at our servers: what it prints comes from our answers."""
+"""Apache's own mqadmin, in each version, on our servers: its output is derived from our responses."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_queues_and_consumers_are_counted(shell: AdminShell, mqadmin: Run, space
     space.java.wait_delivered(consumer, 10)
 
     def total() -> int:
-        # Before the first commit the command fails, or shows no topic and a sum of nothing.
+        # Before the first commit the command fails, or prints no topic and a sum of zero.
         printed = shell.run("consumerProgress", "-g", space.group, "-n", space.cluster.namesrv)
         found = re.search(r"Diff Total:\s*(\d+)", printed)
         return int(found[1]) if found and space.topic in printed else -1
@@ -119,7 +119,7 @@ def test_our_consumers_say_how_fast_they_are(mqadmin: Run, space: Space) -> None
     assert len([float(figure) for figure in row[1:]]) == 6
 
 
-# Once is enough.
+# One version is enough.
 @long_form("the client pauses ten seconds over it")
 @pytest.mark.parametrize("shell", ["4.9.7"], indirect=True)
 def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space) -> None:
@@ -128,7 +128,7 @@ def test_offsets_are_reset_while_a_consumer_runs(shell: AdminShell, space: Space
     consumer = space.push()
     space.java.wait_delivered(consumer, 1)
     line = f"resetOffsetByTime -g {space.group} -t {space.topic} -s 0 -n {space.cluster.namesrv}"
-    # Refused, as by Apache's broker, until the consumer has committed an offset of every queue.
+    # As with Apache's broker, the reset is refused until the consumer has committed an offset of every queue.
     wait_until("offsets reset", lambda: "Exception" not in shell.run(*line.split()), every_s=0.5)
     got = space.java.wait_delivered(consumer, 2)
     assert {body_of(each) for each in got} == {b"again"}

@@ -1,4 +1,4 @@
-"""Attributes of topics and purges, which Apache's 4.9 does not know, and its 4.9.7 broker on such a store."""
+"""Topic attributes and purges, which Apache's 4.9 does not have, and its 4.9.7 broker on such a store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attributes_of(directory: Path, topic: str) -> dict[str, str] | None:
 
 
 def bodies(port: int, topic: str, first: int = 0) -> list[bytes]:
-    """All that a broker serves of the topic's queue from an offset on."""
+    """Return all bodies that a broker serves from the topic's queue, beginning with an offset."""
     return [record.body for record in store_input.served(port, topic, 0, first)]
 
 
@@ -56,9 +56,9 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
     assert attributes_of(tmp_path, "Short") == ATTRIBUTES
 
     apache = ApacheBroker("4.9.7", tmp_path, names, settings=SETTINGS)
-    assert bodies(apache.port, "Short") == sent  # what its segments hold can be read again
+    assert bodies(apache.port, "Short") == sent  # Apache's broker serves the hidden messages
     assert bodies(apache.port, "Purged") == sent
-    assert attributes_of(tmp_path, "Short") == ATTRIBUTES  # until it writes the table
+    assert attributes_of(tmp_path, "Short") == ATTRIBUTES  # until it rewrites the table
     with wire.Connection(apache.port) as connection:
         feeder = store_input.Feeder(connection)
         assert feeder.send("Short", 0, b"by Apache", [])["queueOffset"] == "20"
@@ -68,13 +68,13 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
     assert not attributes_of(tmp_path, "Short")
 
     ours = CometBroker(tmp_path, names, settings=SETTINGS)
-    assert minimum(ours.port, "Short") >= floor  # hidden again: that stands in a table of our own
-    floor = minimum(ours.port, "Short")  # it may have grown after it was asked for
+    assert minimum(ours.port, "Short") >= floor  # hidden again by a table of our own
+    floor = minimum(ours.port, "Short")  # may have grown since the first look-up
     assert bodies(ours.port, "Short", floor) == [*sent[floor:], b"by Apache"]
     assert bodies(ours.port, "Purged", 20) == [b"by Apache"]
     with wire.Connection(ours.port) as connection:
         for _ in range(20):
             store_input.Feeder(connection).send("Short", 0, bytes(150), [])
-        store_input.Feeder(connection).ask(DELETE_EXPIRED, {})  # returns when a pass is done
-    assert minimum(ours.port, "Short") == floor  # without its attributes the topic keeps everything
+        store_input.Feeder(connection).ask(DELETE_EXPIRED, {})  # returns after a retention pass
+    assert minimum(ours.port, "Short") == floor  # without attributes the topic keeps everything
     ours.stop()

@@ -1,4 +1,4 @@
-"""What Apache's clients make of a broker that is busy, and of groups whose members differ."""
+"""Apache's clients with a busy broker, and with groups whose members have different subscriptions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cometmq.message import Message, MessageExt
 
 @pytest.fixture(scope="module")
 def busy_and_free(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A name server with two brokers, broker-a on a loop that is held up; its address."""
+    """Run a name server with two brokers, broker-a with a blocked event loop; return the address."""
     servers = CometNamesrv(tmp_path_factory.mktemp("namesrv"))
     namesrv = f"127.0.0.1:{servers.port}"
     held_up = [str(HERE / "held_up.py")]
@@ -38,7 +38,7 @@ def test_only_clients_of_5x_try_another_broker(
     name = f"busy-{version}"
     java.call("producer_start", name=name, namesrv=busy_and_free)
     try:
-        # It begins at a random one of 2 x 1,024 queues, those of the one broker before those of the other.
+        # The producer begins at a random one of 2 x 1,024 queues, which are ordered by broker.
         asked = [message("BenchmarkTest", b"%d" % number) for number in range(1025)]
         if version == "5.5.0":
             results = java.send(name, asked)
@@ -54,7 +54,7 @@ def test_only_clients_of_5x_try_another_broker(
 
 
 async def differing(cluster: Cluster) -> tuple[dict[str, dict[str, list[str]]], dict[str, str]]:
-    """What is found of two members that subscribe different tags of a topic, and who subscribes what."""
+    """Return the differences found between two members with different tags, and each member's client id."""
 
     async def take(messages: list[MessageExt]) -> None:
         pass
@@ -66,7 +66,7 @@ async def differing(cluster: Cluster) -> tuple[dict[str, dict[str, list[str]]], 
             for tags in ("a", "b || c")
         }
         async with members["a"], members["b || c"]:
-            async with asyncio.timeout(60):  # an Apache broker tells of its new retry topic when it likes
+            async with asyncio.timeout(60):  # Apache's brokers register a new retry topic with a delay
                 while True:
                     found = await admin.subscriptions("differing")
                     if len(found.members) == 2:

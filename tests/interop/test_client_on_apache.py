@@ -1,4 +1,4 @@
-"""Our client against Apache's servers: the scenarios of tests/client, word for word."""
+"""Our client with Apache's servers: the same scenarios as in tests/client."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cometmq import Message, Producer, ProducerOptions, PushConsumer
 
 @pytest.fixture(params=SERVER_VERSIONS)
 def apache(request: pytest.FixtureRequest, apache_clusters: Callable[[str], ApacheCluster]) -> ApacheCluster:
-    """Apache's name server and broker, in each of the versions."""
+    """Apache's name server and broker in each of the versions."""
     return apache_clusters(request.param)
 
 
 def on(version: str) -> list[Scenario]:
-    """The scenarios for this version; in the short form each meets one of the two."""
+    """Return the scenarios for this version; in the short form each runs with one of the two."""
     old = [each for each in EVERY_SCENARIO if each not in SINCE_5]
     if not LONG:
         old = old[::2]
@@ -40,7 +40,10 @@ def on(version: str) -> list[Scenario]:
 def outcome(
     apache_clusters: Callable[[str], ApacheCluster],
 ) -> Callable[[str, Scenario], BaseException | None]:
-    """How a scenario ended on the servers of a version. All of a version run at once: they mostly wait."""
+    """Return the outcome of a scenario.
+
+    All scenarios of a version run concurrently, since they mostly wait.
+    """
     found: dict[tuple[str, Scenario], BaseException | None] = {}
 
     async def run(version: str) -> None:
@@ -52,7 +55,7 @@ def outcome(
 
         scenarios = on(version)
         ends = [
-            # A broker that has just started takes its time for the first one.
+            # A broker that has just started is slow for its first scenario.
             *await asyncio.gather(one(scenarios[0]), return_exceptions=True),
             *await asyncio.gather(*map(one, scenarios[1:]), return_exceptions=True),
         ]
@@ -85,7 +88,7 @@ def test_scenario(
 async def test_our_consumer_and_javas_share_a_group(
     apache: ApacheCluster, java_clients: Callable[[str], Driver]
 ) -> None:
-    """Both must come to the same assignment by themselves, or queues are read twice or by nobody."""
+    """Both clients must compute the same assignment, or queues have two owners or none."""
     space = Space(java_clients("4.9.8"), apache)
     ledger = Ledger()
     await fill(apache.namesrv, space.topic, [b"makes the topic"])
@@ -104,8 +107,8 @@ async def test_our_consumer_and_javas_share_a_group(
             await fill(apache.namesrv, space.topic, sent)
             mine_at_least = 2 * len(sent) // 4
             await ledger.wait_until(lambda ledger: len(ledger.messages) > mine_at_least, "our half consumed")
-            # The first message may come to Java's consumer too: its offset was not yet committed when its
-            # queue went over.
+            # Java's consumer may get the first message, too, whose offset was not committed when its queue
+            # was reassigned.
             half = len(sent) - mine_at_least
             received = await asyncio.to_thread(
                 space.java.wait_delivered,

@@ -1,4 +1,4 @@
-"""The console's reading pages on Apache's clusters, in a real browser."""
+"""The console's read-only pages on Apache's clusters, in a real browser."""
 
 from __future__ import annotations
 

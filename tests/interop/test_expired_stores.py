@@ -1,4 +1,4 @@
-"""Stores whose older part has been deleted by retention: each broker goes on with what the other left."""
+"""Stores whose older part retention has deleted: each broker continues the other's store."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 DELETE_EXPIRED, MIN_OFFSET = 329, 31
-GONE = 20  # Apache's broker lets a queue begin with its first file, and steps over what has expired
+GONE = 20  # Apache's broker begins a queue with its first file and skips expired messages
 SETTINGS = {**store_input.TINY, "cleanResourceInterval": "200", "deleteConsumeQueueFilesInterval": "1"}
 Broker = ApacheBroker | CometBroker
 Start = Callable[[str], Broker]
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(bool(instead_of_ours()), reason="is about our ow
 
 @pytest.fixture
 def start(names: str, tmp_path: Path) -> Iterator[Start]:
-    """``start("ours")``, ``start("apache")``: a broker on the one store of the test."""
+    """``start("ours")``, ``start("apache")``: a broker on the test's single store."""
     running: list[Broker] = []
 
     def broker(kind: str) -> Broker:
@@ -50,7 +50,7 @@ def bound(port: int, code: int, topic: str, queue: int) -> int:
 
 
 def served(port: int, topic: str, queue: int) -> list[Record]:
-    """Everything from the queue's first offset on."""
+    """Return all messages of a queue."""
     first = bound(port, MIN_OFFSET, topic, queue)
     return store_input.served(port, topic, queue, first, step_over=(GONE,))
 

@@ -1,4 +1,4 @@
-"""Filter classes in Python that Apache's 4.9 push consumer uploads to our filter servers."""
+"""Filter classes in Python, uploaded by Apache's 4.9 push consumer to our filter servers."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_the_4_9_client_uploads_its_source_and_gets_what_the_class_takes(room: S
     even = numbers(room, *range(0, 40, 2))
     numbers(room, *range(1, 40, 2))
     consumer = room.push(expression="Even", filterSource=EVEN, failTimes=1, failDelayLevel=1)
-    room.java.wait_delivered(consumer, 40)  # twice, as each fails once and comes from the retry topic
+    room.java.wait_delivered(consumer, 40)  # each message fails once and comes again from the retry topic
     numbers(room, 41)
     even += numbers(room, 42)
     got = room.java.wait_delivered(consumer, 42)

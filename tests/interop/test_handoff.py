@@ -1,4 +1,4 @@
-"""What Java's producers experience while our raft group hands its leadership over."""
+"""Java's producers during a leadership handoff of our raft group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cometmq.protocol.codes import ResponseCode
 async def test_no_send_of_a_java_producer_fails_in_a_handoff(
     java_clients: Callable[[str], Driver], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str
 ) -> None:
-    """The client retries code 14 at once, three times in all, and reads the route every 30 s only."""
+    """The client retries code 14 immediately, three times in all, and requests the route only every 30 s."""
     monkeypatch.setattr(raft, "OPTIONS", OPTIONS)
     java, name = java_clients(version), f"handoff-{version}"
     async with RaftGroup(tmp_path) as group:

@@ -1,4 +1,4 @@
-"""The Java driver against Apache's own servers: what the other tests here rely on is true to begin with."""
+"""The Java driver with Apache's own servers: basic assumptions of the other tests here."""
 
 from __future__ import annotations
 

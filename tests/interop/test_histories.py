@@ -1,4 +1,4 @@
-"""The same programs on our servers and on Apache's, with Java's clients and ours: same histories wanted."""
+"""The same programs on our servers and on Apache's, with Java's clients and ours, have equal histories."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.interop.our_driver import OurDriver
 from tests.interop.space import Cluster, Space
 from tests.long_form import LONG
 
-# (client, server of Apache, program) -> why nothing is compared.
+# Combinations that are not compared: (client, server of Apache, program) -> reason.
 NOT_THERE = {
     ("5.5.0", "4.9.7", "sql"): "the lite pull of a 5.x client is request 361, which 4.9 does not know",
     **{
@@ -23,7 +23,7 @@ NOT_THERE = {
     },
 }
 
-# The same -> why only the long form waits for it.
+# Combinations that only the long form runs: (client, server of Apache, program) -> reason.
 SLOW = {
     (
         "4.9.8",
@@ -61,7 +61,7 @@ def history(
     apache_clusters: Callable[[str], ApacheCluster],
     java_clients: Callable[[str], Driver],
 ) -> Iterator[Callable[[str, str, Program], History]]:
-    """What a program sees with a client on a server. All programs of a pair run at once: they mostly wait."""
+    """Return a program's history with a client on a server. All programs of a pair run concurrently."""
     running: dict[tuple[str, str, str], Future[History]] = {}
     ours = OurDriver()
 
@@ -78,7 +78,7 @@ def history(
             if (client, server, program.__name__) not in running:
                 servers = cluster if server == "ours" else apache_clusters(server)
                 if client != "ours":
-                    java_clients(client)  # started once, not by several threads
+                    java_clients(client)  # started here once, and not by several threads
                 for each in PROGRAMS:
                     if is_run(client, server, each):
                         key = client, server, each.__name__
@@ -89,7 +89,7 @@ def history(
     ours.stop()
 
 
-# 5.x consumers trace nothing of messages without MSG_REGION, which 4.9 brokers do not store for 5.x senders.
+# 5.x consumers trace only messages with MSG_REGION, which 4.9 brokers do not store for 5.x senders.
 NOT_TRACED_AT_4_9 = ("5.5.0", "4.9.7", "traces")
 
 
@@ -109,9 +109,9 @@ def test_a_program_sees_the_same_on_apaches_server(
 def test_our_client_sees_what_javas_does(
     program: Program, history: Callable[[str, str, Program], History]
 ) -> None:
-    # 4.9's client gets no handle to take a message back with.
+    # 4.9's client gets no handle with which to recall a message.
     javas = "5.5.0" if program is timers else "4.9.8"
     ours, theirs = history("ours", "ours", program), history(javas, "ours", program)
-    if program is orderly_death:  # 4.9's does not count the last failure; 5.x's does
+    if program is orderly_death:  # 4.9's client does not count the last failure; 5.x's does
         ours = [("dead", "1", "try", 2, *event[4:]) if event[0] == "dead" else event for event in ours]
     assert ours == theirs

@@ -1,4 +1,4 @@
-"""Fetching what these tests need fails loudly where it fails, and is done once where it works."""
+"""Fetching the jars that these tests need: a failure is reported, and a success is cached."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_what_no_registry_has_is_named(
         jars.FetchError, match=r"org.apache.rocketmq:rocketmq-client:4.9.8 could not be fetched"
     ):
         jars.client_jars("4.9.8")
-    assert not list(own_cache.glob("classpath-*"))  # a failure is not remembered
+    assert not list(own_cache.glob("classpath-*"))  # a failure is not cached
 
 
 def test_what_was_fetched_is_not_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Apache's Java consumers against our servers: push, pull, sharing, taking over, retries, delays."""
+"""Apache's Java consumers with our servers: push, pull, sharing, failover, retries, delays."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def test_a_tag_expression_brings_its_tags_and_nothing_else(space: Space) -> None
     _send(space, 20, "none")
     consumer = space.push(expression="A || B")
     space.java.wait_delivered(consumer, 40)
-    last = _send(space, 1, "last", tags="B")  # what comes after it was filtered by then
+    last = _send(space, 1, "last", tags="B")  # earlier messages have been filtered by then
     got = space.java.wait_delivered(consumer, 41)
     assert_exactly_once(got, wanted + last)
 
 
 def test_what_members_have_set_is_known_before_any_of_them_has_failed(space: Space) -> None:
-    """The most retries stand only in their running infos; the rest in their heartbeats too."""
+    """Only the members' running infos contain the maximum of retries; heartbeats contain the other values."""
     _send(space, 1)
     space.push()
 
@@ -59,7 +59,7 @@ def test_what_members_have_set_is_known_before_any_of_them_has_failed(space: Spa
 
 
 def test_an_sql_filter_brings_what_passes_and_nothing_else(space: Space) -> None:
-    """To push consumers, those that wait and those that failed among them, to lite and to plain pulls."""
+    """Push consumers (also parked pulls and retries), lite pulls and plain pulls get matching messages."""
     text, wrong = "n > 10 AND (s IS NULL OR s <> 'it''s')", "n > > 10"
     wanted = _send(space, 20, "a", properties={"n": "11"}) + _send(
         space, 20, "b", properties={"n": "12", "s": "x"}
@@ -87,9 +87,9 @@ def test_an_sql_filter_brings_what_passes_and_nothing_else(space: Space) -> None
 
 
 def _pulled_by_sql(space: Space, text: str) -> list[Json]:
-    """By a pull consumer, once a heartbeat has told it the broker's version; before, it refuses to ask."""
+    """Pull with an SQL filter, once a heartbeat has shown the client the broker's version."""
     puller = space.pull()
-    space.pull_queue(puller, 0)  # now it knows the broker
+    space.pull_queue(puller, 0)  # sends a heartbeat to the broker
     found: list[Json] = []
 
     def pulled() -> bool:
@@ -132,14 +132,14 @@ def test_a_restarted_group_goes_on_where_it_stopped(space: Space) -> None:
 
 def test_a_new_group_may_start_at_the_end(space: Space) -> None:
     _send(space, 300, "old")
-    # A queue that is young and still in memory is read from 0 even by CONSUME_FROM_LAST_OFFSET: Apache's
-    # broker answers 0 for it. So the group is given its offsets first.
+    # CONSUME_FROM_LAST_OFFSET also reads a new queue in memory from 0, because Apache's broker returns 0 for
+    # it. So the group's offsets are stored first.
     puller = space.pull()
     for number in range(4):
         top = max_offset(space.broker_port, space.topic, number)
         space.java.call("offset_update", name=puller, queue=space.queue(number), offset=top)
         wait_until("offset stored", lambda n=number, t=top: _stored_offset(space, n) == t)
-    space.stop(puller)  # it belongs to the group and would keep its share of the queues
+    space.stop(puller)  # otherwise it would keep its share of the group's queues
     consumer = space.push(**{"from": "CONSUME_FROM_LAST_OFFSET"})
     new = _send(space, 20, "new")
     assert_exactly_once(space.java.wait_delivered(consumer, 20), new)
@@ -163,7 +163,7 @@ def test_pulling_by_hand_says_what_there_is(space: Space) -> None:
     space.java.send(
         producer, [message(space.topic, b"%d" % n, tags="AB"[n % 2]) for n in range(40)], "selector", select=0
     )
-    assert len(space.pull_queue(puller, 0)) == 40  # waits until the route is known
+    assert len(space.pull_queue(puller, 0)) == 40  # waits for the route
 
     def pull(offset: int, **more: object) -> Json:
         result: Json = space.java.call("pull", name=puller, queue=space.queue(0), offset=offset, **more)
@@ -185,7 +185,7 @@ def test_pulling_by_hand_says_what_there_is(space: Space) -> None:
 def test_a_blocking_pull_waits_for_the_next_message(space: Space) -> None:
     producer, puller = space.producer(), space.pull()
     space.java.send(producer, [message(space.topic, b"one")], "selector", select=0)
-    assert bodies(space.pull_queue(puller, 0)) == [b"one"]  # waits until the route is known
+    assert bodies(space.pull_queue(puller, 0)) == [b"one"]  # waits for the route
     waiting = space.java.start("pull", name=puller, queue=space.queue(0), offset=1, block=True)
     space.java.call("ping")
     assert not waiting.done()
@@ -212,8 +212,10 @@ def test_lite_pull_reads_all_commits_and_resumes(space: Space) -> None:
 
 
 PATIENT = "-Drocketmq.client.rebalance.waitInterval=600000"
-"""The other tests' clients rebalance each second; where the broker has to tell its clients of a change, they
-must not find it out by themselves."""
+"""A long rebalance interval.
+
+Clients of other tests rebalance each second, but here only the broker's notice may tell them about a change.
+"""
 
 
 def test_two_consumers_share_and_hand_over_queues(
@@ -233,7 +235,7 @@ def test_two_consumers_share_and_hand_over_queues(
     assert_exactly_once(both(), shared)
     of_first = {each["queueId"] for each in java.delivered(first) if body_of(each) in shared}
     assert of_first == _queues(space, java, first)
-    # Says goodbye: the first one is told, and has everything long before its own next look.
+    # The unregistration notifies the first consumer, which gets all messages long before its next rebalance.
     space.stop(second)
     wait_until("first has all queues", lambda: len(_queues(space, java, first)) == 4)
     alone = _send(space, 40, "alone")
@@ -266,8 +268,8 @@ def test_a_killed_consumers_queues_are_taken_over(
         return set(before + after) - seen
 
     wait_until("every message seen", lambda: not missing())
-    # Only what the dead one had not committed comes again, and once. A warm-up message may: Java's client
-    # does not commit what it was handling when its queue went to the second consumer.
+    # Only messages that the killed consumer had not committed are delivered again, once. A warm-up message
+    # may be, too: Java's client does not commit a message in progress when its queue is reassigned.
     counts = Counter(body_of(each) for each in healthy.delivered(survivor))
     twice = {body for body in (*before, *after) if counts[body] > 1}
     assert not twice
@@ -289,7 +291,7 @@ def test_a_failed_message_comes_again_until_it_succeeds(space: Space) -> None:
         assert (each["tags"], each["keys"]) == ("A", "retried")
     assert tries == {body: [(0, True), (1, True), (2, False)] for body in sent}
     ids = {body: {each["msgId"] for each in got if body_of(each) == body} for body in sent}
-    assert all(len(each) == 1 for each in ids.values())  # the unique key stays over all tries
+    assert all(len(each) == 1 for each in ids.values())  # the unique key is the same in all attempts
 
 
 def test_a_message_that_always_fails_ends_in_the_dead_letter_topic(space: Space) -> None:
@@ -338,7 +340,7 @@ def test_a_delayed_message_comes_when_it_is_due(space: Space, level: int, second
     got = space.java.wait_delivered(consumer, 10)
     assert_exactly_once(got, sent)
     for each in got:
-        waited = each["storeTimestamp"] - each["bornTimestamp"]  # stored anew when delivered
+        waited = each["storeTimestamp"] - each["bornTimestamp"]  # delivery stores the message again
         assert seconds * 1000 <= waited < seconds * 1000 + 30_000
         assert (each["topic"], each["tags"], each["properties"]["DELAY"]) == (space.topic, "late", str(level))
 

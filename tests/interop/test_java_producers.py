@@ -1,4 +1,4 @@
-"""Apache's Java producers against our servers: every way to send, and what is stored of each message."""
+"""Apache's Java producers with our servers: every kind of send, and the stored messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.interop.space import Space, assert_exactly_once
 
 from cometmq.testing import ClusterProxy, Fault, Kind, random_faults
 
-COMPRESSED = 0x701  # the 5.x client clears bit 0 when it has decompressed, but keeps the algorithm
+COMPRESSED = 0x701  # after decompression the 5.x client clears bit 0 but keeps the algorithm
 
 
 def _numbered(space: Space, word: str, count: int) -> list[bytes]:
@@ -95,7 +95,7 @@ def test_properties_and_text_of_every_alphabet_arrive_unchanged(space: Space) ->
 @pytest.mark.parametrize("size", [0, 1, 4095, 4097, 300_000, 3_900_000], ids="{}B".format)
 def test_bodies_of_every_size_survive_the_clients_compression(space: Space, size: int) -> None:
     producer = space.producer(compressOver=4096)
-    half = random.Random(size).randbytes(size // 2)  # half noise, half zeros: compressible, not trivially
+    half = random.Random(size).randbytes(size // 2)  # half random, half zeros: moderately compressible
     body = half + bytes(size - len(half))
     if size == 0:
         with pytest.raises(JavaError, match="body length is zero"):
@@ -135,17 +135,17 @@ def test_looking_up_by_id_key_and_time(space: Space) -> None:
     after = java.call(
         "bounds", name=producer, queue=space.queue(3), timestamp=stored[-1]["storeTimestamp"] + 60_000
     )
-    # 4.9 answers with the nearest message, 5.x with the place behind the last one.
+    # 4.9 returns the offset of the nearest message, and 5.x the offset after the last one.
     assert after["at"] in (9, 10)
 
 
 def test_a_bad_network_loses_and_invents_nothing(space: Space) -> None:
-    """Java's clients through the fault proxies of `cometmq.testing`."""
+    """Java's clients use the fault proxies of `cometmq.testing`."""
     sent = _numbered(space, "bad", 30)
     with ClusterProxy(space.cluster.namesrv).run_in_thread() as faulty:
         through = Space(space.java, Through(faulty.namesrv, space.cluster.broker_addr))
         producer = through.producer(timeout=1000, apiMillis=3000)
-        consumer = through.push(apiMillis=3000)  # a start may not fail
+        consumer = through.push(apiMillis=3000)  # the start must not fail
         space.java.send(producer, [message(through.topic, sent[0])])
         for proxy in faulty.proxies:
             proxy.script = random_faults(space.number, share=0.7)

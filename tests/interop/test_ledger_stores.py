@@ -1,7 +1,6 @@
-"""The stores of raft members: Apache's 4.9.7 broker opens what ours wrote, and ours what it did with that.
+"""The stores of raft members: Apache's 4.9.7 broker opens ours, and ours opens the result.
 
-What ours makes of the files of Apache alone is tested with a recorded store
-(tests/store/raft_log/test_apache_member.py).
+A recorded store (tests/store/raft_log/test_apache_member.py) tests ours with files of Apache's alone.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def opened(root: Path) -> MessageStore:
 
 
 def fill(store: MessageStore, term: int, count: int) -> None:
-    """One more term: a first entry that is no message, numbered messages, a batch; all is committed."""
+    """Append a term: a first entry without a message, numbered messages and a batch, all committed."""
     elect(store, term)
     for number in range(count):
         add(
@@ -48,8 +47,10 @@ def fill(store: MessageStore, term: int, count: int) -> None:
 
 
 def ours(root: Path, end: str) -> list[list[bytes]]:
-    """A member's store with rolls and a tail that was cut, in another segment than where it ended. What each
-    queue holds."""
+    """Create a member's store with several segments and a truncated tail; return the bodies of each queue.
+
+    The truncation ends in an earlier segment than the log had.
+    """
     store = opened(root)
     fill(store, 1, 60)
     agree(store)
@@ -72,7 +73,7 @@ def ours(root: Path, end: str) -> list[list[bytes]]:
 
 
 def leads(feeder: store_input.Feeder) -> bool:
-    """Whether the broker takes changes; then the topic is made."""
+    """Return whether the broker accepts changes; if so, the topic is created."""
     try:
         feeder.update_topic(TOPIC, QUEUES)
     except store_input.RefusedError:

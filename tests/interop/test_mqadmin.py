@@ -1,4 +1,4 @@
-"""Our mqadmin on Apache's servers, and Apache's beside ours on our servers: the same lines from both."""
+"""Our mqadmin on Apache's servers, and Apache's beside ours on our servers, with equal output."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def our_mqadmin(namesrv: str, *arguments: str) -> str:
 
 
 def as_columns(text: str) -> list[list[str]]:
-    """Lines as words, blank lines left out: what a script sees."""
+    """Return the words of each line without blank lines, as a script parses them."""
     return [line.split() for line in text.splitlines() if line.strip()]
 
 
 class TestOursOnApachesServers:
-    """The operations a user does first, in the order they are done."""
+    """A new user's first operations, in their usual order."""
 
     @pytest.mark.slow("Apache's servers start")
     @pytest.mark.parametrize("version", SERVER_VERSIONS)
@@ -123,7 +123,7 @@ class TestOursOnApachesServers:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    """Our servers, with a topic, messages and a group that has consumed some."""
+    """Run our servers, with a topic, messages and a group that has consumed some."""
     with local_broker(tmp_path_factory.mktemp("comet")) as broker:
         namesrv = broker.namesrv
         our_mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", "compared", "-r", "2", "-w", "2")
@@ -154,7 +154,7 @@ Both = Callable[..., "tuple[list[list[str]], list[list[str]]]"]
 
 @pytest.fixture
 def both(broker: LocalBroker, apaches: AdminShell) -> Both:
-    """The columns that Apache's and our tool print for the same command on our servers."""
+    """Return a function that runs a command of Apache's tool and of ours and returns both outputs."""
 
     def run(*arguments: str) -> tuple[list[list[str]], list[list[str]]]:
         theirs = apaches.run(*arguments, "-n", broker.namesrv)
@@ -176,7 +176,7 @@ class TestApachesBesideOurs:
     def test_the_listings_are_equal(self, both: Both, arguments: tuple[str, ...]) -> None:
         theirs, ours = both(*arguments)
 
-        # A rate falls between the two calls.
+        # The rate decreases between the two calls.
         steady = [[line for line in lines if "TPS:" not in line] for lines in (theirs, ours)]
         assert steady[0] == steady[1]
         assert len(ours) == len(theirs) > 1
@@ -204,7 +204,7 @@ class TestApachesBesideOurs:
         shell, arguments = admin_shells("5.5.0"), ("haStatus", "-b", broker.broker_addr)
         theirs = as_columns(shell.run(*arguments, "-n", broker.namesrv))
 
-        # The tool's first command also logs that it has no file of access keys.
+        # The first command also logs that there is no file of access keys.
         shown = [line for line in theirs if line[0].startswith("#")]
         assert len(shown) == 5
         assert as_columns(our_mqadmin(broker.namesrv, *arguments)) == shown
@@ -217,7 +217,7 @@ class TestApachesBesideOurs:
         theirs, ours = both("queryMsgById", "-i", message["offsetMsgId"])
 
         def facts(lines: list[list[str]]) -> dict[str, list[str]]:
-            """Name -> words, the properties in any order, without the place of the body."""
+            """Return the words of each property by name, without the path of the body."""
             pairs = (" ".join(line).split(": ", 1) for line in lines if ": " in " ".join(line))
             found = {name: sorted(re.split(r", |[{}]", text)) for name, text in pairs}
             del found["Message Body Path"]

@@ -1,8 +1,9 @@
-"""The other commands of mqadmin: ours on Apache's servers, and Apache's beside ours on our servers. Each pair
-of outputs is compared line by line, where both print; addresses of clients, ports and times are masked.
+"""The other commands of mqadmin: ours on Apache's servers, and Apache's beside ours on our servers.
 
-Not compared: startMonitoring, whose Apache's prints nothing (it writes a log once a minute, for ever), and
-getAclConfig of 4.9.7 alone, which shows secrets: 4.9.8 has neither it nor its request 54."""
+Each pair of outputs is compared line by line, if both print any; addresses of clients, ports and times are
+masked. Two commands are not compared: Apache's startMonitoring prints nothing (it writes a log once a minute,
+forever), and getAclConfig of 4.9.7 prints secrets (4.9.8 has neither the command nor its request 54).
+"""
 
 from __future__ import annotations
 
@@ -35,14 +36,14 @@ GROUP, TOPIC = "told", "telling"
 
 
 def our_mqadmin(namesrv: str, *arguments: str) -> str:
-    """What our command prints; in this process, since there are many."""
+    """Run our command in this process, since there are many, and return its output."""
     done = CliRunner().invoke(mqadmin, [arguments[0], "-n", namesrv, *arguments[1:]])
     assert done.exit_code == 0, (arguments, done.output, done.exception)
     return done.stdout
 
 
 def wait_until_it_counts(namesrv: str, addr: str) -> None:
-    """Apache's broker cannot say anything of itself in its first second."""
+    """Wait until Apache's broker has statistics, which it lacks in its first second."""
     end = time.monotonic() + 30
     while CliRunner().invoke(mqadmin, ["brokerStatus", "-n", namesrv, "-b", addr]).exit_code:
         assert time.monotonic() < end
@@ -50,7 +51,7 @@ def wait_until_it_counts(namesrv: str, addr: str) -> None:
 
 
 class Members:
-    """A consumer group and a producer group in this process, while it is entered."""
+    """A consumer group and a producer group that run in this process while the context is entered."""
 
     def __init__(self, namesrv: str, topic: str = TOPIC) -> None:
         self.bodies: list[bytes] = []
@@ -70,7 +71,7 @@ class Members:
 
 
 def prepare(namesrv: str, broker_name: str) -> None:
-    """A topic with three messages in queue 0, and the settings of a group."""
+    """Create a topic with three messages in queue 0, and a group with settings."""
     our_mqadmin(namesrv, "updateTopic", "-c", "DefaultCluster", "-t", TOPIC, "-r", "2", "-w", "2")
     our_mqadmin(namesrv, "updateSubGroup", "-c", "DefaultCluster", "-g", GROUP)
     place = ("-t", TOPIC, "-b", broker_name, "-i", "0", "-c", "T")
@@ -214,7 +215,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
 
 @pytest.fixture(scope="module")
 def members(broker: LocalBroker) -> Iterator[None]:
-    """A member of the group and a producer, in a process of their own."""
+    """Run a member of the group and a producer in a separate process."""
     code = (
         "import asyncio, sys\n"
         "from tests.interop.test_mqadmin_commands import Members, TOPIC\n"
@@ -243,8 +244,10 @@ def members(broker: LocalBroker) -> Iterator[None]:
 
 
 def steady(text: str) -> list[str]:
-    """Lines without blanks and times, sorted, since tables of Java have no order. Producers that clients of
-    Java have for themselves come and go."""
+    """Return the lines without blanks and times, sorted, since tables of Java have no order.
+
+    Producers that Java's clients create internally are left out.
+    """
     masked = re.sub(r"\d{4}-\d\d-\d\d[ #]\d\d:\d\d:\d\d(,\d+)?", "TIME", text)
     masked = masked.replace("  (no effect here)", "")
     masked = re.sub(
@@ -264,7 +267,7 @@ def apaches(
     return shell
 
 
-# {addr}, {name}: of the broker; {path}: a directory.
+# {addr} and {name} are the broker's; {path} is a directory.
 ALIKE = [
     "consumerConnection -g told -b {addr}",
     "producerConnection -g told-producers -t telling-other",
@@ -311,7 +314,7 @@ ALIKE = [
     "sendMsgStatus -b {name} -c 2",
     "updateTopic -b {addr} -t other -r 2 -w 2",
 ]
-# Lines that 5.5.0's tool has more, or in place of ours, as patterns.
+# Additional or different lines of 5.5.0's tool, as patterns.
 ONLY_5 = {
     "getConsumerConfig -g told": r"(attributes|consume(Mess|Time)\w+|group(Retry|Sys)\w+|subscription\w+) =",
     "consumerProgress -g told": r"#Topic|telling |Consume |Diff ",
@@ -383,7 +386,7 @@ class TestApachesBesideOurs:
     ) -> None:
         shell = admin_shells("5.5.0")
         words = ("resetOffsetByTime", "-g", GROUP, "-t", TOPIC, "-s", "now", "-n", broker.namesrv)
-        our_mqadmin(broker.namesrv, *words[:-2])  # gives the group an offset of every queue
+        our_mqadmin(broker.namesrv, *words[:-2])  # commits an offset of every queue for the group
         ends = json.loads(our_mqadmin(broker.namesrv, "topicStatus", "-t", TOPIC, "--json"))
         shown = [line.split() for line in shell.run(*words).splitlines()]
         for queue in ends:
@@ -404,8 +407,10 @@ class TestApachesBesideOurs:
         command = [word.format(name=broker.broker_name) for word in (*words, "-t", TOPIC)]
 
         def facts(text: str) -> list[list[str]]:
-            """Of each line its words in order, since Java's properties have none. MIN_OFFSET and MAX_OFFSET
-            are its client's, which adds them to what it has pulled."""
+            """Return the words of each line, sorted, since Java's properties have no order.
+
+            MIN_OFFSET and MAX_OFFSET are left out: Java's client adds them to pulled messages.
+            """
             messages = [line for line in text.splitlines() if "=" in line and "msg finished" not in line]
             lines = [re.split(r"[ ,{}]+", line) for line in messages]
             return sorted(
@@ -437,12 +442,12 @@ class TestApachesBesideOurs:
     @pytest.mark.usefixtures("members")
     def test_a_group_that_runs_is_moved_alike(self, broker: LocalBroker, apaches: AdminShell) -> None:
         words = ("resetOffsetByTime", "-g", GROUP, "-t", TOPIC)
-        our_mqadmin(broker.namesrv, *words, "-s", "now")  # gives the group an offset of every queue
+        our_mqadmin(broker.namesrv, *words, "-s", "now")  # commits an offset of every queue for the group
         for when in ("0", "now"):
             ours = our_mqadmin(broker.namesrv, *words, "-s", when)
             theirs = apaches.run(*words, "-s", when, "-n", broker.namesrv)
             told = [steady(text) for text in (ours, theirs)]
-            if apaches.version == "5.5.0":  # another first line, and -1 is not its "now"
+            if apaches.version == "5.5.0":  # its first line differs, and it does not accept -1 as "now"
                 told = [[line for line in lines if "timestamp(string)" not in line] for lines in told]
             assert told[0] == told[1]
 
@@ -484,7 +489,7 @@ class TestApachesBesideOurs:
     def test_a_round_of_sends_to_each_cluster_is_measured_alike(
         self, broker: LocalBroker, tmp_path: Path, version: str
     ) -> None:
-        """Apache's goes on for ever, so its first round is read and the program ended."""
+        """Apache's command never ends, so it is stopped after its first round."""
         words = ("clusterRT", "-a", "2", "-s", "10", "-c", "DefaultCluster")
         ours = steady(our_mqadmin(broker.namesrv, *words, "--rounds", "1"))
         theirs = apache.mqadmin_until(version, tmp_path, "DefaultCluster", *words, "-n", broker.namesrv)
@@ -511,7 +516,10 @@ ACL_ALIKE = [
 def test_the_commands_about_accounts_print_the_same(
     admin_shells: Callable[[str], AdminShell], tmp_path: Path
 ) -> None:
-    """4.9.7's; 5.5.0 has none of them. It prints an account as the address of an object of Java."""
+    """4.9.7 has these commands, and 5.5.0 does not.
+
+    Apache's tool prints an account as a Java object's address.
+    """
     write(tmp_path / "conf" / "plain_acl.yml", ACCOUNTS)
     shell = admin_shells("4.9.7")
     with local_broker(tmp_path / "data", {"aclEnable": "true", "rocketmqHome": str(tmp_path)}) as broker:

@@ -14,13 +14,13 @@ from tests.interop.mqadmin import AdminShell
 from tests.kit.waiting import wait_until
 
 SERVER_VERSIONS = ["4.9.7", "5.5.0"]
-# Broker name by version; the 4.9.7 one sends its registrations compressed.
+# Broker names by version; the broker of 4.9.7 sends compressed registrations.
 BROKERS = {"4.9.7": "broker-a", "5.5.0": "broker-b"}
 SETTINGS = {"4.9.7": {"compressedRegister": "true"}, "5.5.0": {}}
 
 
 class Mixed:
-    """Our name server with one broker of each of Apache's lines."""
+    """Our name server with one broker of 4.9 and one of 5.x."""
 
     def __init__(self, directory: Path, shells: Callable[[str], AdminShell]) -> None:
         self.directory = directory
@@ -46,7 +46,7 @@ class Mixed:
         return self._shells(version).run(*arguments, "-n", self.namesrv)
 
     def brokers_of(self, topic: str) -> dict[str, int]:
-        """Broker name -> permission of a topic's queues, as a client of today is told."""
+        """Return the permissions of a topic's queues by broker name, as a current client gets them."""
         header, body = wire.call(self.name_server.port, wire.GET_ROUTEINFO_BY_TOPIC, {"topic": topic})
         if header["code"] == 17:
             return {}
@@ -70,14 +70,14 @@ def mixed(
 
 @pytest.mark.slow("starts a broker of each version")
 def test_brokers_of_both_lines_register(mixed: Mixed) -> None:
-    """Both send their whole topic table, the 4.9.7 one compressed."""
+    """Both brokers send their whole topic table; that of 4.9.7 sends it compressed."""
     assert mixed.brokers_of("broker-a").keys() == {"broker-a"}
     assert mixed.brokers_of("broker-b").keys() == {"broker-b"}
     assert mixed.brokers_of("TBW102").keys() == {"broker-a", "broker-b"}
 
 
 def test_the_tools_wipe_and_restore_write_permission(mixed: Mixed) -> None:
-    """Comes before anything that changes topics: a registration with a newer data version restores them."""
+    """This test precedes all changes of topics, since registrations with a newer data version undo it."""
     wiped = mixed.admin("4.9.7", "wipeWritePerm", "-b", "broker-b")
     assert f"[{mixed.namesrv}] OK" in wiped, wiped
     assert mixed.brokers_of("broker-b") == {"broker-b": 5}  # 7 without the write bit
@@ -87,7 +87,7 @@ def test_the_tools_wipe_and_restore_write_permission(mixed: Mixed) -> None:
 
 
 def test_the_tools_see_what_they_know_from_their_own(mixed: Mixed) -> None:
-    """Every command is asked once, of one line or the other."""
+    """Each command is run once, for one of the two brokers."""
     made = mixed.admin("4.9.7", "updateTopic", "-c", "DefaultCluster", "-t", "Made", "-r", "5", "-w", "3")
     assert "success" in made, made
     wait_until("routes", lambda: mixed.brokers_of("Made") == {"broker-a": 6, "broker-b": 6})
@@ -120,7 +120,7 @@ def test_the_tools_keep_values_and_see_settings(mixed: Mixed) -> None:
 
 
 def test_a_killed_broker_leaves_the_routes_at_once_and_returns_when_it_registers(mixed: Mixed) -> None:
-    """The connection tells, long before the 120 s of silence."""
+    """The closed connection shows it, long before 120 s without heartbeats."""
     old = mixed.brokers["4.9.7"]
     old.kill()
     wait_until("no route", lambda: mixed.brokers_of("broker-a") == {})

@@ -77,7 +77,10 @@ async def test_members_of_both_kinds_share_a_group_of_a_namespace(space: Space) 
 
 
 async def test_members_of_both_kinds_share_by_the_same_hash(space: Space) -> None:
-    """Of the names in the namespace. A queue with two owners, or none, gives its message twice or never."""
+    """The hash is that of names with the namespace.
+
+    A queue with two owners delivers its message twice, and a queue without an owner never.
+    """
     ledger, namesrv, topic = Ledger(), space.cluster.namesrv, space.topic
     options = ClientOptions(namespace=SPACE, api_timeout_s=30.0)
     hashing = PushOptions(

@@ -1,4 +1,4 @@
-"""Order across systems: our members on Apache's brokers, Java's on ours, and both in one group."""
+"""Message order: our members on Apache's brokers, Java's on ours, and both in one group."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QUICK_REBALANCE = "-Drocketmq.client.rebalance.waitInterval=1000"
 async def test_no_message_overlaps_or_overtakes_another_on_apaches_broker(
     version: str, names: str, tmp_path: Path
 ) -> None:
-    """The program that test_orderly_members.py runs against ours."""
+    """The scenario is that of test_orderly_members.py, which runs it against our broker."""
     flag = f"-Drocketmq.broker.rebalance.lockMaxLiveTime={LIVE_S * 1000:.0f}"
     jvm = ["-Xms256m", "-Xmx768m", *QUICK, flag]
     name = f"orderly-{version}"
@@ -44,7 +44,7 @@ async def test_no_message_overlaps_or_overtakes_another_on_apaches_broker(
 def test_javas_orderly_members_hand_queues_over(
     version: str, cluster: Cluster, own_java_client: Callable[..., Driver]
 ) -> None:
-    # 4.9.8 unlocks a queue of which it holds messages 20 s after it has left it.
+    # After it has released a queue, 4.9.8 unlocks the queue 20 s later if messages are cached.
     java = own_java_client(version, QUICK_REBALANCE, "-Drocketmq.client.unlockDelayTimeMills=500")
     space = Space(java, cluster)
     producer = space.producer()
@@ -67,7 +67,7 @@ def test_javas_orderly_members_hand_queues_over(
 
 
 def assert_one_at_a_time(delivered: list[Json]) -> None:
-    """No two calls of a queue overlap, whichever member they were of."""
+    """Check that no two calls for a queue overlap, in the same member or in different ones."""
     ends: dict[int, int] = {}
     for call in sorted(delivered, key=lambda each: int(each["began"])):
         assert call["began"] >= ends.get(call["queueId"], 0), call
@@ -75,7 +75,7 @@ def assert_one_at_a_time(delivered: list[Json]) -> None:
 
 
 def assert_in_order(*members: list[Json]) -> None:
-    """Each member saw each queue in order, and a handover repeated at most what was under way."""
+    """Check each member's order per queue, and that a handover repeats only messages in progress."""
     for delivered in members:
         by_queue = defaultdict(list)
         for each in delivered:
@@ -101,7 +101,7 @@ async def test_our_members_and_javas_hand_queues_over(java: Driver, cluster: Clu
         return [(each["queueId"], each["queueOffset"]) for each in java.delivered(name)]
 
     async def goes_on(calls: Callable[[], list[tuple[int, int]]], queues: int) -> None:
-        """Until so many queues have had five calls more."""
+        """Wait until `queues` queues have had five more calls each."""
         before = len(calls())
 
         async def enough() -> bool:
@@ -135,5 +135,5 @@ async def test_our_members_and_javas_hand_queues_over(java: Driver, cluster: Clu
         for queue_id in range(4):
             offsets = [offset for queue, offset in calls if queue == queue_id]
             assert offsets == sorted(offsets)
-    # Only what Java's was handling when it gave a queue up comes twice.
+    # Only messages in progress when Java's consumer released a queue are delivered twice.
     assert len(ours) + len(theirs()) <= sum(sent) + 6

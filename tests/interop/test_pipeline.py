@@ -1,4 +1,4 @@
-"""The pipeline's connections against Apache's servers: planning, writing, reading, filters, times, groups."""
+"""The pipeline's connections with Apache's servers: planning, writing, reading, filters, times, groups."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def cluster(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apa
 
 @pytest.fixture(scope="module")
 def topic(cluster: ApacheCluster) -> Topic:
-    """Messages on Apache's broker, single ones, batches and a compressed one among them."""
+    """A topic on Apache's broker with single messages, batches and a compressed message."""
     made = Topic(f"Pipeline{uuid.uuid4().hex[:8]}", cluster.namesrv)
     made.send(1)
     made.send(999)
     made.send_raw(zlib.compress(b"squeezed: " * 50), sys_flag=0x301)
-    # Apache's broker acknowledges before it has put a message into its queue.
+    # Apache's broker acknowledges a message before the message is in its queue.
     wait_until("all are in queues", lambda: sum(held.maximum for held in made.bounds().values()) == 1001)
     return made
 

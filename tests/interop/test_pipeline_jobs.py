@@ -1,4 +1,4 @@
-"""Jobs of the pipeline against Apache's servers: archive, replay, a stream, lag, audit, redrive."""
+"""Jobs of the pipeline with Apache's servers: archive, replay, a stream, lag, audit, resend."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def cluster(request: pytest.FixtureRequest, apache_clusters: Callable[[str], Apa
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    found = SparkSession.getActiveSession()  # of the pipeline's own tests
+    found = SparkSession.getActiveSession()  # the session of the pipeline's own tests
     local = {"spark.local.dir": str(tmp_path_factory.mktemp("spark")), "spark.sql.shuffle.partitions": "2"}
     session = spark_session("interop", master="local[2]", memory="512m", quick_start=True, conf=local)
     yield session
@@ -97,7 +97,7 @@ def test_a_stream_in_batches_by_bytes_and_what_lag_and_audit_say_of_it(
     spark: SparkSession, cluster: ApacheCluster, space: Space, tmp_path: Path
 ) -> None:
     topic, group = Topic(f"Stream{space.topic}", cluster.namesrv), space.group
-    consumer = space.push()  # brokers know groups that were online once
+    consumer = space.push()  # a broker knows only groups that were online before
     topic.send(MESSAGES, body_size=1000)
     wait_until("all are in queues", lambda: sum(held.maximum for held in topic.bounds().values()) == MESSAGES)
     options = topic.options | {"consumerGroup": group, "startingOffsets": "earliest"}
@@ -111,9 +111,9 @@ def test_a_stream_in_batches_by_bytes_and_what_lag_and_audit_say_of_it(
     batches = [progress.numInputRows for progress in query.recentProgress if progress.numInputRows]
     assert len(batches) >= 3, batches
 
-    published = sum(topic.committed(group).values())  # Spark does not report the last batch
+    published = sum(topic.committed(group).values())  # Spark does not confirm the last batch
     assert 0 < published <= MESSAGES
-    space.stop(consumer)  # of a group that is online they show only the topics of its subscription
+    space.stop(consumer)  # for an online group brokers list only subscribed topics
     found = lag(spark, cluster.namesrv, [group], samples=1)
     assert {(row.group, row.lag) for row in found.groups} == {(group, MESSAGES - published)}
     checked = audit(
@@ -147,7 +147,7 @@ def test_dead_letters_of_a_java_group_are_sent_again_once(
     assert run(f"{output}-hollow") == (0, 0, LETTERS, False)
     assert run(output) == (LETTERS, 0, 0, True)
     again = space.java.wait_delivered(consumer, 4 * LETTERS)[2 * LETTERS :]
-    for tries in (0, 1):  # it fails on them as before
+    for tries in (0, 1):  # the resent messages fail as before
         assert Counter(body_of(each) for each in again if each["reconsumeTimes"] == tries) == Counter(sent)
     assert {each["properties"]["DLQ_RESEND_TIMES"] for each in again} == {"1"}
     assert run(output) == (0, LETTERS, 0, True), "the brokers know what was sent"

@@ -1,5 +1,7 @@
-"""Master and slave of both makes over the HA port: our slave under Apache's master, and the reverse
-(docs/reference/storage.md, HA port, Slave metadata sync)."""
+"""Masters and slaves of both implementations on the HA port: our slave with Apache's master, and the reverse.
+
+See docs/reference/storage.md, HA port, Slave metadata sync.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ from cometmq.errors import RemotingError
 
 UPDATE_GROUP = 200
 DELETE_TOPIC = 215
-PURGE_TOPIC = 21001  # ours
+PURGE_TOPIC = 21001  # CometMQ's own request
 APACHES = ("4.9.7", "5.5.0")
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
 Both = Callable[[str], list[Replicas]]
@@ -58,7 +60,7 @@ Both = Callable[[str], list[Replicas]]
 
 @pytest.fixture
 def both(tmp_path: Path, names: str) -> Iterator[Both]:
-    """Our slave under a master of Apache's of that version, and the reverse."""
+    """Yield our slave with a master of that version of Apache's, and the reverse."""
     made = []
 
     def pairs(version: str) -> list[Replicas]:
@@ -73,12 +75,12 @@ def both(tmp_path: Path, names: str) -> Iterator[Both]:
 
 
 def prepared(pair: Replicas) -> None:
-    """Its topics and groups are there before a slave copies them."""
+    """Create the pair's topics and groups before a slave copies them."""
     with wire.Connection(pair.port("master")) as connection:
         feeder = store_input.Feeder(connection)
         for topic in ("Alpha", "Beta", "Gamma"):
             feeder.update_topic(topic, 4)
-        for group in (store_input.GROUP, store_input.PROBE):  # 5.5's slave makes none for who asks
+        for group in (store_input.GROUP, store_input.PROBE):  # 5.5's slave does not create groups on demand
             update_group(feeder, group, 16)
 
 
@@ -96,9 +98,9 @@ def serve(pair: Replicas) -> None:
     store_input.feed(pair.port("master"))
     pair.equal()
     same(pair, QUEUES)
-    # Apache's master gives an empty slave its last segment only.
+    # Apache's master sends only its last segment to an empty slave.
     assert (min(pair.log("slave")) == 0) == (pair.makes["master"] == OURS)
-    if pair.makes["slave"] == OURS:  # Apache's goes on with the queues that it has, and leaves messages out
+    if pair.makes["slave"] == OURS:  # Apache's slave keeps its old queues and omits messages
         made_anew(pair)
     pair.brokers["master"].kill()
     assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
@@ -124,7 +126,7 @@ def test_consumers_read_a_slave_while_their_master_is_paused_or_killed(
 
 
 async def read_on(pair: Replicas, names: str) -> None:
-    """Read by pull and by push while the master is stopped and continued, killed, and back."""
+    """Read by pull and by push while the master is paused, resumed, killed and restarted."""
     waits = {"broker_suspend_s": 0.5, "suspend_timeout_s": 2.0}
     first = ConsumeFromWhere.FIRST_OFFSET
     pushed: list[bytes] = []
@@ -146,7 +148,7 @@ async def read_on(pair: Replicas, names: str) -> None:
         ends = {queue: await consumer.max_offset(queue) for queue in queues}
 
         async def read_again() -> None:
-            """Everything is read again, at whatever broker serves it now."""
+            """Read everything again, from the broker that serves it now."""
             for queue in queues:
                 await everything(consumer, queue, ends[queue])
 
@@ -182,7 +184,7 @@ async def everything(consumer: PullConsumer, queue: MessageQueue, end: int) -> N
 
 
 def made_anew(pair: Replicas) -> None:
-    """A topic is deleted at the master, and begins anew."""
+    """Delete a topic at the master and create it again."""
     with wire.Connection(pair.port("master")) as connection:
         feeder = store_input.Feeder(connection)
         feeder.ask(DELETE_TOPIC, {"topic": "Gamma"})
@@ -205,20 +207,20 @@ def come_back(pair: Replicas) -> None:
     assert pair.send() == [alone]
     pair.start("slave")
     pair.in_step()
-    # A slave under load, over several segments.
+    # The slave copies under load, across several segments.
     store_input.feed(pair.port("master"))
     pair.equal()
     same(pair, QUEUES)
-    # It comes back behind its master, after a stop and after a kill.
+    # The slave is stopped and killed, and restarts behind its master.
     for end in ("stop", "kill"):
         getattr(pair.brokers["slave"], end)()
         pair.alone()
-        behind = 40 if alone == SLAVE_NOT_AVAILABLE else 1  # 5.x waits for each
+        behind = 40 if alone == SLAVE_NOT_AVAILABLE else 1  # 5.x waits for each message
         assert set(pair.send(behind, size=50_000)) == {alone}
         pair.start("slave")
         pair.in_step()
         same(pair, QUEUES)
-    # Its master is away, and comes back; reads go on.
+    # The master is stopped and killed and restarts, while reads continue.
     for end in ("stop", "kill"):
         getattr(pair.brokers["master"], end)()
         if pair.makes["slave"] in REFUSE_READS:
@@ -245,8 +247,8 @@ def ahead(pair: Replicas) -> None:
     pair.in_step()
     store_input.feed(pair.port("master"))
     pair.equal()
-    known = pair.end("master")  # asked after a start, it may hold what was delayed and is delivered by then
-    # The master loses what it had taken last, as after a power failure.
+    known = pair.end("master")  # may include delivered copies of delayed messages
+    # The master loses its newest messages, as after a power failure.
     pair.brokers["slave"].stop()
     pair.brokers["master"].stop()
     earlier = pair.directory / "earlier"
@@ -267,7 +269,7 @@ def ahead(pair: Replicas) -> None:
     assert pair.send() == [alone]
     if pair.makes["slave"] == OURS:
         assert wire.runtime_info(pair.port("slave"))["haState"] == "stopped"
-        # The master grows beyond it, with other messages.
+        # The master's log grows past the slave's end, with other messages.
         pair.send(40, size=10_000, wait=False)
         pair.brokers["slave"].stop()
         pair.start("slave")
@@ -306,14 +308,14 @@ def copied(pair: Replicas) -> None:
     tables_equal(pair)
     with wire.Connection(pair.port("master")) as connection:
         feeder = store_input.Feeder(connection)
-        if pair.makes["master"] == OURS:  # its answers have fields that Apache's slave does not know
+        if pair.makes["master"] == OURS:  # its responses have fields that Apache's slave does not know
             feeder.ask(DELETE_TOPIC, {"topic": "Gamma"})
             feeder.ask(PURGE_TOPIC, {"topic": "Alpha", "queueId": "1", "execute": "true"})
             assert "Gamma" in pair.table("master", TOPICS)["deletedTopics"]
             assert pair.table("master", OFFSETS)["minOffsets"]["Alpha"]
         feeder.update_topic("Meta", 7)
         update_group(feeder, "readers", 9)
-        commit(feeder, "Alpha", 1)  # offsets that were reset are smaller
+        commit(feeder, "Alpha", 1)  # a reset offset is smaller
     tables_equal(pair)
     topics = on_disk(pair, "topics", "topicConfigTable")
     assert topics["Meta"]["readQueueNums"] == 7
@@ -348,11 +350,11 @@ TABLES = {
     "consumerOffset": (OFFSETS, "offsetTable", ()),
     "delayOffset": (DELAYS, "offsetTable", ()),
 }
-"""File -> the request for it, where its entries are, and which fields of them; none: all."""
+"""For each file: its request, the key of its entries, and the compared fields (none: all)."""
 
 
 def tables_equal(pair: Replicas) -> None:
-    """On the slave's disk is what the master says."""
+    """Wait until the tables on the slave's disk equal the master's responses."""
     for file in TABLES:
         wait_until(f"the slave's copy of {file}", partial(equal_table, pair, file), COPIED_WITHIN_S, 0.5)
 
@@ -374,7 +376,7 @@ def test_consumers_go_on_at_the_slave_and_offsets_come_back(
     java = java_clients("4.9.8")
     pairs = both(version)
     if version == "5.5.0":
-        del pairs[1]  # a slave of 5.5 under our master gave a consumer all messages again
+        del pairs[1]  # a 5.5 slave of our master delivered all messages to a consumer again
     for pair in pairs:
         pair.settings["slaveReadEnable"] = "true"
     side_by_side(go_on, [(pair, java) for pair in pairs])
@@ -388,7 +390,7 @@ def go_on(pair: Replicas, java: Driver) -> None:
     with wire.Connection(pair.port("master")) as connection:
         feeder = store_input.Feeder(connection)
         feeder.update_topic(topic, 4)
-        update_group(feeder, "gone", 16)  # 5.5 takes no offsets of others
+        update_group(feeder, "gone", 16)  # 5.5 accepts offsets only of known groups
     pair.start("slave")
     pair.in_step()
     java.call("producer_start", **where)
@@ -400,12 +402,12 @@ def go_on(pair: Replicas, java: Driver) -> None:
     java.send(name, [message(topic, body) for body in second])
     pair.equal()
     tables_equal_of(pair, name)
-    # Only the slave is there, for who begins now too.
+    # Only the slave runs, also for a consumer that starts now.
     pair.brokers["master"].kill()
     java.call("push_start", **where, **group)
     java.wait_delivered(name, 200)
     assert sorted(map(body_of, java.delivered(name)[100:])) == sorted(second)
-    tells = pair.makes["slave"] == OURS  # Apache's slave tells its master nothing
+    tells = pair.makes["slave"] == OURS  # Apache's slave sends its master no offsets
     if tells:
         with wire.Connection(pair.port("slave")) as connection:
             commit(store_input.Feeder(connection), topic, 7, group="gone")

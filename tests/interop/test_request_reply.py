@@ -47,7 +47,7 @@ async def test_java_and_we_answer_each_other(space: Space) -> None:
         assert (caught.value.error, caught.value.code) == ("RequestTimeoutException", 10006)
     other = f"{space.topic}-java"
     await fill(namesrv, other, [b"makes the topic"])
-    # The second reply to a request finds nobody; a broker and Java's client must not mind.
+    # No request waits for a second reply; the broker and Java's client must tolerate it.
     await asyncio.to_thread(space.replier, topic=other, consumerGroup=f"{space.group}-java", times=2)
     async with sending(namesrv, "p-asker") as producer:
         bodies = [b"ours", LARGE, b"again"]

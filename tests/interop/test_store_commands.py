@@ -1,5 +1,7 @@
-"""`cometmq store` on the store of Apache's 4.9.7 broker: while it is written, after a stop, after a kill; and
-what `rebuild` makes there is opened and served by Apache's broker."""
+"""`cometmq store` on the store of Apache's 4.9.7 broker: running, stopped and killed.
+
+Apache's broker opens and serves the result of `rebuild`.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,16 @@ from tests.long_form import LONG, long_form
 COMMAND = str(Path(sys.executable).with_name("cometmq"))
 TOPIC = "Load"
 SETTINGS = {**store_input.TINY, "maxIndexNum": "10000"}
-"""Apache's broker names an index file by the millisecond: when it catches up and fills two in one, the second
-overwrites the first, and `verify` says so rightly. Nobody fills files of this size so fast."""
+"""Settings with large index files.
+
+Apache's broker names an index file after the current millisecond. If it fills two files within one
+millisecond, the second overwrites the first, which `verify` reports. Files of this size are never filled so
+quickly.
+"""
 
 
 def run(command: str, store: Path, *words: str, expect: int = 0) -> str:
-    """Output of one of the commands, which must end with the code that is expected."""
+    """Run a command, check its exit code, and return its output."""
     done = subprocess.run(
         [COMMAND, "store", command, str(store), *words], capture_output=True, text=True, timeout=120
     )
@@ -52,13 +58,13 @@ def apache(directory: Path, names: str) -> Iterator[ApacheBroker]:
 
 
 class Load:
-    """Messages with keys and tags over two connections, single ones and batches, until told to stop."""
+    """Send messages with keys and tags over two connections, singly and in batches, until stopped."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(2)]
-        self.acknowledged: list[dict[str, str]] = []  # what the broker answered, with the key that was sent
+        self.acknowledged: list[dict[str, str]] = []  # the responses, with the keys that were sent
         self.failures: list[BaseException] = []
 
     def __enter__(self) -> Self:
@@ -123,7 +129,7 @@ def test_beside_a_broker_that_is_writing(names: str, tmp_path: Path) -> None:
 
 
 def _dump_finds(store: Path, sent: dict[str, str]) -> None:
-    """A message just acknowledged, by every way to name it."""
+    """Check that a message just acknowledged is found in every way."""
     (by_key,) = run("dump", store, "--key", sent["key"], "-t", TOPIC, "--json").splitlines()
     message = json.loads(by_key)
     assert message["offset_msg_id"] == sent["msgId"]
@@ -139,7 +145,7 @@ def _dump_finds(store: Path, sent: dict[str, str]) -> None:
 
 @pytest.fixture(scope="module")
 def written(names: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Directories of the same input: "stopped" in order, and "killed" with kill -9."""
+    """Return directories with the same input: "stopped" cleanly, and "killed" with kill -9."""
     made = {}
     for end in ("stopped", "killed"):
         directory = tmp_path_factory.mktemp(end)
@@ -192,6 +198,6 @@ def test_apache_serves_rebuilt_stores(end: str, written: dict[str, Path], names:
         with wire.Connection(broker.port) as connection:
             store_input.Feeder(connection).send("Alpha", 1, b"after", [("KEYS", "after")])
         assert store_input.served(broker.port, "Alpha", 1)[-1].body == b"after"
-        if end == "stopped":  # an orderly end takes Apache's broker ten seconds
+        if end == "stopped":  # a clean stop takes Apache's broker ten seconds
             broker.stop()
     assert report("verify", store)["errors"] == 0

@@ -1,4 +1,4 @@
-"""Our broker's stores and Apache's 4.9.7: equal for the same input, and each opens what the other wrote."""
+"""Stores of our broker and of Apache's 4.9.7: equal for the same input, and each opens the other's."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.kit.waiting import wait_until
 from tests.long_form import long_form
 
 ON_FIRST_USE = {"RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"}
-"""Apache's shutdown runs its check of transactions once, which makes one of these."""
+"""Topics that a transaction check creates, which Apache's broker runs once at its stop."""
 QUEUES = [("Alpha", each) for each in range(4)] + [("Beta", 1), ("Gamma", 0)]
 Broker = ApacheBroker | CometBroker
 
 
 class Start(Protocol):
     def __call__(self, kind: str, directory: Path, **settings: str) -> Broker:
-        """``start("ours", directory)``, ``start("apache", directory)``: a broker on the store in there."""
+        """Start a broker on a directory: ``start("ours", directory)`` or ``start("apache", directory)``."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def start(names: str) -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def written(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path]:
-    """``written("ours", "stopped")``: where that broker wrote a store and ended, in order or by kill -9."""
+    """``written("ours", "stopped")``: the store of a broker that was stopped cleanly or killed."""
     made: dict[tuple[str, str], Path] = {}
 
     def directory(kind: str, end: str) -> Path:
@@ -61,7 +61,7 @@ def written(start: Start, tmp_path_factory: pytest.TempPathFactory) -> Callable[
             if end == "killed":
                 broker.kill()
             else:
-                # 143: a JVM ended by SIGTERM says so even when all went well.
+                # A JVM ended by SIGTERM returns 143 even after a clean stop.
                 assert broker.stop() in (0, 143)
             made[kind, end] = path
         return made[kind, end]
@@ -121,7 +121,8 @@ def opens(reader: str, end: str, place: Path, start: Start) -> None:
         for queue in range(4):
             assert store_input.consumer_offset(broker.port, store_input.GROUP, "Alpha", queue) == 10 + queue
     _goes_on(broker.port, wanted)
-    # Apache rebuilds the lost end of queues before it knows the delay levels: what waits there comes at once.
+    # Apache rebuilds the lost end of queues before it knows the delay levels, and delivers those messages
+    # early.
     rebuilt_by_apache = (reader, end) == ("apache", "killed")
     _delivers_what_was_due(broker.port, before, early=rebuilt_by_apache)
     broker.stop()
@@ -153,7 +154,7 @@ def hand_over(writer: str, reader: str, start: Start, place: Path) -> None:
 
 @long_form("three brokers one after the other")
 def test_directories_elsewhere_and_apaches_broker(start: Start, tmp_path: Path) -> None:
-    """Apache's broker ignores these settings: it makes its own queues from the log, or follows links."""
+    """Apache's broker ignores these settings: it rebuilds its queues from the log, or follows links."""
     away, root = tmp_path / "away", tmp_path / "store"
     names = {
         "consumequeue": "storePathConsumeQueue",
@@ -187,7 +188,7 @@ def test_directories_elsewhere_and_apaches_broker(start: Start, tmp_path: Path) 
 
 
 def _records_of(store: Store, topic: str, queue: int) -> list[Record]:
-    """From the log, not from the queue files: those of a killed broker may lack the end."""
+    """Read the log instead of the queue files, which may lack their end after a kill."""
     return [each for each in store.records if (each.topic, each.queue_id) == (topic, queue)]
 
 
@@ -198,15 +199,15 @@ def _answers_by_key(port: int, before: Store) -> None:
 
 
 def _goes_on(port: int, wanted: dict[tuple[str, int], list[Record]]) -> None:
-    """New messages take the next places of their queues."""
+    """Check that new messages get the next offsets of their queues."""
     with wire.Connection(port) as connection:
         feeder = store_input.Feeder(connection)
         for (topic, queue), records in wanted.items():
             if (topic, queue) == ("Alpha", 0):
-                continue  # the delayed ones come here, at their own time
+                continue  # delayed messages are delivered here at their own time
             answer = feeder.send(topic, queue, b"appended", [("KEYS", "appended")])
             assert answer["queueOffset"] == str(len(records))
-            # Apache's broker answers a send before it has built the queue's entry.
+            # Apache's broker responds to a send before it has written the queue's unit.
             wait_until("the appended message", partial(_ends_with, port, topic, queue, b"appended"))
 
 
@@ -215,7 +216,7 @@ def _ends_with(port: int, topic: str, queue: int, body: bytes) -> bool:
 
 
 def _delivers_what_was_due(port: int, before: Store, *, early: bool) -> None:
-    """Level 3 is ten seconds, counted from when the writer stored it; nothing comes before its time."""
+    """Level 3 is ten seconds after the writer stored the message, and no message is delivered earlier."""
     delays_ms = {b"later 3": 10_000, b"later 4": 30_000, b"later 5": 60_000, b"later 18": 7_200_000}
     stored = {each.body: each.stored for each in before.records if each.body in delays_ms}
     assert stored.keys() == delays_ms.keys()

@@ -1,5 +1,4 @@
-"""Messages with a delivery time: Apache's clients at our broker, and a store that goes from one broker to
-the other."""
+"""Messages with a delivery time: Apache's clients on our broker, and a store used by both brokers in turn."""
 
 from __future__ import annotations
 
@@ -66,7 +65,7 @@ def test_a_message_taken_back_by_the_5x_client(space_5: Space) -> None:
     assert recalled == results[0]["msgId"]
     consumer = space.push()
     space.java.wait_delivered(consumer, 1)
-    time.sleep(1.5)  # both were to come in the same second, or one after the other
+    time.sleep(1.5)  # both would have been delivered within this time
     assert [body_of(each) for each in space.java.delivered(consumer)] == [b"stays"]
 
 
@@ -91,7 +90,7 @@ def test_a_user_property_of_the_4_9_client(space_4: Space, name: str) -> None:
 
 
 class Feed(store_input.Feeder):
-    """Timer messages over one connection, with everything given."""
+    """Send timer messages over one connection, with all values given."""
 
     def timed(self, body: bytes, key: str, deliver_ms: int) -> None:
         properties = [("UNIQ_KEY", key), ("TIMER_DELIVER_MS", str(deliver_ms)), ("n", key)]
@@ -146,7 +145,7 @@ def hand_over(writer: str, reader: str, start: Callable[[str, Path], Broker], pl
     bodies = lambda: Counter(body for body, _ in served(other.port))  # noqa: E731
     wait_until("the others", lambda: len(bodies()) == 6, 90)
     assert now_ms() >= at + 40_000
-    # Our broker tells what Apache's delivered; Apache's reads again from the oldest that waits.
+    # Our broker recognizes Apache's deliveries; Apache's broker reads again from the oldest waiting message.
     assert bodies() == Counter([b"early", *(b"late %d" % number for number in range(5))])
     other.stop()
 
@@ -170,7 +169,7 @@ def test_what_is_stored_of_a_delivered_message_and_counted_of_others_is_what_apa
                 assert (header["code"], len(body)) == (0, 56)
                 return int(struct.unpack(">7q", body)[0])
 
-            # Apache's broker begins a week ago and catches up.
+            # Apache's broker begins one week in the past and catches up.
             wait_until("the time of reading", lambda ask=read_ms: ask() > now_ms() - 60_000)
         wait_until("the message", lambda port=broker.port: len(served(port)) == 1)  # type: ignore[misc]
         ((_, properties),) = served(broker.port)
@@ -186,7 +185,7 @@ def test_what_is_stored_of_a_delivered_message_and_counted_of_others_is_what_apa
             assert metrics["dataVersion"]["timestamp"] < sent
             assert counted() == metrics  # the times are those of changes
         broker.stop()
-    of_every_send = {"MSG_REGION", "TRACE_ON"}  # 5.x stores what it tells producers
+    of_every_send = {"MSG_REGION", "TRACE_ON"}  # 5.x also stores the properties that it returns to producers
     assert stored["ours"].keys() == stored["apache"].keys() - of_every_send
     same = ("REAL_TOPIC", "REAL_QID", "UNIQ_KEY", "n", "CLUSTER")
     for name in same:

@@ -1,4 +1,4 @@
-"""Message traces: Java's clients and ours write them, Apache's mqadmin and ours read them."""
+"""Message traces: Java's clients and ours write them; Apache's mqadmin and ours read them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ Json = dict[str, Any]
 
 
 def traces(cluster: Cluster, msg_id: str) -> list[Json]:
-    """As our mqadmin reads them; those of one message, the oldest first."""
+    """Return the traces of a message as our mqadmin reads them, the oldest first."""
     if "RMQ_SYS_TRACE_TOPIC" not in our_mqadmin(cluster.namesrv, "topicList").split():
-        return []  # the first trace makes the topic
+        return []  # the first trace creates the topic
     found: list[Json] = json.loads(our_mqadmin(cluster.namesrv, "queryMsgTraceById", "-i", msg_id, "--json"))
     return [view["trace"] | {"clientHost": view["clientHost"]} for view in found]
 
@@ -58,7 +58,7 @@ def test_traces_of_java_clients_are_read(space: Space, kind: str) -> None:
         consumer = space.lite(trace=True)
         wait_until("the message", lambda: space.java.call("lite_poll", name=consumer))
 
-    # 4.9 sends traces after 500 ms, 5.x after 5 s, and loses at its stop what waits.
+    # 4.9 sends traces after 500 ms and 5.x after 5 s; 5.x loses waiting traces when it stops.
     found = wait_until("traces", lambda: len(got := traces(space.cluster, sent["msgId"])) >= 3 and got)
 
     assert kinds(found) == ["Pub", "SubAfter", "SubBefore"]
@@ -104,7 +104,7 @@ class Commits:
 
 
 async def traced_life(namesrv: str, topic: str, group: str) -> list[SendResult]:
-    """A message and a transaction that our clients send and poll with traces."""
+    """Send and poll a message and a transaction with traces, with our clients."""
     options = PullOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     async with ClientInstance(namesrv, ClientOptions(trace=TraceOptions())) as client:
         async with Producer("our-producers", client=client) as producer:

@@ -1,4 +1,4 @@
-"""Transactions between ours and Apache's: clients on each other's brokers, brokers on each other's stores."""
+"""Transactions with clients on each other's brokers, and with brokers on each other's stores."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_javas_transactions_end_once_as_they_should(space: Space) -> None:
             for number, (name, (local, check)) in enumerate(plans.items())
         ]  # fmt: skip
         if java.version.startswith("5"):
-            messages[0]["delay"] = 0  # refused there
+            messages[0]["delay"] = 0  # this broker refuses the delay
         results = java.call("transaction_send", name=producer, messages=messages)
         assert [each["state"] for each in results] == [COMMIT, ROLLBACK, *[UNKNOWN] * 4]
         consumer = space.push(expression="T")
@@ -77,7 +77,7 @@ def test_javas_transactions_end_once_as_they_should(space: Space) -> None:
 
 @contextlib.contextmanager
 def on_one_store(namesrv: str, place: Path) -> Iterator[Callable[[str], Any]]:
-    """A function that lets a broker ("ours", or a version of Apache's) take over."""
+    """Yield a function that starts a broker ("ours", or a version of Apache's) on the store."""
     running: list[Any] = []
 
     def start(kind: str) -> Any:
@@ -96,20 +96,20 @@ def on_one_store(namesrv: str, place: Path) -> Iterator[Callable[[str], Any]]:
 
 
 def thread_cpu_s(pid: int, name: str) -> float:
-    """CPU seconds of the threads of a process whose names begin so."""
+    """Return the CPU seconds of a process's threads whose names begin with `name`."""
     stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
     ticks = [map(int, stat.rpartition(")")[2].split()[11:13]) for stat in stats if f"({name}" in stat]
     assert ticks, f"no thread {name}"
     return sum(map(sum, ticks)) / os.sysconf("SC_CLK_TCK")
 
 
-# Ours finishes in the end, whatever the order. The long form has both ways with both versions.
+# Our broker finishes all transactions in either order. The long form runs both orders with both versions.
 ORDERS = ["ours 4.9.7", "5.5.0 ours"]
 if LONG:
     ORDERS = [order.format(version) for version in SERVER_VERSIONS for order in ("ours {0}", "{0} ours {0}")]
 
 
-# Two at once: more are too many JVMs.
+# Two orders run concurrently, because more would be too many JVMs.
 @long_form("five brokers one after the other, and questions that wait")
 @pytest.mark.parametrize("orders", [ORDERS[at : at + 2] for at in range(0, len(ORDERS), 2)], ids=", ".join)
 def test_either_broker_finishes_what_the_other_has_begun(orders: list[str], tmp_path: Path) -> None:
@@ -127,12 +127,15 @@ def test_either_broker_finishes_what_the_other_has_begun(orders: list[str], tmp_
 
 
 async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any]) -> None:
-    """Each broker gets transactions that end, some whose producer goes before it is asked, and in front of
-    them one that asks for so much time that the next broker may have to ask."""
+    """Let brokers take over from each other with open transactions.
+
+    Each gets transactions that end, some whose producer leaves before their check, and before these a
+    transaction with so long an immunity time that the next broker may have to check it.
+    """
     topic, wanted, numbers = "Handed", [], iter(range(1000))
     for kind in kinds:
         broker = await asyncio.to_thread(start, kind)
-        # Those that earlier brokers have left behind end now, by a producer that has not sent them.
+        # Transactions that earlier brokers have left open end now, by a producer that has not sent them.
         listener = Undecided()
         finisher = TransactionProducer(
             "PG", listener, topics=[topic], namesrv=namesrv, options=PATIENT, client_options=PATIENT_CLIENT
@@ -163,7 +166,7 @@ async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any])
                     wanted.append(body)
         if kind == "5.5.0":
             spun_s = thread_cpu_s(broker.pid, "TransactionalOp")
-            await asyncio.sleep(1)  # 5.x writes ops in another thread, and forgets at a stop what waits
+            await asyncio.sleep(1)  # 5.x writes op messages in another thread
             assert thread_cpu_s(broker.pid, "TransactionalOp") - spun_s < 0.1
         await asyncio.to_thread(broker.stop)
     await asyncio.to_thread(start, "ours")
@@ -177,7 +180,7 @@ async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any])
 
 
 def test_what_was_given_up_is_asked_about_again_by_request(tmp_path: Path) -> None:
-    """By our Admin, on our broker and Apache's."""
+    """The request is sent by our Admin, to our broker and to Apache's."""
     versions = SERVER_VERSIONS if LONG else SERVER_VERSIONS[:1]
     limits = {
         "transactionCheckMax": "1",
@@ -214,7 +217,7 @@ async def given_up_and_resumed(namesrv: str) -> None:
             try:
                 message = await admin.resume_check(sent.msg_id)
             except MessageNotFound:
-                return False  # it is not given up yet
+                return False  # the checks have not expired yet
             return (message.topic, message.body) == (TRANS_CHECK_MAX_TIME_TOPIC, body)
 
         await until(resumed, "given up, and resumed")

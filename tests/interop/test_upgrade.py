@@ -1,5 +1,7 @@
-"""A cluster of Apache's becomes ours and goes back, a broker at a time, under load (docs/replication.md, From
-Apache's cluster and back)."""
+"""Migration of Apache's cluster to ours and back, broker by broker, under load.
+
+See docs/replication.md, From Apache's cluster and back.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,14 @@ def test_a_cluster_of_apaches_becomes_ours_and_goes_back(
             for make in (OURS, apache):
                 for role in ("slave", "master"):
                     for pair in pairs:
-                        # The slaves of one pair are killed, the others are stopped in order.
+                        # The slaves of one pair are killed, and all other brokers are stopped cleanly.
                         pair.replace(role, make, kill=role == "slave" and pair is pairs[0])
                         pair.under_way()
         report = load.report()
         print(f"{report}, refused {load.refused}, longest {load.longest_s}")
         assert report.sent > 4_000
         assert load.transactions > 200
-        assert report.duplicates < report.delivered / 50  # offsets are where they were
+        assert report.duplicates < report.delivered / 50  # the stored offsets are preserved
         for pair in pairs:
             pair.equal()
             same(pair, [(TOPIC, queue) for queue in range(4)])

@@ -1,6 +1,6 @@
-"""The least of RocketMQ's remoting protocol that a probe needs.
+"""The minimum of RocketMQ's remoting protocol that a probe needs.
 
-Written apart from ``cometmq.protocol`` on purpose: what checks our servers must not lean on what it checks.
+It is independent of ``cometmq.protocol``, because it is used to check our servers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Answer = tuple[dict[str, Any], bytes]
 
 
 class Connection:
-    """One connection that asks one thing at a time."""
+    """A connection with one request at a time."""
 
     def __init__(self, port: int, *, timeout_s: float = 30.0) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port), timeout=timeout_s)
@@ -45,7 +45,7 @@ class Connection:
 
 
 def call(port: int, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Answer:
-    """One request over a connection of its own."""
+    """Send one request over a new connection."""
     with Connection(port) as connection:
         return connection.call(code, ext, body)
 
@@ -61,7 +61,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody accepts connections on this port."""
+    """Return whether this port accepts connections."""
     try:
         socket.create_connection(("127.0.0.1", port), timeout=1).close()
     except OSError:
@@ -70,7 +70,7 @@ def listens(port: int) -> bool:
 
 
 def knows_broker(namesrv_port: int, broker_name: str) -> bool:
-    """Whether the name server there has the broker in its tables."""
+    """Return whether the broker is registered with the name server."""
     try:
         header, body = call(namesrv_port, GET_BROKER_CLUSTER_INFO)
     except OSError:
@@ -79,6 +79,6 @@ def knows_broker(namesrv_port: int, broker_name: str) -> bool:
 
 
 def runtime_info(port: int) -> dict[str, str]:
-    """What a broker says about itself; nothing while it starts."""
+    """Return a broker's runtime info; empty while the broker starts."""
     _, body = call(port, GET_BROKER_RUNTIME_INFO)
     return dict(json.loads(body)["table"]) if body else {}
