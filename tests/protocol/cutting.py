@@ -1,4 +1,4 @@
-"""What every decoder of bytes is put through: cut at each position, and with bytes after its end."""
+"""Inputs for every decoder of bytes: truncated at each position, and with trailing bytes."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ from cometmq.errors import ProtocolError
 
 
 def truncations(data: bytes) -> Iterator[bytes]:
-    """The data cut at every position before its end, the empty one included."""
+    """Yield the data truncated at every position, including 0."""
     for length in range(len(data)):
         yield data[:length]
 
 
 def mutations(data: bytes, step: int = 1) -> Iterator[bytes]:
-    """The data with one byte changed, at each position, to what most often hurts."""
+    """Yield the data with one byte changed at each position, to the values that most often cause errors."""
     for at in range(0, len(data), step):
         for byte in (0x00, 0x7F, 0xFF, data[at] ^ 0x01, data[at] ^ 0x80):
             yield data[:at] + bytes((byte,)) + data[at + 1 :]
 
 
 def never_escapes(decode: Callable[[bytes], Any], inputs: Iterator[bytes]) -> tuple[int, int]:
-    """Feed every input: it is read or refused with a ProtocolError that says why. Returns (read, refused)."""
+    """Decode every input; each succeeds or raises a ProtocolError with a reason.
+
+    Returns (decoded, refused).
+    """
     read = refused = 0
     for data in inputs:
         try:

@@ -1,4 +1,4 @@
-"""Frames as they stand one behind the other."""
+"""Concatenated frames."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cometmq.protocol.frame import Frame, decode_frame
 
 
 def frames_of(data: bytes) -> list[Frame]:
-    """The frames of a stream that ends with the last of them."""
+    """Return the frames of a stream that ends with a complete frame."""
     frames = []
     while data:
         (length,) = struct.unpack_from(">I", data)

@@ -1,4 +1,4 @@
-"""Signatures: Apache's worked examples, and what is part of them."""
+"""Signatures: Apache's worked examples, and the fields that they cover."""
 
 from __future__ import annotations
 

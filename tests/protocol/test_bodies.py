@@ -1,4 +1,4 @@
-"""JSON bodies: what Apache's programs sent is read and written back as it was; foreign and hostile forms."""
+"""JSON bodies: those of Apache's programs are parsed and written back unchanged; foreign, hostile forms."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cometmq.protocol import bodies as b
 from cometmq.protocol.batch import BatchItem, encode_batch, iter_batch
 from cometmq.protocol.lenient import ObjectKey, loads
 
-# (request code, is response) -> body class
+# Body classes by (request code, is response).
 RECORDED: dict[tuple[int, bool], type[b.Body]] = {
     (28, True): b.KVTable,
     (34, False): b.HeartbeatData,
@@ -44,7 +44,7 @@ RECORDED: dict[tuple[int, bool], type[b.Body]] = {
     (317, True): b.BrokerConsumeStats,
     (351, True): b.TopicConfig,
 }
-# What only 5.x writes and we have no use for: read over, not written back.
+# Fields that only 5.x writes and CometMQ does not use: ignored when read and not written back.
 DROPPED = {
     "mappingDataVersion",
     "topicQueueMappingDetailMap",
@@ -57,7 +57,7 @@ QUEUE_KEY = b'{"brokerName":"broker-a","queueId":3,"topic":"T"}'
 
 
 def recorded(path: Path) -> list[tuple[type[b.Body], bytes]]:
-    """(class, body) of every JSON body in a recording."""
+    """Return (class, body) of every JSON body in a recording."""
     found = []
     for row in load(path):
         (frame,) = frames_of(row.data)
@@ -68,7 +68,7 @@ def recorded(path: Path) -> list[tuple[type[b.Body], bytes]]:
 
 
 def comparable(value: Any) -> Any:
-    """Values without what is dropped."""
+    """Return the value without the dropped fields."""
     if isinstance(value, dict):
         return {key: comparable(item) for key, item in value.items() if key not in DROPPED}
     return [comparable(item) for item in value] if isinstance(value, list) else value
@@ -87,13 +87,13 @@ class TestRecordings:
         for cls, body in recorded(path):
             if cls in (b.ClusterInfo, b.LockBatchBody, b.LockBatchResult, b.ResetOffsetBody):
                 written = cls.decode(body).encode()
-                # Map entries are in hash order there and sorted here; each entry is the same.
+                # Java writes map entries in hash order and we sort them, but each entry is the same.
                 assert sorted(written.split(b"},")) == sorted(body.split(b"},")) or len(written) == len(body)
 
     def test_cut_bodies_are_refused(self, path: Path) -> None:
         for cls in set(RECORDED.values()):
             body = min((body for found, body in recorded(path) if found is cls), key=len, default=b"")
-            if 0 < len(body) < 700:  # each cut is parsed: longer ones cost seconds and show nothing new
+            if 0 < len(body) < 700:  # longer bodies would cost seconds
                 assert never_escapes(cls.decode, truncations(body)) == (0, len(body))
                 never_escapes(cls.decode, mutations(body, step=11))
 
@@ -405,13 +405,13 @@ def test_object_keys_compare_by_content() -> None:
 
 
 def test_what_only_our_slaves_know_has_no_integers_as_keys() -> None:
-    """5.5's slave reads its own fields however they are written, and stops at others' keys without quotes."""
+    """5.5's slave parses its own fields in any form, but fails at unquoted keys in unknown fields."""
     body = b.ConsumerOffsetTable(offset_table={"T@G": {0: 1}}, min_offsets={"T": [(1, 5)]})
     assert body.encode() == b'{"minOffsets":{"T":[[1,5]]},"offsetTable":{"T@G":{0:1}}}'
     assert b.ConsumerOffsetTable.decode(body.encode()) == body
 
 
-# -- The body of a batch send: items back to back
+# -- The body of a batch send: concatenated items
 
 
 int32 = st.integers(-(2**31), 2**31 - 1)

@@ -1,4 +1,4 @@
-"""Compressed bodies in all three forms."""
+"""Compressed bodies in all three formats."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_body_that_was_never_compressed(how: Compression) -> None:
 
 
 def zstd_of_unknown_size(body: bytes) -> bytes:
-    """As Java's streaming encoder writes it."""
+    """Compress a body without its size in the frame, like Java's streaming encoder."""
     encoder = zstandard.ZstdCompressor().compressobj()
     return bytes(encoder.compress(body) + encoder.flush())
 

@@ -1,4 +1,4 @@
-"""Frames: what Java, C++, Go and our own client write is read, what we write is what they read."""
+"""Frames of Java, C++, Go and our own client are parsed, and ours equal what they can parse."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SEND_EXT = {
 
 
 def payload(header: bytes, body: bytes = b"", kind: int = 0) -> bytes:
-    """What follows the length word."""
+    """Build a frame without its length word."""
     return struct.pack(">I", kind << 24 | len(header)) + header + body
 
 
@@ -118,7 +118,7 @@ class TestResponses:
 
 
 class TestTypedReading:
-    """Sends and pulls are read without a dictionary; nobody may notice."""
+    """Headers of sends and pulls are parsed without a dictionary, with the same result."""
 
     @pytest.mark.parametrize("code", [310, 320])
     def test_a_send_of_the_java_client(self, code: int) -> None:
@@ -209,8 +209,10 @@ class TestTypedReading:
 
 
 class TestForeignDialects:
-    """C++, Go and Node clients, and whatever else Apache's broker reads
-    (docs/reference/remoting.md, JSON header)."""
+    """Frames of C++, Go and Node clients, and other forms that Apache's broker accepts.
+
+    See docs/reference/remoting.md, JSON header.
+    """
 
     @pytest.mark.parametrize("newline", [b"", b"\n", b"\r\n", b" \t\n"])
     def test_white_space_after_the_header(self, newline: bytes) -> None:
@@ -218,7 +220,8 @@ class TestForeignDialects:
             assert decode_frame(payload(b'{"code":%d,"opaque":3}' % code + newline)).opaque == 3
 
     def test_the_cpp_client(self) -> None:
-        # Numbers and flags quoted or not, a remark always, a line end.
+        # Numbers and flags may be quoted or not, there is always a remark, and the header ends with a
+        # newline.
         ext = (
             '{"a":"PG","b":"T","c":"TBW102","d":"4","e":"2","f":"0","g":1700000000000,"h":0,'
             '"i":"KEYS\\u0001k\\u0002","j":"0","k":"0","m":false}'
@@ -471,7 +474,7 @@ sends = st.builds(
 
 @given(sends, st.booleans())
 def test_a_send_is_the_same_by_every_way(send: SendMessageRequestHeaderV2, usual: bool) -> None:
-    if usual:  # the way that skips the dictionary needs these fields
+    if usual:  # the fast path without a dictionary needs these fields
         send.producer_group, send.default_topic, send.default_topic_queue_nums = "PG", "TBW102", 4
         send.properties, send.reconsume_times, send.unit_mode, send.batch = "p\x01v", 0, False, True
     direct = encode_frame(Frame.request(310, send, b"b"))

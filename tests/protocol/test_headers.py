@@ -1,4 +1,4 @@
-"""Header classes: wire names as in the reference, values by Java's rules."""
+"""Header classes: wire names as in the reference, and values parsed by Java's rules."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ CLASSES = sorted(
     key=lambda cls: cls.__name__,
 )
 
-# Class -> wire names, as docs/reference/remoting.md has them; `!` marks those that must be there.
+# Wire names by class, as in docs/reference/remoting.md; `!` marks required fields.
 WIRE_NAMES = {
     "SendMessageRequestHeader": (
         "producerGroup topic! defaultTopic defaultTopicQueueNums queueId! sysFlag! bornTimestamp! flag! "
@@ -251,7 +251,7 @@ def test_headers_hold_only_what_the_codec_knows() -> None:
         assert len({field.encode_name for field in msgspec.structs.fields(cls)}) == len(plan_of(cls))
 
 
-# -- Names of codes, versions and languages; what a topic or group may be called
+# -- Names of codes, versions and languages; valid names of topics and groups
 
 
 def test_names_of_codes_and_versions() -> None:

@@ -1,4 +1,4 @@
-"""Hosts and message ids: vectors of the reference, and round trips."""
+"""Hosts and message ids: the reference's examples, and round trips."""
 
 from __future__ import annotations
 

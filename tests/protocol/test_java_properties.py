@@ -1,4 +1,4 @@
-"""Properties text as java.util.Properties reads and writes it."""
+"""Properties files, parsed and written like java.util.Properties."""
 
 from __future__ import annotations
 

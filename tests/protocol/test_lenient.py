@@ -1,4 +1,4 @@
-"""The reader of fastjson's dialect: all of JSON, what fastjson adds, and nothing that is neither."""
+"""The parser of fastjson's dialect accepts all of JSON and fastjson's extensions, and nothing else."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_depth(opening: str) -> None:
 
 
 def test_keys_within_keys_do_not_grow() -> None:
-    # As text each level would double the quotes of the one within it.
+    # Nested objects as text would double the quotes at each level.
     with pytest.raises(LenientError, match="contains an object as a key"):
         read_lenient("{" * 60 + "a:1" + "}:1" * 59 + "}")
 

@@ -1,4 +1,4 @@
-"""What counts as a difference between the members of a group."""
+"""Differences between the subscriptions of a group's members."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cometmq.protocol.subscriptions import describe_differences, differences, se
 
 
 def wants(*subscriptions: tuple[str, ...]) -> frozenset[tuple[str, str]]:
-    """Each is (topic, expression) or (topic, expression, type)."""
+    """Build subscriptions from (topic, expression) or (topic, expression, type)."""
     return wants_of(
         SubscriptionData(topic=topic, sub_string=text, expression_type=kind[0] if kind else "TAG")
         for topic, text, *kind in subscriptions

@@ -1,4 +1,4 @@
-"""Times of timer messages, the codes of their queue units, recall handles."""
+"""Times of timer messages, tags codes of their queue units, and recall handles."""
 
 from __future__ import annotations
 

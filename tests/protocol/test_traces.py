@@ -1,4 +1,4 @@
-"""Records of traces, beside those that Apache's encoders wrote (tests/data/traces.json)."""
+"""Trace records, compared with those of Apache's encoders (tests/data/traces.json)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Property strings as they should not be, and what a reader of the whole map finds in them."""
+"""Strategies for malformed property strings, and the keys that a parser of the whole map finds in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PROPERTIES = st.lists(
 
 
 def keys_of_the_map(properties: bytes) -> list[bytes]:
-    """What a reader of the whole map would index."""
+    """Return the keys that a parser of the whole map would index."""
     found = decode_properties(properties)
     keys = [found.get("UNIQ_KEY", ""), *found.get("KEYS", "").split(" ")]
     return [key.encode() for key in keys if key]

@@ -1,4 +1,4 @@
-"""What is remembered of property strings by all but their unique key is what each would give."""
+"""Cached results for property strings that differ only in the unique key equal those of a full parse."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Property strings: single values are found and changed as a dictionary would, and hashes are Java's."""
+"""Property strings: look-ups and changes of single values equal a dictionary's, and hashes equal Java's."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cometmq.protocol.properties.values import (
     value_of,
 )
 
-# (docs/reference/storage.md, Consume queue, Index)
+# From docs/reference/storage.md, Consume queue, Index.
 HASHES = {
     "": 0,
     "TagA": 2598919,
@@ -65,11 +65,11 @@ def test_java_hash_of_any_length_is_the_sum_that_java_defines(text: str) -> None
 
 def test_java_hash_takes_time_in_proportion_to_the_length() -> None:
     def seconds(length: int) -> float:
-        text, begun = "k" * length, time.thread_time()  # the CPU's: other processes do not count
+        text, begun = "k" * length, time.thread_time()  # CPU time, so that other processes do not count
         java_hash(text)
         return time.thread_time() - begun
 
-    # Four times the length took sixteen times as long, which is 14 s for the longer one.
+    # Four times the length once took sixteen times as long, which is 14 s for the longer string.
     assert min(seconds(400_000) for _ in range(9)) < 10 * min(seconds(100_000) for _ in range(9))
 
 
@@ -202,7 +202,7 @@ def test_codes_of_short_tags_alone_are_remembered(monkeypatch):
     assert [len(tag) for tag in hashed] == [17, 129, 129]
 
 
-# -- Keys that are hashed many at once have the hashes that Java gives each
+# -- Keys hashed together have the same hashes as in Java
 
 
 @given(st.lists(PROPERTIES, min_size=1, max_size=5))

@@ -1,4 +1,4 @@
-"""A decoded message as a record again."""
+"""Encode a decoded message as a record."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cometmq.protocol.record.one import encode_record
 
 
 def encode_message(message: MessageExt, last_separator: bool = False) -> bytes:
-    """The record that `decode_record` reads as this message."""
+    """Return the record that `decode_record` decodes to this message."""
     return encode_record(
         message.topic,
         message.body,

@@ -1,6 +1,7 @@
-"""The column decoder gives what is in the records, in any mixture of layouts, and survives bad ones.
+"""The column decoder returns the content of the records, for any mixture of layouts, and tolerates bad ones.
 
-Records are built here by the layout's table, not by the codec, so that both are checked against the format.
+Records are built here by the layout's table and not by the codec, so that both are checked against the
+format.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ V1, V2 = 0xDAA320A7, 0xDAA320AB
 
 @dataclass(frozen=True)
 class Rec:
-    """A record's fields; hosts are (address, port)."""
+    """The fields of a record; hosts are (address, port)."""
 
     topic: str = "TopicTest"
     body: bytes = b"Hello"
@@ -86,7 +87,7 @@ class Rec:
         return found
 
     def row(self, broker_name: str) -> dict[str, Any]:
-        """The row that the record means, by the definition of the columns."""
+        """Return the row of the record by the definition of the columns."""
         pairs = self.pairs()
 
         def host(value: tuple[str, int]) -> str:
@@ -142,7 +143,7 @@ def decode(
 
 
 def alone(decoder: ColumnDecoder, buffer: bytes | bytearray, starts: list[int]) -> Decoded:
-    """What fits into one batch."""
+    """Decode the first batch of these records."""
     (decoded,) = decoder.decode(buffer, starts)
     return decoded
 
@@ -229,7 +230,7 @@ class TestColumns:
 
 
 def test_what_apache_wrote_comes_out_as_the_record_codec_reads_it() -> None:
-    """The commit log of Apache's broker 4.9.7, whole: both decoders of this project agree on every field."""
+    """Both decoders of this project agree on every field of a whole commit log of Apache's broker 4.9.7."""
     with tarfile.open(Path(__file__).parents[2] / "data" / "store-4.9.7.tar.gz") as archive:
         member = archive.extractfile("commitlog/00000000000000000000")
         assert member is not None
@@ -265,7 +266,7 @@ class TestBadRecords:
             ("crc", 3, 8, wrong.encode())
         ]
         assert len(decode([COMMON, wrong], check_crc=False)[0]) == 2
-        assert len(decode([COMMON, wrong], ["queue_offset", "tags"])[0]) == 2  # nobody wants the body
+        assert len(decode([COMMON, wrong], ["queue_offset", "tags"])[0]) == 2  # the body is not requested
 
     def test_a_body_that_cannot_be_decompressed(self) -> None:
         broken = Rec(body=b"not zlib", sys_flag=0x301, queue_offset=99)
@@ -288,7 +289,7 @@ class TestBadRecords:
         assert len(rows) == 1
         assert "topic" in bad[0].problem
 
-    @pytest.mark.parametrize("position", [84, 93, 103, 104])  # body, topic and properties lengths
+    @pytest.mark.parametrize("position", [84, 93, 103, 104])  # the lengths of body, topic and properties
     @pytest.mark.parametrize("value", [0x00, 0x7F, 0x80, 0xFF])
     def test_lengths_that_do_not_add_up(self, position: int, value: int) -> None:
         data = bytearray(COMMON.encode())
@@ -333,7 +334,7 @@ class TestBadRecords:
         assert [row["queue_offset"] for row in rows] == [7]
         assert [(item.stage, item.queue_offset) for item in bad] == [("time", 8)]
         assert column in bad[0].problem
-        assert len(decode([replace(COMMON, **times)], ["body"])[0]) == 1  # where nobody asks for them
+        assert len(decode([replace(COMMON, **times)], ["body"])[0]) == 1  # the times are not requested
 
     @pytest.mark.parametrize("ms", [-62_104_060_800_000, -1, 0, 253_370_764_799_999])
     def test_times_that_can_be(self, ms: int) -> None:
@@ -341,7 +342,7 @@ class TestBadRecords:
         assert bad == []
         time = rows[0]["born_timestamp"]
         assert time == datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
-        for hours in (-23, 23):  # as `collect()` does, in the zone of whoever asks
+        for hours in (-23, 23):  # as `collect()` converts times to the caller's zone
             time.astimezone(timezone(timedelta(hours=hours)))
 
     def test_a_record_of_another_queue(self) -> None:
@@ -359,7 +360,7 @@ class TestBadRecords:
 
 
 class TestPlainBodies:
-    """What is small as stored may be large: a batch ends before its plain bodies are too many bytes."""
+    """A small stored body may inflate to a large one: a batch ends before its plain bodies are too large."""
 
     def batches(
         self, records: list[Rec], columns: list[str] | None = None, limit: int = 250
@@ -367,7 +368,7 @@ class TestPlainBodies:
         buffer = b"".join(record.encode() for record in records)
         decoder = ColumnDecoder(arrow_schema(columns), decompress=decompress, plain_bytes=limit)
         parts = decoder.decode(buffer, record_starts(buffer)[0])
-        return [Decoded(batch, list(bad)) for batch, bad in parts]  # as each was when it came
+        return [Decoded(batch, list(bad)) for batch, bad in parts]  # `bad` at the time of the batch
 
     def test_a_batch_ends_before_the_body_that_is_too_much(self) -> None:
         records = [packed(b"%d" % n * 100, queue_offset=n) for n in range(5)]
@@ -403,7 +404,7 @@ class TestPlainBodies:
 
 
 class TestNamesTwice:
-    """Batch sends write WAIT again: the last value counts, in the first place."""
+    """Batch sends write WAIT again: the last value counts, at the first position."""
 
     def test_no_record_is_decoded_alone(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def alone(text: str) -> dict[str, str]:

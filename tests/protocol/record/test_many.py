@@ -1,4 +1,4 @@
-"""A run of records by numpy says exactly what looking at them one by one says."""
+"""Decoding a group of records with numpy gives the same results as decoding them one by one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPICS = ("T", "Топик", "L" * 300, "%RETRY%group")
 
 
 def records(chance: random.Random, count: int) -> list[bytes]:
-    """Records of all shapes, one behind the other from log position BASE on."""
+    """Build consecutive records of all shapes, beginning at log position BASE."""
     found: list[bytes] = []
     at = BASE
     for number in range(count):
@@ -75,7 +75,7 @@ def test_damaged_or_not(seed: int, flips: int, check_crc: bool) -> None:
     chance = random.Random(seed)
     data = bytearray(b"".join(records(chance, MIN_GROUP_RECORDS + 20)))
     for _ in range(flips):
-        # Where most fields are: a flip in a body is dull.
+        # Most fields are near the magic number; a flip in a body would have no effect.
         at = chance.choice([m for m in range(len(data)) if data[m : m + 3] == b"\xda\xa3\x20"] or [0])
         data[min(len(data) - 1, at + chance.randrange(-4, 140))] ^= 1 << chance.randrange(8)
     del data[len(data) - chance.choice((0, 0, 1, 50)) :]

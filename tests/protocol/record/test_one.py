@@ -1,4 +1,4 @@
-"""Commit-log records, against the worked examples of the reference."""
+"""Commit-log records, compared with the worked examples of the reference."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from cometmq.protocol.record.one import (
     record_starts,
 )
 
-# A record by hand (docs/reference/storage.md, Record).
+# A record built by hand (docs/reference/storage.md, Record).
 HELLO = bytes.fromhex(
     "0000007adaa320a777d189820000000300000000000000000000000700000000"
     "400000b0000000000000018bcfe56800c0a8000a0000c3500000018bcfe56805"
     "c0a8000a00002a9f0000000000000000000000000000000548656c6c6f09546f"
     "7069635465737400114b455953016b3102544147530154616741"
 )
-# seen on the wire
+# captured from a real client
 UNIQ_KEY = "FD0000000000000000000000000000027C5D5FFD2B27641B65E70003"
 SEEN_PROPERTIES = (
     f"UNIQ_KEY\x01{UNIQ_KEY}\x02WAIT\x01true\x02TAGS\x01TagA\x02CLUSTER\x01DefaultCluster\x02WAIT\x01true"
@@ -136,7 +136,7 @@ messages = st.builds(
 
 
 def with_stored_fields(message: MessageExt, data: bytes) -> MessageExt:
-    """The message as it must come back: size, CRC and the IPv6 bits are the codec's."""
+    """Return the message as decoding must return it: the codec sets size, CRC and the IPv6 bits."""
     message.store_size = len(data)
     message.body_crc = zlib.crc32(message.body) & 0x7FFFFFFF
     message.sys_flag |= 0x10 * message.born_host.startswith("[") | 0x20 * message.store_host.startswith("[")
@@ -265,7 +265,7 @@ def test_what_no_record_holds(arguments: dict[str, object]) -> None:
         encode_record(**arguments)  # type: ignore[arg-type]
 
 
-# -- Whoever computes the CRC-32, it is zlib's
+# -- Every CRC-32 equals zlib's
 
 
 @given(st.binary(max_size=5_000), st.integers(0, 64))
@@ -276,7 +276,7 @@ def test_checksums_are_those_of_zlib_in_every_kind_of_buffer(data: bytes, skip: 
     assert crc32(memoryview(data)[skip:]) == wanted
 
 
-# -- The layout of a record is said once
+# -- The layout of a record is defined only once
 
 
 SRC = Path(layout.__file__).parents[2]
@@ -285,7 +285,7 @@ HEAD = "iiiiiqqi"  # from the size to sysFlag
 
 
 def says_the_layout(value: object) -> bool:
-    """Whether a constant of some source is a magic number, in either sign, or a struct of a record's head."""
+    """Return whether a source constant is a magic number, in either sign, or a struct of a record's head."""
     if isinstance(value, int):
         return value in MAGICS or value - (1 << 32) in MAGICS
     if isinstance(value, bytes):

@@ -1,4 +1,4 @@
-"""SQL92 filters beside what the recording shows: limits, errors, and texts and messages of any kind."""
+"""SQL92 filters beyond the recorded ones: limits, errors, and arbitrary texts and messages."""
 
 from __future__ import annotations
 
@@ -196,16 +196,16 @@ def test_whole_numbers_and_truth_are_read_as_java_reads_them() -> None:
 @pytest.mark.parametrize("text", ["1" * 2_000_000, "0x" + "1" * 2_000_000, "1." + "1" * 2_000_000])
 @pytest.mark.parametrize("end", ["", "x", "p1", "e5"])
 def test_long_digits_take_the_time_of_their_length(text, end):
-    """The square of it is hours."""
+    """The time must grow linearly: quadratic growth would take hours."""
     for expression in ("a > 1.5", "a = 1", "a = 3000000000", "a > b"):
         assert compile_sql(expression).value({"a": text + end, "b": "1"}.get) in (T, F, N)
 
 
-# -- Expressions mean what RocketMQ's own library says, as tests/golden/record_sql.py recorded
+# -- Expressions have the results of RocketMQ's own library, as recorded by tests/golden/record_sql.py
 
 
 RECORDED = json.loads(gzip.decompress((Path(__file__).parents[2] / "data" / "sql92.json.gz").read_bytes()))
-# An exception in Java's evaluation is a message that does not match, as null is.
+# A message whose evaluation throws an exception in Java does not match, like null.
 VALUES = {"T": True, "F": False, "N": None, "X": None}
 
 
