@@ -1,5 +1,4 @@
-"""A seeded life of a group: faults, requests, changes of members; then a healed world in which it must
-work."""
+"""A seeded run of a group: faults, requests and changes of members; then no faults, and it must work."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ STEPS = 60
 
 
 def live(seed: int, make: Callable[..., RaftNode] = RaftNode, steps: int = STEPS) -> Cluster:
-    """One life of so many steps. Broken or an error of the core, if a rule does not hold."""
+    """Run `steps` steps. Raises Broken or an error of the core if a rule is violated."""
     rng = random.Random(seed)
     size = rng.choice((1, 2, 3, 3, 3, 4, 5, 5, 5))
     cluster = Cluster(seed, size, Faults.of(rng), make, past(rng, size) if rng.random() < 0.5 else ())
@@ -34,7 +33,7 @@ def live(seed: int, make: Callable[..., RaftNode] = RaftNode, steps: int = STEPS
 
 
 def past(rng: random.Random, size: int) -> list[list[int]]:
-    """Logs, as terms of their entries, that leaders have left behind who failed one after the other."""
+    """Return logs, as terms of their entries, left behind by leaders that failed one after the other."""
     logs: list[list[int]] = [[] for _ in range(size)]
     for term in range(1, rng.randint(2, 6)):
         voters = rng.sample(range(size), size // 2 + 1)
@@ -49,7 +48,7 @@ def past(rng: random.Random, size: int) -> list[list[int]]:
 
 
 def swarm(rng: random.Random) -> list[Action]:
-    """Some kinds of trouble of all there are, so that seeds differ in kind (swarm testing)."""
+    """Choose some of all kinds of faults, so that seeds differ in kind (swarm testing)."""
     kinds: list[Action] = [
         *(crash, crash, crash_leader, crash_leader, start, start, split, cut_leader_off, cut_leader_off),
         *(cut_one_way, mend, tick_apart, transfer, change, change, disk_fails, retain, rot, nothing),
@@ -84,7 +83,7 @@ def crash_leader(cluster: Cluster, rng: random.Random) -> None:
 
 
 def cut_leader_off(cluster: Cluster, rng: random.Random) -> None:
-    """The leader keeps a few members; perhaps it hears the others, or they hear it."""
+    """Leave the leader a few members; messages from or to the others may still pass in one direction."""
     leader = cluster.leader()
     if leader is not None:
         others = [name for name in cluster.members if name != leader.name]
@@ -96,15 +95,17 @@ def cut_leader_off(cluster: Cluster, rng: random.Random) -> None:
 
 
 def rot(cluster: Cluster, rng: random.Random) -> None:
-    """At most one log at a time is damaged: with more, a majority may have lost what it promised to keep. The
-    others must be a majority, since the damaged one has no vote."""
+    """Damage at most one log at a time: with more, a majority may have lost committed entries.
+
+    The others must be a majority, since the damaged member has no vote.
+    """
     fewest = min(len(m.disk.members().voters) or 9 for m in cluster.members.values())
     if not suspects(cluster) and fewest > 2:
         some(cluster, rng).crash(rot=True)
 
 
 def lose_disk(cluster: Cluster, rng: random.Random) -> None:
-    """Of a minority at a time: who has not got back yet what it had is one of them."""
+    """Lose the disk of a member, of a minority at a time, including members that have not recovered yet."""
     fewest = min(len(m.disk.members().voters) or 9 for m in cluster.members.values())
     lost = sum(m.disk.state.suspect for m in cluster.members.values())
     member = some(cluster, rng)
@@ -126,7 +127,7 @@ def start(cluster: Cluster, rng: random.Random) -> None:
 
 
 def split(cluster: Cluster, rng: random.Random) -> None:
-    """Two sides, and perhaps somebody who hears both."""
+    """Split the group in two, perhaps with a member that is connected to both parts."""
     names = list(cluster.members)
     rng.shuffle(names)
     at = rng.randint(1, len(names))
@@ -146,7 +147,7 @@ def mend(cluster: Cluster, rng: random.Random) -> None:
 
 
 def tick_apart(cluster: Cluster, rng: random.Random) -> None:
-    """A clock steps."""
+    """Step a member's clock."""
     some(cluster, rng).offset += rng.choice((-3_600_000, -1_000, 1_000, 3_600_000))
 
 
@@ -166,7 +167,7 @@ def transfer(cluster: Cluster, rng: random.Random) -> None:
 
 
 def change(cluster: Cluster, rng: random.Random) -> None:
-    """Changes of members, asked of everybody who leads or may believe so; several at once, perhaps."""
+    """Request changes of members from all leaders and former leaders, perhaps several concurrently."""
     kinds = [
         lambda node: node.promote(min(node.members.learners)),
         lambda node: node.add_learner(name),
@@ -198,7 +199,7 @@ def heal(cluster: Cluster) -> None:
 
 
 def settle(cluster: Cluster) -> None:
-    """In a healed world there is a leader soon, it commits, and everybody in the group gets the same log."""
+    """Without faults there is soon a leader, it commits, and all members of the group get the same log."""
     index = cluster.put()
     leader = cluster.lead()
     assert leader.node is not None
@@ -208,7 +209,7 @@ def settle(cluster: Cluster) -> None:
 
 
 def stay(cluster: Cluster, rng: random.Random) -> None:
-    """A follower that was cut off for a while does not depose the leader when it comes back."""
+    """Check that a follower that was cut off for a while does not depose the leader when it comes back."""
     leader = cluster.lead()
     assert leader.node is not None
     term = leader.node.term

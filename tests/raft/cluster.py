@@ -1,8 +1,8 @@
-"""A raft group in memory, driven by a seed: network, disks and clocks fail, and the rules must hold all the
-same.
+"""A raft group in memory, driven by a seed: network, disks and clocks fail, and the rules must still hold.
 
-Only the core is real. A member's shell is `Member`; its log is a list of entries (term, value), of which what
-was synced survives a crash. After every event the checks below run; they look at what is new only.
+Only the raft core is real. `Member` replaces the code around a member's core. Its log is a list of entries
+(term, value), of which the synced part survives a crash. After every event the checks below run on new
+entries.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ from cometmq.raft import (
 
 Entry = tuple[
     int, Any
-]  # term; a number that a client proposed, a MembersEntry, None for a leader's first entry
+]  # term and value: a proposed number, a MembersEntry, or None for a leader's first entry
 
 
 class Broken(AssertionError):
-    """A rule that must always hold does not."""
+    """A violation of a rule that must always hold."""
 
 
 def hold(condition: object, rule: str) -> None:
@@ -53,7 +53,7 @@ def hold(condition: object, rule: str) -> None:
 
 @dataclass
 class Disk:
-    """What a member has written, and what of it a loss of power leaves."""
+    """The data that a member has written, and the part that survives a power failure."""
 
     state: HardState
     first: int = 0
@@ -72,12 +72,12 @@ class Disk:
         return min(first + 3, stop)
 
     def begin(self, first: int, log: list[Entry]) -> None:
-        """The log is this, all of it synced."""
+        """Set the log, all of it synced."""
         self.first = self.synced_first = first
         self.log, self.synced = log, log[:]
 
     def members(self) -> Members:
-        """The members as the log says."""
+        """Return the members according to the log."""
         entries = [value for _, value in self.log if isinstance(value, MembersEntry)]
         return ([*self.state.members, *entries] or [MembersEntry(-1, -1, Members())])[-1].members
 
@@ -88,15 +88,15 @@ class Disk:
 
 @dataclass
 class Faults:
-    """How bad the world is: probabilities, and times in ms."""
+    """The severity of faults: probabilities, and times in ms."""
 
     drop: float = 0.0
     twice: float = 0.0
-    delay: int = 10  # of a message, at most
-    sync: int = 5  # how long a sync takes, at most
-    lose_unsynced: bool = True  # a crash is a loss of power
-    trap: float = 0.0  # of a fault just when something has happened that matters
-    hurry: int = 1  # how much faster members lose patience
+    delay: int = 10  # maximum delay of a message
+    sync: int = 5  # maximum duration of a sync
+    lose_unsynced: bool = True  # whether a crash is a power failure
+    trap: float = 0.0  # probability of a fault directly after an important event
+    hurry: int = 1  # factor by which election timeouts are shorter
 
     @classmethod
     def of(cls, rng: random.Random) -> Faults:
@@ -112,24 +112,24 @@ class Faults:
 
 
 class Member:
-    """A node with its shell."""
+    """A raft node with a replacement for the code around it."""
 
     def __init__(self, cluster: Cluster, name: str, state: HardState, terms: Sequence[int] = ()) -> None:
         self.cluster = cluster
         self.name = name
-        self.begun = state.members  # as its settings say
+        self.begun = state.members  # the members in its settings
         self.disk = Disk(state, log=[(term, None) for term in terms])
         self.offset = cluster.rng.randrange(1 << 40)
         self.committed = -1
-        self.run = 0  # counts starts
-        self.rotten_until = 0  # messages to earlier runs do not arrive any more
+        self.run = 0  # number of starts
+        self.rotten_until = 0  # messages to earlier runs are dropped
         self.node: RaftNode | None = None
         self.syncing = False
         self.dirty = False
-        self.saved_at = 0  # the last of the saves asked for; they are done in order
-        self.cut = 1 << 60  # the lowest entry cut since the running sync began
+        self.saved_at = 0  # time of the last requested save; saves are done in order
+        self.cut = 1 << 60  # lowest entry truncated since the running sync began
         self.tick_at = 1 << 60
-        self.held: list[Callable[[RaftNode], object]] | None = None  # while it is paused
+        self.held: list[Callable[[RaftNode], object]] | None = None  # events that wait while it is paused
         self.start()
 
     def start(self) -> None:
@@ -148,7 +148,7 @@ class Member:
         self.do(lambda node: None)
 
     def do(self, event: Callable[[RaftNode], object]) -> None:
-        """An event, and a turn of the shell's loop."""
+        """Handle an event, and then the node's effects."""
         node = self.node
         if node is None:
             return
@@ -194,7 +194,7 @@ class Member:
             cluster.at(self.tick_at - cluster.now, self.tick, self.run, self.tick_at)
 
     def pause(self, ms: int) -> None:
-        """Stand still, as after SIGSTOP; what comes meanwhile waits."""
+        """Pause as after SIGSTOP; events wait meanwhile."""
         if self.node is not None and self.held is None:
             self.held = []
             self.cluster.at(ms, self.resume, self.run)
@@ -211,7 +211,7 @@ class Member:
             self.do(lambda node: None)
 
     def change_log(self, changes: list[Any]) -> bool:
-        """Whether all could be written. What is to be cut is cut in any case."""
+        """Apply changes to the log; return whether all were written. Truncations are always applied."""
         cluster, disk = self.cluster, self.disk
         works = True
         for change in changes:
@@ -293,7 +293,7 @@ class Member:
             disk.first = first
 
     def crash(self, rot: bool = False) -> None:
-        """rot: the log is found damaged, and ends in front of that."""
+        """Crash. With `rot` the log is damaged and ends before the damage."""
         if self.node is None:
             return
         self.node = self.held = None
@@ -314,18 +314,18 @@ class Member:
             self.rotten_until = self.run + 1
 
     def lose_disk(self) -> None:
-        """It comes back under its name, with nothing."""
+        """Crash and lose the disk; the member keeps only its name."""
         self.crash()
         self.disk = Disk(HardState(members=self.begun, suspect=True, forgot=True))
         self.committed = -1
         self.rotten_until = self.run + 1
         own = [key for key, choice in self.cluster.votes.items() if key[0] == self.name == choice]
-        for key in own:  # nobody else can count a vote that it had for itself
+        for key in own:  # its vote for itself is lost with the disk
             del self.cluster.votes[key]
 
 
 class Cluster:
-    """Members, the network between them, and what has happened so far."""
+    """Members, the network between them, and the history so far."""
 
     def __init__(
         self,
@@ -335,7 +335,7 @@ class Cluster:
         make: Callable[..., RaftNode] = RaftNode,
         terms: Sequence[Sequence[int]] = (),
     ) -> None:
-        """terms: those of the entries that the members start with, if any."""
+        """Create a group; `terms` are those of the entries with which all members start."""
         self.rng = random.Random(seed)
         self.make = make
         self.faults = faults or Faults()
@@ -359,7 +359,7 @@ class Cluster:
         self.votes: dict[tuple[str, int], str] = {}
         self.entries: dict[tuple[int, int], tuple[Entry, int | None]] = {}
         self.committed: list[Entry] = []
-        self.committed_in: list[int] = []  # the terms in which these were reported
+        self.committed_in: list[int] = []  # the terms in which these entries were reported as committed
         self.filter: Callable[[AnyMessage], AnyMessage | None] = lambda message: message
         names = [f"n{i}" for i in range(size)]
         start = MembersEntry(-1, -1, Members(frozenset(names)))
@@ -375,7 +375,7 @@ class Cluster:
         heapq.heappush(self.queue, (self.now + delay, self.queued, what, args))
 
     def run(self, ms: int, until: Callable[[], bool] | None = None) -> bool:
-        """Let `ms` pass, or less if `until` says so; whether it did."""
+        """Let `ms` pass, or less if `until` becomes true; return whether it did."""
         end = self.now + ms
         while self.queue and self.queue[0][0] <= end:
             self.now, _, what, args = heapq.heappop(self.queue)
@@ -408,12 +408,12 @@ class Cluster:
         return self.value
 
     def join(self, name: str) -> Member:
-        """A new member, which knows nobody."""
+        """Add a new member, which has no member list."""
         self.members[name] = Member(self, name, HardState(suspect=True, forgot=True))
         return self.members[name]
 
     def spring(self, member: Member) -> None:
-        """Perhaps a fault, for somebody who has just become leader, committed, or written."""
+        """Perhaps cause a fault for a member that has just become leader, committed or written."""
         rng = self.rng
         leads = member.node is not None and member.node.role is Role.LEADER
         if rng.random() < (self.faults.trap if leads else self.faults.trap / 10):
@@ -430,10 +430,10 @@ class Cluster:
         if member.node is None:
             member.start()
 
-    # -- looking
+    # -- queries
 
     def leader(self) -> Member | None:
-        """The leader of the highest term that is ready."""
+        """Return the leader of the highest term that is ready."""
         ready = [m for m in self.members.values() if m.node is not None and m.node.ready]
         return max(ready, key=lambda m: m.node.term if m.node else 0, default=None)
 
@@ -446,7 +446,7 @@ class Cluster:
         return leader
 
     def ask(self, member: Member, what: Callable[[RaftNode], object]) -> str:
-        """A request of a client or operator; the refusal in words, "" if there was none."""
+        """Run a request of a client or operator; return the reason of a refusal, or ""."""
         refusal = ""
 
         def event(node: RaftNode) -> None:
@@ -456,35 +456,35 @@ class Cluster:
             except RaftRefused as refused:
                 refusal = str(refused)
 
-        if member.held is None:  # else it would be done when the world is another one
+        if member.held is None:  # a paused member would handle it too late
             member.do(event)
         return refusal
 
     def put(self, count: int = 1) -> int:
-        """Propose at the leader until it is committed there; the index of the last."""
+        """Propose entries to the leader until they are committed there; return the last index."""
         end = self.now + 20_000
         while self.now < end:
             leader = self.lead()
             if self.ask(leader, lambda node: node.propose(count)):
-                self.run(100)  # it hands over, or steps down
+                self.run(100)  # the leader hands over or steps down
                 continue
             last = leader.disk.last
             if self.run(5_000, until=lambda: leader.committed >= last):  # noqa: B023 (runs before the next turn)
                 return last
         raise Broken("a proposal is committed in time")
 
-    # -- what must hold
+    # -- invariants
 
     def check_leader(self, member: Member, term: int) -> None:
         hold(self.leaders.setdefault(term, member.name) == member.name, "a term has one leader")
         disk = member.disk
-        # Who was paused may learn late that it was elected, in a term that is over.
+        # A paused member may learn late that it was elected, in a term that has ended.
         for index in range(disk.first, bisect_left(self.committed_in, term)):
             ok = index <= disk.last and disk.log[index - disk.first] == self.committed[index]
             hold(ok, "a leader has all that is committed")
 
     def check_entry(self, index: int, entry: Entry, before: int | None) -> None:
-        """Where two logs have an entry of the same index and term, all before is the same too."""
+        """Check: if two logs have an entry of the same index and term, all earlier entries are equal."""
         known, known_before = self.entries.setdefault((index, entry[0]), (entry, before))
         same_before = before is None or known_before is None or before == known_before
         hold(known == entry and same_before, "logs match")
@@ -509,11 +509,13 @@ class Cluster:
         member.committed = max(member.committed, index)
 
     def check_majority(self, member: Member, index: int, entry: Entry) -> None:
-        """A majority of the voters, as the member or a leader knows them, has a newly committed entry on
-        disk."""
+        """Check that a majority of the voters has a newly committed entry on disk.
+
+        The voters are those that the member or a leader knows.
+        """
         nodes = [each.node for each in (member, *self.members.values()) if each.node is not None]
         groups = {node.members.voters for node in nodes if node is member.node or node.role is Role.LEADER}
-        # One whose log was found damaged may have lost the entry: it has no vote until it has it again.
+        # A member whose log was damaged may have lost the entry: it has no vote until it has the entry again.
         have = {
             each.name
             for each in self.members.values()

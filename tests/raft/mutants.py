@@ -1,4 +1,4 @@
-"""Nodes that break one rule each. The simulation must notice every one."""
+"""Nodes that break one rule each. The simulation must detect every one."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class CountsItselfBeforeSync(RaftNode):
 
 
 class SpeaksBeforeItsStateIsSaved(RaftNode):
-    """Votes before the sync."""
+    """Sends votes before the state is synced."""
 
     def effects(self) -> Effects:
         effects = super().effects()
@@ -63,7 +63,7 @@ class StandsWithoutPreVote(RaftNode):
 
 
 class ChangesMembersAtAnyTime(RaftNode):
-    """A second change while one is pending, and before an entry of its own term is committed."""
+    """Accepts a change while another is pending, and before an entry of its own term is committed."""
 
     def _require_changeable_members(self) -> Members:
         if self._leading is None:
@@ -72,7 +72,7 @@ class ChangesMembersAtAnyTime(RaftNode):
 
 
 class CutsWithoutContradiction(RaftNode):
-    """An old request that arrives late cuts what came after it, committed or not."""
+    """Truncates the log at an old, late request, including entries after it that may be committed."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -89,7 +89,7 @@ class CutsBehindEveryRequest(Following):
 
 
 class TrustsWhatAgreedBefore(RaftNode):
-    """What agreed with a leader is taken to agree with it in its next term."""
+    """Assumes that entries that matched a leader's log still match in the leader's next term."""
 
     def _become_follower(self, term: int, leader: str, reason: str = "") -> None:
         agreed = self._following.agreed if leader == self.leader else self._log_state.commit
@@ -98,7 +98,7 @@ class TrustsWhatAgreedBefore(RaftNode):
 
 
 class DoesNotStandOnceRemoved(RaftNode):
-    """Though its removal is not committed."""
+    """Never becomes a candidate once its removal is in the log, although the removal is not committed."""
 
     def _has_vote(self) -> bool:
         return self.me in self.members.voters
@@ -110,14 +110,14 @@ class VotesWithADamagedLog(RaftNode):
 
 
 class TrustsAnyLeaderWithALostDisk(RaftNode):
-    """It does not ask all others for their terms."""
+    """Does not ask all other members for their terms."""
 
     def __init__(self, me: str, group: str, log: Any, state: HardState, *args: Any, **options: Any) -> None:
         super().__init__(me, group, log, msgspec.structs.replace(state, forgot=False), *args, **options)
 
 
 class AnswersOlderLeadersNothing(RaftNode):
-    """A member with a higher term stays silent, so that no leader learns of it."""
+    """Does not respond to leaders with a lower term, so that they never learn of its own."""
 
     def _is_of_this_term(self, message: Any) -> bool:
         if message.term < self.term:

@@ -1,5 +1,4 @@
-"""Known hard cases, as scripts for a group or for one node. Each fails if the rule that it is about is
-broken."""
+"""Known hard cases as scripts for a group or for one node. Each fails if its rule is broken."""
 
 from __future__ import annotations
 
@@ -14,10 +13,10 @@ from cometmq.raft import AnyMessage, AppendRequest, AppendResponse, RaftNode, Vo
 
 
 def figure_eight(make: Maker = RaftNode) -> None:
-    """Five members: an old entry on a majority is not committed by that; a longer term overwrites it.
+    """Of five members a majority has an old entry, which does not commit it; a newer term overwrites it.
 
-    n0 has entry 1 of term 2, n1 too; n4 has one of term 3. n0 leads in term 4 and gives entry 1 to n2, but
-    its own entry of term 4 to nobody. It fails, and n4 leads.
+    n0 and n1 have entry 1 of term 2, and n4 has one of term 3. n0 leads in term 4 and sends entry 1 to n2,
+    but its own entry of term 4 to no member. It fails, and n4 leads.
     """
     cluster = Cluster(8, 5, make=make, terms=([1, 2], [1, 2], [1], [1], [1, 3]))
     for name in ("n3", "n4"):
@@ -44,7 +43,7 @@ def figure_eight(make: Maker = RaftNode) -> None:
 
 
 def removed_leader_is_still_needed(make: Maker = RaftNode) -> None:
-    """Of two members the leader removes itself, and fails before the other knows. Only it can lead again."""
+    """The leader of two members removes itself and fails before the other knows. Only it can lead again."""
     cluster = Cluster(1, 2, make=make)
     cluster.put()
     leader = cluster.lead()
@@ -62,7 +61,7 @@ def removed_leader_is_still_needed(make: Maker = RaftNode) -> None:
 
 
 def same_leader_in_a_later_term(make: Maker = RaftNode) -> None:
-    """What agreed with a leader in its former term is compared anew."""
+    """Entries that matched in a leader's former term are compared again in its next term."""
     solo = Solo([1], make=make)
     solo.step(append("n1", 1, (0, 1), 1, 1))
     said = solo.step(append("n1", 3, (1, 1), 3))
@@ -75,14 +74,14 @@ def same_leader_in_a_later_term(make: Maker = RaftNode) -> None:
 
 
 def lower_leader_learns_of_a_higher_term(make: Maker = RaftNode) -> None:
-    """A member whose term is higher says so to a leader that is behind, else they never meet again."""
+    """A member with a higher term reports it to an old leader, since both would otherwise never agree."""
     solo = Solo([1], term=5, make=make)
     said = solo.step(append("n1", 3, (0, 1)))
     hold([(m.to, m.term) for m in said] == [("n1", 5)], "the leader is told the higher term")
 
 
 def one_change_at_a_time(make: Maker = RaftNode) -> None:
-    """No change of members before an entry of the own term is committed, and none while one is pending."""
+    """Members change only after an entry of the leader's term is committed, one change at a time."""
     solo = Solo([1], make=make)
     solo.lead()
     changes = (lambda: solo.node.add_learner("n7"), lambda: solo.node.remove("n2"))
@@ -101,8 +100,11 @@ def refused(call: Callable[[], None]) -> bool:
 
 
 def paused_leader_and_a_lost_disk(make: Maker = RaftNode) -> None:
-    """While the leader is paused another one commits with a third member. That one loses its disk, the other
-    leader is cut off, and the first one goes on: it must not commit with what is left of the third."""
+    """A paused leader must not commit with a member that has lost its disk.
+
+    While it is paused, another leader commits with a third member. That member loses its disk, the second
+    leader is cut off, and the first leader resumes.
+    """
     went_on = 0
     for seed in range(12):
         cluster = Cluster(seed, 3, make=make)
@@ -135,7 +137,7 @@ def cut_off(cluster: Cluster, name: str) -> set[tuple[str, str]]:
 
 
 def candidate_without_leader(make: Maker = RaftNode) -> None:
-    """A member that hears nobody does not raise its term."""
+    """A member that receives no messages does not raise its term."""
     solo = Solo([1], make=make)
     for _ in range(5):
         solo.step(ms=2 * ELECTION_MS)

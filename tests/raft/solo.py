@@ -1,4 +1,4 @@
-"""One node with hand-made messages: what it does with them, step by step."""
+"""A single node with hand-made messages, tested step by step."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ Maker = Callable[..., RaftNode]
 
 
 class Solo:
-    """The member n0 of a group of n0 to n2 (or as `members` says), with entries of these terms in its log.
+    """The member n0 of a group of n0 to n2 (or as in `members`), with entries of these terms in its log.
 
-    Its disk is quick: what `step` is told to write or save is durable at once, unless `slow` says otherwise.
+    Its disk is fast: data that `step` writes or saves is durable immediately, unless `slow` is set.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Solo:
         self.now = 0
         self.slow = False
         self.seen = Effects()
-        self.reasons: list[str] = []  # why it stopped leading
+        self.reasons: list[str] = []  # reasons why it stopped leading
         self.node.tick(0)
 
     @property
@@ -67,7 +67,7 @@ class Solo:
         return [term for term, _ in self.disk.log]
 
     def step(self, *messages: AnyMessage, ms: int = 0) -> list[AnyMessage]:
-        """Time passes, messages come; what the node says then."""
+        """Advance the time, receive messages, and return the messages that the node sends."""
         self.now += ms
         self.node.tick(self.now)
         for message in messages:
@@ -103,7 +103,7 @@ class Solo:
                 self.disk.log += [(change.term, None)] * change.count
 
     def stand(self) -> list[AnyMessage]:
-        """The leader is missed, and n1 and n2 would vote for this member: it stands."""
+        """Let the election timeout pass and grant two pre-votes, so that the member is a candidate."""
         self.step(ms=ELECTION_MS)
         return self.step(*(yes(voter, self.node.term + 1, pre=True) for voter in ("n1", "n2")))
 
@@ -117,7 +117,7 @@ def yes(sender: str, term: int, pre: bool = False) -> VoteResponse:
 
 
 def ask(sender: str, term: int, last: tuple[int, int] = (-1, -1), **more: bool) -> VoteRequest:
-    """last: index and term of the candidate's last entry."""
+    """Build a vote request; `last` is index and term of the candidate's last entry."""
     return VoteRequest(
         group="g", sender=sender, to="n0", term=term, last_index=last[0], last_term=last[1], **more
     )
@@ -126,7 +126,7 @@ def ask(sender: str, term: int, last: tuple[int, int] = (-1, -1), **more: bool) 
 def append(
     sender: str, term: int, prev: tuple[int, int], *entries: int, commit: int = -1, **more: Any
 ) -> AppendRequest:
-    """entries: their terms, all the same."""
+    """Build an append request; `entries` are the terms of its entries."""
     fields = {
         "prev_index": prev[0],
         "prev_term": prev[1],

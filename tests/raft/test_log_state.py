@@ -1,4 +1,4 @@
-"""The account of a log, beside a plain list of terms."""
+"""The state of a log, compared with a plain list of terms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What no member would say is refused with the field's name, and costs nothing."""
+"""Messages that no member would send are refused with the field's name, at no cost."""
 
 from __future__ import annotations
 

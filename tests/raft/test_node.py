@@ -1,4 +1,4 @@
-"""What a node does at each event, rule by rule; and many seeded lives of groups."""
+"""Reactions of a node to each event, rule by rule, and many seeded runs of groups."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from cometmq.raft import (
 FIVE = Members(frozenset(f"n{i}" for i in range(5)))
 
 
-# -- seeded lives
+# -- seeded runs
 
 
 @pytest.mark.parametrize("block", range(400 if LONG else 2))
 def test_a_group_survives_what_a_seed_does_to_it(block: int) -> None:
-    """50 seeds a block. A seed that fails is played again by `live(seed)`."""
+    """A block has 50 seeds. `live(seed)` repeats the run of a seed that failed."""
     for seed in range(block * 50, block * 50 + 50):
         try:
             live(seed)
@@ -199,7 +199,7 @@ def test_a_leader_steps_down_when_no_majority_answers() -> None:
     solo = Solo([1], members=FIVE)
     solo.stand()
     solo.step(yes("n2", 2), yes("n3", 2))
-    solo.step(has("n1", 2, 1), ms=ELECTION_MS)  # heard at the end of the first time-out
+    solo.step(has("n1", 2, 1), ms=ELECTION_MS)  # received at the end of the first timeout
 
     solo.step(ms=ELECTION_MS)
 
@@ -214,9 +214,9 @@ def test_a_leader_steps_down_when_no_majority_answers() -> None:
     ("own", "request_", "after", "match"),
     [
         ([1], append("n1", 2, (0, 1), 2, 2), [1, 2, 2], 2),
-        ([1, 1], append("n1", 2, (0, 1), 2), [1, 2], 1),  # what contradicts goes
-        ([1, 1, 1], append("n1", 1, (0, 1), 1), [1, 1, 1], 1),  # an old request cuts nothing
-        ([1, 2], append("n1", 3, (0, 1), 2, 2), [1, 2, 2], 2),  # the rest of it is new
+        ([1, 1], append("n1", 2, (0, 1), 2), [1, 2], 1),  # a divergent entry is truncated
+        ([1, 1, 1], append("n1", 1, (0, 1), 1), [1, 1, 1], 1),  # an old request truncates nothing
+        ([1, 2], append("n1", 3, (0, 1), 2, 2), [1, 2, 2], 2),  # only the last entry is new
         ([], append("n1", 1, (-1, -1), 1), [1], 0),
         ([1, 1], append("n1", 1, (1, 1)), [1, 1], 1),
     ],
@@ -280,8 +280,8 @@ def test_a_sync_of_an_entry_that_was_cut_counts_for_nothing() -> None:
 @pytest.mark.parametrize(
     "wrong",
     [
-        append("n2", 2, (2, 1), 2),  # a second leader of the term
-        append("n1", 2, (0, 1), 2, 2),  # against committed entries
+        append("n2", 2, (2, 1), 2),  # a second leader in the same term
+        append("n1", 2, (0, 1), 2, 2),  # conflicts with committed entries
         append("n1", 2, (1, 2), 2),
     ],
 )
@@ -509,7 +509,7 @@ def test_retention_keeps_what_is_not_committed() -> None:
     assert solo.node.status().first == 1
 
 
-# -- The hard cases with the real node, and nodes that break a rule: each is caught
+# -- The hard cases with the real node, and with nodes that break a rule, which is detected
 
 
 SCRIPTS = [

@@ -1,4 +1,4 @@
-"""A member whose log is suspect: when it counts again."""
+"""A member whose log is suspect: the conditions under which it votes again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cometmq.raft import (
     VoteResponse,
 )
 
-RUN = 1  # what Solo draws
+RUN = 1  # the run number that Solo uses
 
 
 def votes(solo: Solo, request: VoteRequest) -> bool:
@@ -40,7 +40,7 @@ def test_a_damaged_log_has_no_vote_until_it_is_whole_again() -> None:
 
     assert not votes(solo, ask("n1", 3, (5, 2)))
     assert solo.step(ms=5 * ELECTION_MS) == []
-    (answer,) = solo.step(append("n1", 3, (0, 1), last=1))  # this leader does not know yet what is lost
+    (answer,) = solo.step(append("n1", 3, (0, 1), last=1))  # the leader does not know of the loss yet
     assert isinstance(answer, AppendResponse)
     assert (answer.match, answer.written, answer.run) == (-1, 0, RUN)
     solo.step(append("n1", 3, (0, 1), 1, 1, last=4, run=RUN))
@@ -57,7 +57,7 @@ def test_a_group_begins_when_all_of_its_members_have_nothing() -> None:
     asked = [(m.to, m.term, m.run, m.pre) for m in solo.step() if isinstance(m, VoteRequest)]
     assert asked == [("n1", 0, RUN, True), ("n2", 0, RUN, True)]
     solo.step(tells("n1", 0, blank=True), tells("n2", 0, blank=True, run=7), ms=200)
-    assert not votes(solo, ask("n1", 0, (-1, -1), pre=True))  # the other one has said so to an earlier run
+    assert not votes(solo, ask("n1", 0, (-1, -1), pre=True))  # n2's response was to an earlier run
     assert {m.to for m in solo.step(ms=200)} == {"n2"}
     solo.step(tells("n2", 0, blank=True), ms=200)
     assert votes(solo, ask("n1", 1, (0, 0)))
@@ -74,7 +74,7 @@ def test_who_has_nothing_says_so_and_who_has_voted_has_something() -> None:
 
 
 def lost(*, answers: Sequence[VoteResponse], settled: bool = True) -> Solo:
-    """A member that has lost its disk, and got it back from n1, the leader of term 4."""
+    """Create a member that lost its disk and has received it again from n1, the leader of term 4."""
     solo = Solo(suspect=True, forgot=True)
     solo.step(append("n1", 4, (-1, -1), 4, 4, last=1))
     solo.step(append("n1", 4, (1, 4), last=1, run=RUN))
@@ -92,7 +92,7 @@ def lost(*, answers: Sequence[VoteResponse], settled: bool = True) -> Solo:
         ([tells("n1", 4), tells("n2", 4, granted=True)], True, True),
         ([tells("n1", 4)], True, False),
         ([tells("n1", 4), tells("n2", 4, run=2)], True, False),
-        ([tells("n1", 4), tells("n2", 5)], True, False),  # what it has is of a leader that is over
+        ([tells("n1", 4), tells("n2", 5)], True, False),  # its entries come from a deposed leader
         ([tells("n1", 4), tells("n2", 4)], False, False),
     ],
 )
