@@ -1,4 +1,4 @@
-"""A filter server in the test's own loop, in front of a broker that does what a test tells it."""
+"""Fixtures: a filter server in the test's own event loop, with a fake broker."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ EVEN = "class Wanted:\n    def match(self, message):\n        return int(message
 
 
 def matching(condition: str) -> str:
-    """The source of a class that takes the messages for which an expression is true."""
+    """Return the source of a class that accepts the messages for which an expression is true."""
     return f"class Wanted:\n    def match(self, message):\n        return {condition}\n"
 
 
@@ -32,7 +32,7 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Consumer(Peer):
-    """A bare client of a filter server."""
+    """A minimal client of a filter server."""
 
     async def upload(
         self,
@@ -90,7 +90,7 @@ def settings(broker: FakeBroker) -> Settings:
 
 @pytest.fixture
 async def server(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[FilterServer]:
-    monkeypatch.setattr(filter_server, "REGISTER_S", 3600.0)  # tests look round by themselves
+    monkeypatch.setattr(filter_server, "REGISTER_S", 3600.0)  # tests start the registration themselves
     running = FilterServer(settings)
     await running.start()
     yield running

@@ -1,5 +1,7 @@
-"""What keeps a filter server from running on a machine that cannot confine classes, and what they may still
-call where it can. What that keeps a class from is shown in test_filters.py."""
+"""Reasons that prevent a filter server from running on a machine that cannot confine classes.
+
+Also the system calls that classes may make where it can. test_filters.py shows the forbidden actions.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,7 @@ def test_the_system_calls_are_known_by_name_on_every_machine(machine):
     }
     assert -1 not in numbers.values()
     missing = {call for call, number in numbers.items() if number < 0}
-    assert missing <= {"mmap2", "futex_time64", "clock_gettime64", "sigreturn"}  # of 32 bits
+    assert missing <= {"mmap2", "futex_time64", "clock_gettime64", "sigreturn"}  # only on 32-bit systems
 
 
 def test_without_the_library_nothing_runs_and_the_extra_is_named(monkeypatch):

@@ -1,4 +1,4 @@
-"""Classes in real processes: what they may do, what they may not, and what becomes of those that go wrong."""
+"""Filter classes in real processes: permitted and forbidden actions, and the handling of failing classes."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ class TestWhatGoesWrong:
                     await one.judge(NUMBERS, 4)
                 starts += "started again" not in str(failed.value)
                 await asyncio.sleep(0.005)
-            assert time.monotonic() - begun >= 0.35  # after 0, 50, 150, 350 ms
+            assert time.monotonic() - begun >= 0.35  # retries after 0, 50, 150, 350 ms
 
     async def test_one_that_was_killed_serves_again(self):
         async with loaded(EVEN) as one:

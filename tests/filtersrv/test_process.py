@@ -1,4 +1,4 @@
-"""Real processes: a broker, its filter servers, their workers, and consumers that go through them."""
+"""Real processes: a broker, its filter servers, their workers, and consumers that use them."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def workers_of(cluster: Standalone) -> list[int]:
 
 
 async def registered(cluster: Standalone, topic: str = "T") -> list[str]:
-    """The filter servers in the route of a topic."""
+    """Return the filter servers in the route of a topic."""
     async with Peer(cluster.namesrv_addr) as peer:
         answer = await peer.call(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic), version=407
@@ -100,7 +100,7 @@ async def test_a_consumer_gets_what_its_class_takes(cluster):
         await until(lambda: got >= set(range(0, 40, 2)), 20)
         await send(cluster, range(40, 80))
         await until(lambda: got >= set(range(0, 80, 2)), 20)
-        assert len(workers_of(cluster)) == 2  # the queues are spread over both
+        assert len(workers_of(cluster)) == 2  # the queues are distributed to both
     assert got == set(range(0, 80, 2))
 
 
@@ -158,7 +158,7 @@ async def test_kills_of_workers_and_filter_servers_lose_nothing(cluster):
             os.kill(server, signal.SIGKILL)
         await send(cluster, range(40, 60))
         await until(lambda: got >= set(range(0, 60, 2)), 20)
-        await until(lambda: not any(map(command_of, workers)), 20)  # they die with their filter server
+        await until(lambda: not any(map(command_of, workers)), 20)  # workers end with their filter server
         assert await until_registered(cluster, 2, before)
         assert not before & set(await registered(cluster))
     assert got == set(range(0, 60, 2))
@@ -171,7 +171,7 @@ async def test_a_class_that_never_ends_dies_with_a_filter_server_that_is_killed(
         await until(lambda: len(workers_of(cluster)) == 2, 20)
         server, _ = processes_of(cluster)
         (worker,) = map(psutil.Process, children(server))
-        # It is confined when it has loaded all that is slow; what computes from then on is the class.
+        # The worker is confined once it has loaded all slow modules; CPU time after that is the class's.
         await until(lambda: "\nSeccomp:\t2\n" in Path(f"/proc/{worker.pid}/status").read_text(), 20)
         begun = worker.cpu_times().user
         await until(lambda: worker.cpu_times().user - begun > 0.2, 20)

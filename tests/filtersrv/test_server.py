@@ -136,7 +136,7 @@ class TestPulls:
         answer = await consumer.pull(hold_ms=10_000, flags=8 | 1)
         assert (bodies(answer), next_offset(answer)) == ([b"17"], 20)
         assert [pull.queue_offset for pull in broker.pulls] == [0, 4, 8, 12, 16]
-        assert [pull.sys_flag & 1 for pull in broker.pulls] == [1, 0, 0, 0, 0]  # the commit counts once
+        assert [pull.sys_flag & 1 for pull in broker.pulls] == [1, 0, 0, 0, 0]  # only the first pull commits
 
     async def test_its_time_ends_it_with_the_offset_behind_all_that_was_judged(self, broker, consumer):
         await consumer.upload(matching("False"))

@@ -1,4 +1,4 @@
-"""Records tests/data/frames-*.json.gz: what Apache's clients and servers really say to each other.
+"""Record tests/data/frames-*.json.gz: the real frames between Apache's clients and servers.
 
 Run from the repository's root when a version is added: ``python -m tests.golden.record [part of a name]``.
 Recordings are not reproducible byte for byte (times, addresses, ids), so the files are committed and the
@@ -34,18 +34,18 @@ RUNS = [
     ("5.5.0", "5.5.0", True),
     ("5.5.0", "4.9.7", False),
 ]
-"""Client version, server version, whether both ends write binary headers."""
+"""Client version, server version, and whether both ends write binary headers."""
 
 
 class Stage:
-    """Servers of one version with taps before them; ``namesrv`` is where clients connect."""
+    """Servers of one version with taps before them; clients connect to ``namesrv``."""
 
     def __init__(self, server: str, binary: bool, directory: Path) -> None:
         self.recording = Recording()
         self.server = server
         self.directory = directory
         flags = ["-Xmx512m", "-XX:+UseSerialGC", *([BINARY] if binary else [])]
-        real, tapped = free_port(), free_port()  # both of five digits
+        real, tapped = free_port(), free_port()  # both have five digits
         self.name_server = ApacheNamesrv(server, directory, jvm=flags)
         self.to_namesrv = Tap(
             "namesrv", self.name_server.port, self.recording, replace={b":%d" % real: b":%d" % tapped}
@@ -94,7 +94,7 @@ def java_client(version: str, binary: bool, directory: Path) -> Iterator[Driver]
 
 
 def produce(java: Driver, namesrv: str) -> str:
-    """Every way to send; returns the offset id of a stored message."""
+    """Send in every way; return the offset id of a stored message."""
     java.call("producer_start", name="p", namesrv=namesrv, group="producers")
     plain = [
         message("Orders", b"order %d" % n, tags="AB"[n % 2], keys=f"k{n} all", properties={"n": str(n)})
@@ -112,7 +112,7 @@ def produce(java: Driver, namesrv: str) -> str:
 
 
 def consume(java: Driver, namesrv: str, *, lite: bool) -> None:
-    """Push with retries, in order, by pull and by lite pull (which 5.x asks for by a code that 4.9 lacks)."""
+    """Consume by push with retries, in order, by pull and by lite pull, whose 5.x code 4.9 lacks."""
     java.call(
         "push_start",
         name="c",
@@ -142,7 +142,7 @@ def consume(java: Driver, namesrv: str, *, lite: bool) -> None:
 
 
 def administer(stage: Stage, offset_id: str) -> None:
-    """The admin commands whose answers have bodies of their own shape."""
+    """Run the admin commands whose responses have bodies of their own format."""
     broker = f"127.0.0.1:{stage.to_broker.port}"
     for line in (
         f"updateTopic -b {broker} -t Made -r 4 -w 4",

@@ -1,8 +1,8 @@
-"""Records tests/data/ledger-4.9.7.tar.gz: what Apache's broker 4.9.7 wrote as the one member of a raft group.
+"""Record tests/data/ledger-4.9.7.tar.gz: files of Apache's broker 4.9.7 as the only member of a raft group.
 
-``python -m tests.golden.record_ledger``. Sends, batches and rolls of segments, a kill in the middle, and a
-stop in order. Files are cut behind their used part; ``lengths.json`` in the archive holds the lengths that
-they had.
+``python -m tests.golden.record_ledger``. The input has sends, batches and changes of segments, a kill midway,
+and a clean stop. Files are cut after their used part; ``lengths.json`` in the archive contains their original
+lengths.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CUT = ("dledger-n0/data/", "dledger-n0/index/", "consumequeue/", "index/")
 
 
 def settings(port: int, peers: str = "") -> dict[str, str]:
-    """Of a member n0 with small files."""
+    """Return the settings of a member n0 with small files."""
     return {
         **store_input.TINY,
         "mappedFileSizeCommitLog": str(32 << 10),
@@ -34,7 +34,7 @@ def settings(port: int, peers: str = "") -> dict[str, str]:
 
 
 def feed(port: int, first: int, count: int) -> None:
-    """Numbered messages in three queues, one of them delayed, and two batches of five."""
+    """Send numbered messages to three queues, one of them delayed, and two batches of five."""
     with wire.Connection(port) as connection:
         feeder = store_input.Feeder(connection)
         feeder.update_topic("Alpha", 3)

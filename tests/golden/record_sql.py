@@ -1,7 +1,7 @@
-"""Records tests/data/sql92.json.gz: what RocketMQ's own filter library makes of many SQL92 expressions.
+"""Record tests/data/sql92.json.gz: the results of RocketMQ's own filter library for many SQL92 expressions.
 
-``python -m tests.golden.record_sql``. The file has the sets of properties and a row for each expression: its
-text and the outcomes of each version, a letter for each set (java/filter/SqlTable.java says which).
+``python -m tests.golden.record_sql``. The file contains sets of properties and a row for each expression: its
+text and the outcomes of each version, a letter for each set (see java/filter/SqlTable.java).
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ JUNK = [
 
 
 def random_expression(source: random.Random, depth: int) -> str:
-    """An expression that mostly compiles."""
+    """Return an expression that usually compiles."""
     if not depth or source.random() < 0.45:
         return random_test(source, depth)
     one, kind = random_expression(source, depth - 1), source.random()
@@ -144,7 +144,7 @@ def random_expression(source: random.Random, depth: int) -> str:
 
 
 def random_test(source: random.Random, depth: int) -> str:
-    """A comparison or the like."""
+    """Return a comparison or another predicate."""
 
     def operand(words: Sequence[str] = OPERANDS) -> str:
         if depth and source.random() < 0.08:
@@ -170,7 +170,7 @@ def random_test(source: random.Random, depth: int) -> str:
 
 
 def damaged(source: random.Random, text: str) -> str:
-    """The expression with a word left out, doubled, put in or changed."""
+    """Return the expression with a word removed, doubled, inserted or changed."""
     words = text.split(" ")
     at = source.randrange(len(words))
     kind = source.randrange(4)
@@ -195,7 +195,7 @@ def expressions() -> list[str]:
 
 
 def outcomes(version: str, texts: list[str]) -> list[str]:
-    """What the library of one version answers."""
+    """Return the results of the library of one version."""
     jars = server_jars(version)
     classes = compiled("filter", sorted((HERE / "java" / "filter").glob("*.java")), jars)
     lines = [_line("P", *(part for pair in each.items() for part in pair)) for each in SETS]

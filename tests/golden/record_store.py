@@ -1,7 +1,7 @@
-"""Records tests/data/store-4.9.7.tar.gz: the files that Apache's broker 4.9.7 wrote for a small fixed input.
+"""Record tests/data/store-4.9.7.tar.gz: the files that Apache's broker 4.9.7 writes for a small fixed input.
 
-``python -m tests.golden.record_store``. Commit-log and queue files are cut behind their used part;
-``lengths.json`` in the archive holds the lengths that they had.
+``python -m tests.golden.record_store``. Commit-log and queue files are cut after their used part;
+``lengths.json`` in the archive contains their original lengths.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def write_store(directory: Path) -> Path:
 
 
 def pack(store: Path, cut: tuple[str, ...] = ("commitlog/", "consumequeue/")) -> bytes:
-    """The archive; files in the `cut` directories without the zeros at their end."""
+    """Return the archive; files in the `cut` directories are without the zeros at their end."""
     out = io.BytesIO()
     lengths = {}
     with tarfile.open(fileobj=out, mode="w") as archive:
@@ -42,7 +42,7 @@ def pack(store: Path, cut: tuple[str, ...] = ("commitlog/", "consumequeue/")) ->
             name, data = str(path.relative_to(store)), path.read_bytes()
             lengths[name] = len(data)
             if name.startswith(cut):
-                data = data.rstrip(b"\0") + bytes(20)  # a record may end in zeros: its length says so
+                data = data.rstrip(b"\0") + bytes(20)  # a record may end in zeros, which its length includes
             _add(archive, name, data)
         _add(archive, "lengths.json", json.dumps(lengths, indent=1).encode())
     return gzip.compress(out.getvalue(), 9, mtime=0)

@@ -1,7 +1,7 @@
-"""Records tests/data/traces.json: trace records as Apache's own encoders write them.
+"""Record tests/data/traces.json: trace records as Apache's own encoders write them.
 
 ``python -m tests.golden.record_traces``. A row has the version of the client, the record's fields, its text
-and the keys that Apache puts on its message.
+and the keys that Apache's client puts on its message.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A tap between Apache's clients and servers: passes every byte on and keeps the frames that went by.
+"""A tap between Apache's clients and servers: it forwards every byte and records the frames.
 
-One tap stands before the name server, one before the broker. Routes name the broker's own address, so the
-name server's tap replaces it by the address of the broker's tap in what it passes on (both ports have five
-digits, so no length changes); what is kept is what the server sent.
+One tap is before the name server and one before the broker. Routes contain the broker's own address, so the
+name server's tap replaces it by the address of the broker's tap when it forwards them (both ports have five
+digits, so no length changes); the recorded frames are those of the server.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from tests.kit.raw_peer import header_and_body
 
 LARGEST_KEPT = 12_000
-"""Frames above this size (bytes) add nothing that a smaller one does not show."""
+"""Frames above this size, in bytes, add no information to smaller ones."""
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """One frame: who sent it to whom, the code of the request it is or answers, and its bytes."""
+    """A frame: its sender and receiver, the code of its request, and its bytes."""
 
     sender: str
     receiver: str
@@ -31,7 +31,7 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """Keeps the first ``per_kind`` frames of each kind: same ends, same request code, same outcome."""
+    """Keep the first ``per_kind`` frames of each kind: same ends, same request code, same outcome."""
 
     per_kind: int = 2
     frames: list[Recorded] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Recording:
 
 
 class Tap:
-    """Listens on a free port and connects each client through to ``target``."""
+    """Listen on a free port and connect each client to ``target``."""
 
     def __init__(
         self,
@@ -130,6 +130,6 @@ class Tap:
 
 
 def envelope(data: bytes) -> tuple[int, int, int]:
-    """(code, opaque, flag) of a frame with its length word, in either serialisation."""
+    """Return (code, opaque, flag) of a frame with its length word, in either serialization."""
     header, _ = header_and_body(data[4:])
     return header["code"], header["opaque"], header["flag"]

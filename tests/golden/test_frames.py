@@ -1,4 +1,4 @@
-"""Every recorded frame of Apache's clients and servers is read as what it is, and written back as it was."""
+"""Every recorded frame of Apache's clients and servers is parsed correctly and written back unchanged."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def frames(request: pytest.FixtureRequest) -> list[Recorded]:
 
 
 def _parts(data: bytes) -> tuple[int, dict[str, Any], bytes]:
-    """(serialisation, header fields, body) read without the code under test."""
+    """Return (serialization, header fields, body), parsed without the code under test."""
     return data[4], *header_and_body(data[4:])
 
 
@@ -136,4 +136,4 @@ def test_every_ext_field_that_apache_sends_has_its_place_in_a_typed_header(frame
 
 
 EXTRA = {"groupSysFlag", "topicSysFlag", "indexType", "ReqT"}
-"""Fields beside the headers, 5.x's but the last: of no use to a server that behaves as 4.9.7."""
+"""Fields beside the headers, from 5.x except the last: a server that behaves like 4.9.7 does not use them."""

@@ -1,4 +1,4 @@
-"""What Apache's broker 4.9.7 wrote to disk is read as what it is, and written again it is the same bytes."""
+"""Files of Apache's broker 4.9.7 are parsed correctly, and writing the content again gives the same bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from cometmq.protocol.record.one import decode_record, iter_records
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recorded store with every file at its full length."""
+    """Extract the recorded store, with every file at its full length."""
     root = tmp_path_factory.mktemp("store-4.9.7")
     with tarfile.open(TARGET) as archive:
         archive.extractall(root, filter="data")
@@ -62,7 +62,7 @@ def test_records_are_written_back_byte_for_byte(store: Store, log: bytes) -> Non
     for each in store.records:
         was = log[each.position : each.position + each.size]
         if each.sys_flag & COMPRESSED:
-            continue  # what is read is no longer compressed
+            continue  # decoding has decompressed the body
         assert encode_message(decode_record(was)) == was
 
 

@@ -1,4 +1,4 @@
-"""The push by OTLP, to a collector of the test's own that speaks gRPC."""
+"""OTLP push to a test collector that uses gRPC."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Pushed = tuple[messages.ExportMetricsServiceRequest, dict[str, str]]
 
 
 class Collector(service.MetricsServiceServicer):
-    """Keeps what is pushed, with the headers."""
+    """A collector that stores the pushed data and headers."""
 
     def __init__(self) -> None:
         self.pushed: queue.Queue[Pushed] = queue.Queue()

@@ -1,4 +1,4 @@
-"""Prometheus' port: what it answers, to whom, and in which bounds."""
+"""The Prometheus port: its responses, access and limits."""
 
 from __future__ import annotations
 

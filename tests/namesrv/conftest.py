@@ -1,4 +1,4 @@
-"""Name servers on ports of their own, and what brokers and clients send them."""
+"""Fixtures: name servers on their own ports, and the requests of brokers and clients."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TOPIC_A = {"topicName": "TopicA", "readQueueNums": 4, "writeQueueNums": 4, "perm
 
 
 class Clock:
-    """A clock that tests turn by hand."""
+    """A clock that tests advance."""
 
     def __init__(self) -> None:
         self.ms = 1_700_000_000_000
@@ -61,20 +61,20 @@ async def ask(
 
 
 def refused(answer: tuple[dict[str, Any], bytes], code: int, words: str) -> None:
-    """The answer says no, and why."""
+    """Check that the response is a refusal with this code and text."""
     header, _ = answer
     assert header["code"] == code, header
     assert words in header["remark"]
 
 
 async def key_value(raw: RawPeer, code: int, key: str = "k", value: str | None = None) -> dict[str, Any]:
-    """The header of an answer about a key of the namespace n: 100 puts it, 101 gets it, 102 deletes it."""
+    """Return the header of a response about a key in namespace n: 100 puts, 101 gets, 102 deletes it."""
     header, _ = await ask(raw, code, {"namespace": "n", "key": key, **({"value": value} if value else {})})
     return header
 
 
 async def put_order(raw: RawPeer) -> None:
-    """The order configuration of TopicA."""
+    """Set the order configuration of TopicA."""
     await ask(raw, 100, {"namespace": "ORDER_TOPIC_CONFIG", "key": "TopicA", "value": "broker-a:8"})
 
 

@@ -1,4 +1,4 @@
-"""Reading the name server's settings from a properties file's pairs."""
+"""Parsing the name server's settings from the pairs of a properties file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a stranger may tell a name server: nothing of it harms the brokers and clients that others run."""
+"""Hostile requests to a name server do no harm to other users' brokers and clients."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class TestKeyValues:
             _, order = await register(raw, counter=2)
 
         assert (body, found[0]) == (b"", 0)
-        assert (listed["code"], "16777216" in listed["remark"]) == (1, True)  # never sent: too long
+        assert (listed["code"], "16777216" in listed["remark"]) == (1, True)  # too long to be sent
         assert put_again == (0, "")
         assert json.loads(order) == {"table": {"TopicA": "broker-a:4"}}
 
@@ -84,7 +84,7 @@ class TestKeyValues:
         with pytest.raises(KvRefused):
             values.put("c", "k", "1")
         values.put("b", "k", "123456789")
-        values.put("b", "k", "987654321")  # in place of the other
+        values.put("b", "k", "987654321")  # replaces the other value
         with pytest.raises(KvRefused):
             values.put("b", "l", "")
         values.delete("b", "k")

@@ -366,7 +366,7 @@ class TestKeyValues:
             await NameServer(config_in(tmp_path)).start()
 
     async def test_an_unwritable_value_is_not_acknowledged(self, tmp_path: Path, raw: RawPeer) -> None:
-        (tmp_path / "kvConfig.json").mkdir()  # no file can take its place
+        (tmp_path / "kvConfig.json").mkdir()  # a file cannot replace a directory
         header = await key_value(raw, 100, "k", "v")
         (tmp_path / "kvConfig.json").rmdir()
         later = await key_value(raw, 100, "l", "w")
@@ -446,7 +446,7 @@ class TestConfiguration:
         await raw.send(raw_frame(106, 5))
         after, _ = await raw.read()
 
-        assert payload[0] == 1  # answered in kind
+        assert payload[0] == 1  # the response uses the same serialization
         answer, _ = header_and_body(payload)
         assert (answer["code"], answer["opaque"], answer["flag"] & 1) == (17, 77, 1)
         assert after["opaque"] == 5

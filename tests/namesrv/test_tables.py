@@ -1,4 +1,4 @@
-"""The name server's tables, driven with a clock of our own."""
+"""The name server's tables, tested with a manual clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever brokers do in whatever order, the tables agree with each other and with a plain model."""
+"""After any sequence of brokers' requests the tables agree with each other and with a plain model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ connections = st.sampled_from(["k1", "k2", "k3"])
 
 
 class Brokers(RuleBasedStateMachine):
-    """`alive` is the model: address -> (name, last word, connection)."""
+    """`alive` is the model: (name, last heartbeat, connection) by address."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The checker: sound histories of a small model pass, and each planted fault is found by its rule."""
+"""The checker: correct histories of a small model pass, and each planted fault is found by its rule."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(history: list[Op]) -> Report:
 
 
 def sound(seed: int) -> list[Op]:
-    """A history of a cluster that keeps its promises: 30 messages, group g of two members, a reader r."""
+    """Return the history of a correct cluster: 30 messages, group g of two members, a reader r."""
     dice = random.Random(seed)
     ops: list[Op] = []
     stored: list[tuple[float, Op]] = []
@@ -63,7 +63,7 @@ def sound(seed: int) -> list[Op]:
             send |= {"result": "unknown", "ended": dice.choice([None, at + 5])}
             del send["queue"]
             if dice.random() < 0.5 and kind == "plain":
-                continue  # it was not stored
+                continue  # the message was not stored
         if kind == "half":
             send.pop("queue", None)
             send["half"] = True
@@ -85,7 +85,7 @@ def sound(seed: int) -> list[Op]:
 
 
 def deliveries(dice: random.Random, stored: list[tuple[float, Op]]) -> list[Op]:
-    """What r reads and g handles of the messages that were stored, by the time of that."""
+    """Return the reads of r and the handled messages of g, for messages with the times of their stores."""
     ops: list[Op] = []
     offsets = {"q0": 0, "q1": 0}
     free = {"q0": 0.0, "q1": 0.0}
@@ -196,7 +196,7 @@ def leave_a_gap(history: list[Op], dice: random.Random) -> None:
 
 
 def jump_far(history: list[Op], dice: random.Random) -> None:
-    """A bit of an offset was turned: the gap must not cost memory."""
+    """A bit of an offset is flipped: the resulting gap must not cost memory."""
     of(history, "read")[-1]["offset"] += 1 << 61
 
 
@@ -215,7 +215,7 @@ def read_backwards(history: list[Op], dice: random.Random) -> None:
 
 
 def keyed_neighbours(history: list[Op], dice: random.Random) -> tuple[Op, Op]:
-    """Handled calls of two messages of a key, the earlier first."""
+    """Return the calls for two messages of a key, the earlier first."""
     key = some([each for each in of(history, "handle", result="ok") if "key" in each], dice)["key"]
     calls = sorted(of(history, "handle", key=key), key=lambda each: each["began"])
     pairs = [

@@ -1,4 +1,4 @@
-"""A cluster behind fault proxies: clients that are given its name server reach brokers through them only."""
+"""A cluster behind fault proxies: clients of its name server reach brokers only through proxies."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ async def test_admin_is_told_the_proxies_too(local: LocalBroker) -> None:
 
 
 async def test_a_cut_behind_the_request_is_sent_again(local: LocalBroker) -> None:
-    """The broker has stored the message, and the producer cannot know: it comes twice."""
+    """The broker has stored the message, which the producer cannot know, so the message is stored twice."""
     ledger, again = Ledger(), ProducerOptions(retry_times=3)
     async with ClusterProxy(local.namesrv) as faulty:
         async with Producer("p", namesrv=faulty.namesrv, options=again) as producer:

@@ -1,4 +1,4 @@
-"""`TestBroker`: the real broker without sockets, for the ordinary client classes."""
+"""`TestBroker`: the real broker without sockets, used with the ordinary client classes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def open_sockets() -> list[str]:
         try:
             link = os.readlink(f"/proc/self/fd/{number}")
         except OSError:
-            continue  # the listing's own
+            continue  # the descriptor of the listing
         if link.startswith("socket:"):
             links.append(link)
     return links
@@ -151,7 +151,7 @@ async def test_it_starts_in_milliseconds_and_leaves_nothing() -> None:
     gc.collect()
     assert min(took) < 0.25  # about 15 ms on an idle machine
     assert len(asyncio.all_tasks()) == tasks
-    assert len(os.listdir("/proc/self/fd")) < files + 5  # others in this process may open some
+    assert len(os.listdir("/proc/self/fd")) < files + 5  # other code in this process may open some
 
 
 @pytest.mark.parametrize("kind", [FaultProxy, ClusterProxy])

@@ -1,4 +1,4 @@
-"""`cometmq.testing` as users get it: fixtures by one line in conftest.py, and servers as processes."""
+"""`cometmq.testing` as users run it: fixtures by one line in conftest.py, and servers as processes."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_broker_starts_and_stops_in_milliseconds(tmp_path: Path) -> None:
         with local_broker(tmp_path / str(number)):
             took.append(time.perf_counter() - began)
 
-    # About 15 ms on an idle machine; the best of five says so even on a busy one.
+    # It takes about 15 ms on an idle machine; the best of five runs is near that even on a busy one.
     assert min(took) < 0.25
 
 

@@ -1,4 +1,4 @@
-"""The fault proxy, with an echo server behind it: what each fault does, to which direction, at which byte."""
+"""The fault proxy with an echo server: the effect of each fault, in each direction, at each byte."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SOON_S = 60.0
 
 
 class Echo:
-    """Gives back what it gets, keeps it, and knows how connections ended."""
+    """An echo server that stores its input and records how connections ended."""
 
     def __init__(self) -> None:
         self.got = bytearray()
@@ -58,7 +58,7 @@ async def connected(proxy: FaultProxy) -> tuple[asyncio.StreamReader, asyncio.St
 
 
 async def received(proxy: FaultProxy, data: bytes) -> tuple[bytes, str]:
-    """What comes back of data that is sent as a whole and then ended, and how the connection ends."""
+    """Send data, then the end; return the data that comes back and how the connection ends."""
     reader, writer = await connected(proxy)
     got = bytearray()
     try:
@@ -75,7 +75,8 @@ async def received(proxy: FaultProxy, data: bytes) -> tuple[bytes, str]:
 
 
 CASES: list[tuple[Sequence[Fault], bytes, str, int]] = [
-    # faults, what comes back of 100,000 bytes, how it ends, how many bytes the server gets at least
+    # Faults, returned part of 100,000 bytes, end of the connection, and minimum of bytes that the server
+    # receives.
     ([], b"x" * 100_000, "end", 100_000),
     ([Fault(kind=Kind.CUT, directions=(UP,), after=1000)], b"", "reset", 0),
     ([Fault(kind=Kind.HALF_CLOSE, directions=(UP,), after=1000)], b"x" * 1000, "end", 1000),
@@ -145,7 +146,7 @@ async def test_bytes_are_split(echo: Echo) -> None:
     async with FaultProxy(echo.addr, lambda _: [Fault(kind=Kind.SPLIT, directions=(UP,), size=1)]) as proxy:
         await received(proxy, b"abc" * 10)
     assert bytes(echo.got) == b"abc" * 10
-    assert len(echo.pieces) > 10  # the kernel may join some
+    assert len(echo.pieces) > 10  # the kernel may join some pieces
 
 
 @pytest.mark.parametrize("kind", [Kind.DELAY, Kind.STALL])
@@ -256,7 +257,7 @@ def test_a_proxy_that_is_not_started_says_so() -> None:
         (Kind.CUT, "after", -1),
         (Kind.DELAY, "seconds", -0.1),
         (Kind.DELAY, "seconds", math.nan),
-        (Kind.STALL, "seconds", 0.0),  # also if it is left out
+        (Kind.STALL, "seconds", 0.0),  # this is also the default
         (Kind.SPLIT, "size", 0),
         (Kind.CUT, "directions", ()),
     ],

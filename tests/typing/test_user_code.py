@@ -1,4 +1,4 @@
-"""The types of the public API, as a user's mypy sees them."""
+"""The types of the public API, as a user's mypy checks them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SRC = HERE.parents[1] / "src"
 
 
 def test_a_users_program_has_the_types_it_should(pytestconfig: pytest.Config) -> None:
-    # The cache makes the second run on a machine a matter of a second.
+    # With the cache the second run on a machine takes only a second.
     cache = pytestconfig.cache.mkdir("mypy") if pytestconfig.cache is not None else os.devnull
     options = ["--strict", "--config-file=", "--follow-imports=silent", f"--cache-dir={cache}"]
     found = subprocess.run(

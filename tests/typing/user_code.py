@@ -1,6 +1,6 @@
-"""A user's program, checked by mypy and never run: what must type-check, and what must not.
+"""A user's program that mypy checks and that is never run: valid code, and code that must not type-check.
 
-Each line that must not carries the error it must give; mypy reports those that give none.
+Each line that must not type-check carries its expected error; mypy reports lines without that error.
 """
 
 from __future__ import annotations
