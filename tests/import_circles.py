@@ -22,9 +22,9 @@ def circles(imports: dict[str, set[str]]) -> list[list[str]]:
 
 
 def among(imported: dict[str, set[str]]) -> dict[str, set[str]]:
-    """Return the modules of these that each imports, by the names of what it imports.
+    """Return the imported modules of each module, by the imported names.
 
-    `from a import b` is the name a.b, which is the module a unless b is one.
+    `from a import b` has the name a.b. If that is not a module, it means the module a.
     """
     return {
         module: {name if name in imported else name.rpartition(".")[0] for name in names}

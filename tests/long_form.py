@@ -1,4 +1,4 @@
-"""What is slow by nature runs in `make test-long`, which sets COMETMQ_LONG; the other commands skip it."""
+"""Tests that are slow by nature run only in `make test-long`, which sets COMETMQ_LONG; others skip them."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LONG = bool(os.environ.get("COMETMQ_LONG"))
 
 
 def long_form(why: str) -> pytest.MarkDecorator:
-    """The mark of a test that runs in the long form only."""
+    """Return the mark of a test that runs only in the long form."""
     return pytest.mark.skipif(not LONG, reason=f"{why}: `make test-long` runs it")

@@ -24,18 +24,18 @@ COMMON = {
     *("master", "memory", "as_json", "report_path", "metrics_at"),
     *("access_key", "secret_key", "tls", "namesrv", "source", "begin", "end", "begin_ms", "end_ms"),
 }
-"""Options that several jobs share, which the pages describe once."""
+"""Options of several jobs, which the pages describe once."""
 TABLE = re.compile(r"(?<=<!-- options: )(\w+) -->\n(?:\n?\|.*(?:\n\|.*)*\n)?")
 Row = tuple[str, ...]
 
 
 def written(page: str) -> str:
-    """The page with the tables of today's options."""
+    """Return the page with the tables of the current options."""
     return TABLE.sub(lambda found: f"{found[1]} -->\n\n{table(found[1])}\n", page)
 
 
 def table(name: str) -> str:
-    """The table of a Spark format or of a job."""
+    """Return the table of a Spark format or of a job."""
     heads, *rows = format_rows(FORMATS[name]) if name in FORMATS else job_rows(name)
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (heads, *rows)]
     cells.insert(1, ["---"] * len(heads))
@@ -43,7 +43,7 @@ def table(name: str) -> str:
 
 
 def format_rows(struct: type) -> Iterator[Row]:
-    """The rows of a Spark format: its own options, then those that it shares with others."""
+    """Yield the rows of a Spark format: first its own options, then the shared ones."""
     order = [name for each in struct.__mro__ for name in vars(each).get("__annotations__", ())]
     kinds = struct is options.ReadOptions
     yield ("Option (other spellings)", "Default", "Values", *(["Query"] if kinds else []), "Meaning")
@@ -54,7 +54,7 @@ def format_rows(struct: type) -> Iterator[Row]:
         for number, (key, text) in enumerate(each.spark.items()):
             others = ", ".join(f"`{other}`" for other, name in spellings if name == key)
             name = f"`{key}` ({others})" if others else f"`{key}`"
-            default = "" if number else _default(each)  # of a value that is made of several options
+            default = "" if number else _default(each)  # the value consists of several options
             yield (name, default, _values(each), *([each.query or "both"] if kinds else []), text)
 
 
@@ -81,7 +81,7 @@ def _number(count: int) -> str:
 
 
 def job_rows(name: str) -> Iterator[Row]:
-    """The rows of the command of a job."""
+    """Yield the rows of a job's command."""
     command = commands.get_command(click.Context(commands), name)
     assert command is not None
     names = ("RedriveOptions", "DlqOptions") if name == "dlq" else (f"{name.capitalize()}Options",)
@@ -105,7 +105,7 @@ def _flags(each: click.Option, context: click.Context) -> str:
 
 
 def _shown(each: click.Parameter) -> str:
-    """The default as a user would write it."""
+    """Return the default as a user would write it."""
     if each.required:
         return "required"
     shown = getattr(each, "show_default", None)
@@ -120,7 +120,6 @@ def _shown(each: click.Parameter) -> str:
 
 
 def main() -> None:
-    """Write the tables."""
     for page in PAGES:
         page.write_text(written(page.read_text("utf-8")), "utf-8")
 

@@ -1,4 +1,4 @@
-"""Ports for servers that have to know theirs before they start, or have to have it again after a restart."""
+"""Ports for servers that must know their port before the start, or use it again after a restart."""
 
 from __future__ import annotations
 
@@ -9,15 +9,21 @@ import socket
 
 HOST = "127.0.0.1"
 FIRST, LAST = 15_000, 32_000
-"""Above the usual ports of servers, and below those that the kernel gives to whoever asks for any port and to
-outgoing connections (net.ipv4.ip_local_port_range): these take a port that a server has left for a moment."""
+"""Ports above the usual ones of servers and below the kernel's ephemeral range.
+
+The kernel assigns ports of that range (net.ipv4.ip_local_port_range) to other sockets, which could take the
+port of a server that is restarting.
+"""
 WORKERS = 8
 STEP = 4
-"""A broker at P has P-2 for clients of the fast channel and P+1 for its slaves."""
+"""A broker at port P also uses P-2 for clients of the VIP channel and P+1 for its slaves."""
 
 
 def _ports_of_this_process() -> itertools.cycle[int]:
-    """Those of the processes of one test run do not meet. They begin anywhere: two runs may go on at once."""
+    """Return the ports of this process, which no other process of the test run uses.
+
+    They begin at a random one, since two test runs may run concurrently.
+    """
     number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % WORKERS
     share = (LAST - FIRST) // WORKERS
     ports = [*range(FIRST + number * share + 2, FIRST + (number + 1) * share - 1, STEP)]
@@ -29,7 +35,7 @@ _PORTS = _ports_of_this_process()
 
 
 def free_port() -> int:
-    """A port P that nobody has, P-2 and P+1 neither, and that nobody else gets for long."""
+    """Return a port P that is free together with P-2 and P+1, and is not returned again soon."""
     for port in itertools.islice(_PORTS, (LAST - FIRST) // WORKERS // STEP):
         if all(_is_free(each) for each in (port - 2, port, port + 1)):
             return port

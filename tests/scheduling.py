@@ -1,4 +1,4 @@
-"""How a run shares its files out among worker processes."""
+"""Distribution of test files to the worker processes of a run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
-# Rooms with servers, clients and a Spark session that start once: they cost more than most tests. These files
-# of theirs share nothing.
+# These folders share servers, clients and a Spark session, whose start costs more than most tests. The
+# following files in them share nothing.
 SHARING = ("interop", "pipeline")
 ALONE = {
     "test_attributes.py", "test_expired_stores.py", "test_ledger_stores.py", "test_store_commands.py",
@@ -18,15 +18,15 @@ ALONE = {
 }  # fmt: skip
 
 
-# Rooms of few files whose tests take seconds each and share nothing: each test may run in any process.
+# Folders of few files whose tests take seconds each and share nothing: each test may run in any process.
 DIVISIBLE = ("simulation",)
 
 
 class Rooms(LoadScopeScheduling):
-    """A scheduler that assigns whole files, and all files of a folder where they share what starts once.
+    """A scheduler that assigns whole files, or whole folders where their files share servers.
 
-    The groups of xdist itself have no effect with pytest 9.2: it looks for them in the names of tests, which
-    no longer contain them.
+    xdist's own groups have no effect with pytest 9.2: xdist looks for them in the names of tests, which no
+    longer contain them.
     """
 
     def _split_scope(self, nodeid: str) -> str:
@@ -39,7 +39,7 @@ class Rooms(LoadScopeScheduling):
     def remove_node(self, node: WorkerController) -> str | None:
         """Return the test in which a worker died, if it died in one.
 
-        That test counts as completed. Otherwise each new worker would run it, and die, too.
+        That test counts as completed. Otherwise each new worker would run it and die, too.
         """
         crashed = None
         for unit in self.assigned_work[node].values():
@@ -51,7 +51,10 @@ class Rooms(LoadScopeScheduling):
         return crashed
 
     def _reschedule(self, node: WorkerController) -> None:
-        """Assign work to a worker that has collected the tests; the successor of a dead one may not have."""
+        """Assign work to a worker that has collected the tests.
+
+        The successor of a dead worker may not have done so.
+        """
         if node in self.registered_collections:
             super()._reschedule(node)
 

@@ -1,7 +1,7 @@
 """docs/settings.md and the commented files conf/broker.conf and conf/namesrv.conf, from the typed settings.
 
-The page says in words what a setting does; `python -m tests.settings_page` writes defaults, ranges and
-*live* or *start* again, adds rows for new settings, whose words are to be filled in, and makes the files.
+The page describes the effect of each setting. `python -m tests.settings_page` updates defaults, ranges and
+*live* or *start*, adds rows for new settings, whose descriptions must be filled in, and writes the files.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NAMESRV_CONF = ROOT / "src" / "cometmq" / "conf" / "namesrv.conf"
 OF_A_BROKER = re.compile(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\| (live|start) \|(.*)\|$", re.MULTILINE)
 OF_A_NAME_SERVER = re.compile(r"^\| `([\w.]+)` \|(.*?)\|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 ELSEWHERE = {"brokerName", "brokerIP1", "namesrvAddr"}
-"""Defaults that the machine or the environment gives, in words on the page."""
+"""Settings whose defaults depend on the machine or the environment; the page describes them in words."""
 
 
 def _range(ranges: Mapping[str, Range], key: str) -> str:
@@ -39,7 +39,7 @@ def _default(key: str, text: str, in_words: str) -> str:
 
 
 def broker_row(row: re.Match[str]) -> str:
-    """A row of the broker's tables, as it must be."""
+    """Return the correct form of a row in the broker's tables."""
     key, words, _, _, effect = row.groups()
     when = "start" if key in NOT_BY_REQUEST | AT_NEXT_START else "live"
     text = BrokerConfig().properties().get(key, "")
@@ -48,26 +48,26 @@ def broker_row(row: re.Match[str]) -> str:
 
 
 def namesrv_row(row: re.Match[str]) -> str:
-    """A row of the name server's table, as it must be."""
+    """Return the correct form of a row in the name server's table."""
     key, _, _, effect = row.groups()
     text = NamesrvConfig().to_properties().get(key, "").replace(str(Path.home()), "~")
     return f"| `{key}` |{_default(key, text, '')}|{_range(NAMESRV_RANGES, key)}|{effect}|"
 
 
 def _parts(page: str) -> tuple[str, str, str]:
-    """The page up to the name server's table, that table, and what follows."""
+    """Return the page up to the name server's table, that table, and the rest."""
     first, second = page.index("## Name server"), page.index("## Without effect")
     return page[:first], page[first:second], page[second:]
 
 
 def written(page: str) -> str:
-    """The page with today's defaults and ranges."""
+    """Return the page with the current defaults and ranges."""
     broker, namesrv, rest = _parts(page)
     return OF_A_BROKER.sub(broker_row, broker) + OF_A_NAME_SERVER.sub(namesrv_row, namesrv) + rest
 
 
 def conf_files(page: str) -> dict[Path, str]:
-    """The commented settings files, with the page's words."""
+    """Return the commented settings files with the page's descriptions."""
     broker, namesrv, _ = _parts(page)
     shown = BrokerConfig().properties()
     of_broker = [(row[1], shown.get(row[1], ""), row[5]) for row in OF_A_BROKER.finditer(broker)]
@@ -92,7 +92,7 @@ def _conf(command: str, rows: list[tuple[str, str, str]]) -> str:
 
 
 def _with_new(page: str, keys: set[str], heading: str, row: Callable[[str], str]) -> str:
-    """Rows for settings without one, at the end of the table under a heading."""
+    """Add rows for settings without one, at the end of the table under a heading."""
     for key in sorted(keys - set(re.findall(r"^\| `([\w.]+)` \|", page, re.MULTILINE))):
         end = page.index("\n\n", page.index("|---", page.index(heading)))
         page = f"{page[:end]}\n{row(key)}{page[end:]}"
@@ -100,7 +100,7 @@ def _with_new(page: str, keys: set[str], heading: str, row: Callable[[str], str]
 
 
 def main() -> None:
-    """Write page and files."""
+    """Write the page and the files."""
     from cometmq.broker.base.config import FIELD_OF_KEY, STORE_KEYS
     from cometmq.namesrv.config import FIELDS
 

@@ -1,4 +1,4 @@
-"""The house plan as a test: who may import whom, what stays free of I/O, how big code may grow.
+"""The architecture as a test: allowed imports, code free of I/O, and limits on the size of code.
 
 The rooms are the first-level packages and modules of `cometmq`. Everything is read from the syntax trees of
 the sources; nothing is imported, so a forbidden import is reported even where it would not run.
@@ -25,10 +25,10 @@ PACKAGE = SRC / "cometmq"
 MODULE_LINES_MAX = 600
 FUNCTION_LINES_MAX = 70
 FOLDER_MODULES_MAX = 18
-# Folders that are still larger.
+# Folders that still exceed the limit.
 LARGE_FOLDERS = {"cli", "pipeline/jobs"}
 
-# What every room may use, and what those may use themselves.
+# Rooms that every room may import, including each other.
 COMMON = {
     "message",
     "errors",
@@ -42,7 +42,7 @@ COMMON = {
     "yaml_file",
 }
 
-# room -> rooms it may import beside COMMON; "*" is any.
+# The rooms that each room may import, beside COMMON; "*" is any.
 ALLOWED: dict[str, set[str]] = {
     "message": set(),
     "errors": set(),
@@ -69,12 +69,12 @@ ALLOWED: dict[str, set[str]] = {
     "testing": {"*"},
     "cli": {"*"},
     "__main__": {"cli"},
-    # `import cometmq` offers the client and Admin; it must not pull in a server.
+    # `import cometmq` provides the client and Admin, and must not import a server.
     "__init__": {"client", "admin"},
 }
 
-# room -> its sub-rooms, lowest first: each may import those before it. Modules that lie in the room itself
-# stand above all of them.
+# The sub-rooms of each room, lowest first: each may import the ones before it. Modules directly in the room
+# may import all of them.
 SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "store": (
         *("base", "log", "derived", "tables", "writing", "reading"),
@@ -90,13 +90,14 @@ SUB_ROOMS: dict[str, tuple[str, ...]] = {
     "console": ("base", "auth", "widgets", "messages", "pages"),
 }
 
-# Rooms whose names others import from the package itself -> rooms that may import from a sub-room of it too.
+# Rooms that others import only through the package itself, and the exceptions: room -> sub-room it may
+# import.
 FRONT_DOORS: dict[str, dict[str, str]] = {"store": {"cli": "inspect", "pipeline": "inspect"}}
 
-# Parts that are still handed a whole that they are a part of.
+# Parts that still receive the whole object that they belong to.
 NOT_YET_APART = ()
 
-# Decisions are functions of (now, event): these modules may not reach for the world themselves.
+# These modules make decisions as functions of (now, event), so they must not access the outside world.
 SANS_IO_PACKAGES = ("protocol", "raft")
 SANS_IO_MODULES = (
     "message.py",
@@ -127,7 +128,8 @@ WORLD = {
 WORLD_CALLS = {"open", "input", "print"}
 IN_MEMORY = {"io.BytesIO"}
 
-# The store reaches files through its Disk and time through its Clock, so that both can be played in tests.
+# The store accesses files only through its Disk and time only through its Clock, so that tests can replace
+# both.
 STORE_SEAMS = ("store/base/disk.py", "store/base/clock.py", "store/log/sync_child.py")
 BESIDE_THE_SEAMS = {"shutil", "io", "pathlib", "tempfile", "glob", "mmap", "fcntl", "random"}
 HARMLESS = {
@@ -136,7 +138,7 @@ HARMLESS = {
     "time": {"localtime", "strftime", "sleep"},
 }
 
-# Heavy or optional packages, and the only places that may import them.
+# Heavy or optional packages, and the only modules that may import them.
 ONLY_IN: dict[str, tuple[str, ...]] = {
     "pyspark": ("pipeline/", "cli/pipeline/", "../pyspark_cometmq"),
     "pyarrow": (
@@ -167,8 +169,8 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
 }
 
 
-# The client and all that it is made of run on Windows too: names of Unix alone, by module; "" for methods of
-# event loops.
+# The client and its dependencies also run on Windows: names that exist only on Unix, by module; "" for
+# methods of event loops.
 PORTABLE = ("client/", "protocol/", "remoting/", *(f"{room}.py" for room in COMMON - {"protocol"}))
 SERVERS_ONLY = ("remoting/loop.py", "remoting/server.py")
 UNIX_MODULES = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
@@ -195,7 +197,7 @@ def sources() -> list[Path]:
 
 
 def short_names() -> list[Path]:
-    """The modules by which Spark finds our formats."""
+    """Return the modules by which Spark finds CometMQ's formats."""
     return sorted(SRC.glob("pyspark_*/**/*.py"))
 
 
@@ -211,9 +213,9 @@ def room_of(path: Path) -> str:
 
 
 def imported_modules(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, absolute dotted name) of every import, those inside functions and TYPE_CHECKING included.
+    """Yield (line, absolute dotted name) of every import, including those in functions and TYPE_CHECKING.
 
-    `from a import b` yields "a.b", because b may be a module; whoever compares looks at prefixes.
+    `from a import b` yields "a.b", because b may be a module; callers compare prefixes.
     """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -229,7 +231,7 @@ def imported_modules(tree: ast.AST, package: str) -> Iterator[tuple[int, str]]:
 
 
 def package_of(path: Path) -> str:
-    """The dotted package whose relative imports a file would resolve against."""
+    """Return the dotted package against which the relative imports of a file are resolved."""
     return ".".join(path.relative_to(SRC).parent.parts)
 
 
@@ -245,7 +247,7 @@ def forbidden_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
         parts = module.split(".")
         if parts[0] != "cometmq" or "*" in allowed:
             continue
-        # `from cometmq import Producer` asks the façade, which only client users may do.
+        # `from cometmq import Producer` imports from the facade, which only users of the client may do.
         target = parts[1] if len(parts) > 1 else "__init__"
         if target not in ALLOWED:
             target = "__init__"
@@ -255,7 +257,7 @@ def forbidden_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def forbidden_sub_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
-    """What a module imports of its own room from a sub-room above its own, or from the room's top."""
+    """Yield a module's imports from a higher sub-room of its own room, or from the room's top level."""
     room, *inside = path.relative_to(PACKAGE).parts
     order = SUB_ROOMS.get(room)
     if order is None or len(inside) < 2:
@@ -270,7 +272,7 @@ def forbidden_sub_room_imports(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def imports_past_the_front_door(path: Path, tree: ast.AST) -> Iterator[str]:
-    """What a module imports from within a room that it may enter by the front door only."""
+    """Yield a module's imports from inside a room of which it may import only the package itself."""
     room = room_of(path)
     for line, module in imported_modules(tree, package_of(path)):
         _, *inside = module.split(".")
@@ -442,7 +444,7 @@ def test_every_logger_makes_its_lines_harmless() -> None:
 
 
 def test_every_module_has_its_tests_by_name_or_in_the_table() -> None:
-    """What fails here is set right by `python -m tests.tested_by`."""
+    """If this fails, run `python -m tests.tested_by`."""
     right = wanted()
     add = [f'"{module}": "{right[module]}",' for module in right if TESTED_BY.get(module) != right[module]]
     remove = [f'"{module}": "{test}",' for module, test in TESTED_BY.items() if right.get(module) != test]
@@ -453,7 +455,7 @@ def test_every_module_has_its_tests_by_name_or_in_the_table() -> None:
 
 
 def docstring_lines(node: ast.AST) -> int:
-    """Return the number of lines of a node's own docstring. A reference page makes no code longer."""
+    """Return the number of lines of a node's own docstring, which do not count as code."""
     body = getattr(node, "body", [])
     first = body[0] if isinstance(body, list) and body else None
     if (
@@ -500,7 +502,7 @@ def test_functions_fit_on_one_screen() -> None:
 
 
 class TestTheChecksThemselves:
-    """Each rule must be able to fail: fed with a source that breaks it, it says so."""
+    """Each rule must be able to fail: it reports a source that breaks it."""
 
     def check(self, room_file: str, source: str) -> list[str]:
         return list(forbidden_room_imports(PACKAGE / room_file, ast.parse(source)))

@@ -1,7 +1,7 @@
-"""Nothing in the source is there for nobody: its functions, classes, methods and constants are used in it.
+"""Every function, class, method and constant in the source is used in the source.
 
-Names are compared, not what they mean, so this finds too little and never too much. What only tests use is
-unused; fields of classes are left out.
+The check compares names, not definitions, so it may miss unused code, but never reports used code. Code that
+only tests use counts as unused; fields of classes are not checked.
 """
 
 from __future__ import annotations
@@ -15,33 +15,33 @@ from tests.test_architecture import PACKAGE, name_of, parse, sources
 
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
-# What these packages list in __all__ is for users, with all its methods.
+# The names in __all__ of these packages are for users, with all their methods.
 FOR_USERS = (
     "__init__.py",
     "admin/__init__.py",
     "client/__init__.py",
     "testing/__init__.py",
 )
-# The numbers of the protocol, whether somebody needs them yet or not, and what tests are given.
+# Not checked: the numbers of the protocol, which are complete, and the package for users' tests.
 LEFT_OUT = ("protocol/codes.py", "testing/")
-# Used from outside: entry points, the name of a format in Spark, functions for notebooks (docs/pipeline.md),
-# a clock that tests move.
+# Used from outside: entry points, the name of a Spark format, functions for notebooks (docs/pipeline.md), and
+# a clock that tests control.
 FROM_OUTSIDE = {
     *("DefaultSource", "ManualClock", "archived", "completeness", "deduplicated", "group_positions"),
-    "wait_stopped",  # of all clients
+    "wait_stopped",  # a method of all clients
     *("mqadmin", "mqbroker", "mqnamesrv", "mqshutdown"),
-    "makefile",  # http.client asks a socket for one
+    "makefile",  # http.client calls it on a socket
 }
-# The reverse of reading a record, which tests need; the store packs many at a time.
+# Tests need this encoder of a single record; the store encodes many at a time.
 FOR_TESTS = {"encode_record"}
-# Bases that call nothing of their classes by name.
+# Packages whose base classes call no method of a subclass by name.
 PLAIN_BASES = {"abc", "dataclasses", "enum", "msgspec", "typing"}
 
 
 def definitions(tree: ast.Module) -> Iterator[tuple[str, str, ast.stmt]]:
-    """(class or "", name, statement) of what a module defines: at its top, and methods of its classes.
+    """Yield (class or "", name, statement) of a module's top-level definitions and methods.
 
-    Left out are methods that a class from elsewhere may call, and what a decorator takes.
+    Methods of classes with a foreign base and decorated functions are left out, as other code may call them.
     """
     foreign = foreign_names(tree)
     for node in tree.body:
@@ -61,7 +61,7 @@ def is_plain_function(node: ast.stmt) -> bool:
 
 
 def foreign_names(tree: ast.Module) -> set[str]:
-    """Names that a module imports from packages that are not ours."""
+    """Return the names that a module imports from packages other than cometmq."""
     found = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -72,7 +72,7 @@ def foreign_names(tree: ast.Module) -> set[str]:
 
 
 def uses(tree: ast.AST) -> Counter[str]:
-    """How often each name is read, asked for as an attribute, or a text of its own outside of __all__."""
+    """Count the uses of each name: reads, attribute accesses, and equal strings outside of __all__."""
     found: Counter[str] = Counter()
     listed = {id(text) for node in ast.walk(tree) if is_all(node) for text in ast.walk(node)}
     for node in ast.walk(tree):
@@ -97,7 +97,7 @@ def for_users() -> set[str]:
 
 
 def taken(tree: ast.Module) -> set[str]:
-    """The names that a module takes from others: imported, or asked of an imported module."""
+    """Return the names that a module uses from others: imported, or accessed as an attribute of an import."""
     imports = [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
     known = {alias.asname or alias.name for node in imports for alias in node.names}
     asked = (node for node in ast.walk(tree) if isinstance(node, ast.Attribute))

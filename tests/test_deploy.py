@@ -1,4 +1,4 @@
-"""The units, manifests and container files of conf/ are what docs/deploy.md says, and name what there is."""
+"""The units, manifests and container files in conf/ match docs/deploy.md and refer to existing things."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SETS = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
 
 
 def read(name: str, text: str, caplog: pytest.LogCaptureFixture) -> dict[str, str]:
-    """Settings that the server takes without a warning."""
+    """Return the settings, which the server must accept without a warning."""
     properties = parse_properties(text)
     kind = NamesrvConfig if name.startswith("namesrv") else BrokerConfig
     kind.from_properties(properties)
@@ -78,7 +78,7 @@ def test_the_image_is_not_root_and_checks_its_health() -> None:
 @pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])
 def test_settings_of_the_image(name: str, caplog: pytest.LogCaptureFixture) -> None:
     found = read(name, (CONF / "container" / name).read_text(), caplog)
-    assert found["metricsExporterType"] == "PROM"  # the health check needs the port
+    assert found["metricsExporterType"] == "PROM"  # the health check needs the metrics port
 
 
 @pytest.mark.parametrize("name", ["broker.conf", "namesrv.conf"])
@@ -115,7 +115,7 @@ def test_a_stateful_set(found: dict[str, Any]) -> None:
 
 
 def without_loss(given: Any, kept: Any) -> bool:
-    """Whether all of a JSON value is in another."""
+    """Return whether a JSON value contains all of another one."""
     if isinstance(given, dict):
         return isinstance(kept, dict) and all(
             without_loss(each, kept.get(key)) for key, each in given.items()
@@ -126,7 +126,7 @@ def without_loss(given: Any, kept: Any) -> bool:
 
 
 def test_grafana_knows_all_that_the_dashboard_says() -> None:
-    """Grafana's own types of dashboards, panels and Prometheus queries. They drop what they do not know."""
+    """Grafana's own types of dashboards, panels and queries drop unknown fields, so none may be lost."""
     register_default_plugins()
     board = json.loads((CONF / "grafana" / "cometmq.json").read_text())
 

@@ -1,4 +1,4 @@
-"""Every command that a page shows exists, and takes the options that it is shown with."""
+"""Every command in the documentation exists and accepts the options shown with it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ENDS = {"|", "||", "&", "&&", ";", ">", ">>", "2>", "<", "2>&1"}
 
 
 def shown(text: str) -> list[str]:
-    """The commands of a page: whole spans in backticks, and lines of blocks with what they go on in."""
+    """Return a page's commands: whole spans in backticks, and lines of code blocks with continuations."""
     blocks = re.findall(r"^```[^\n]*\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     rest = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
     found = re.findall(rf"`((?:{NAMES}) [^`]+)`", rest)
@@ -35,18 +35,20 @@ def shown(text: str) -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """A command as a shell would take it, up to where another begins."""
+    """Return the words of a command as a shell parses them, up to the next command on the line."""
     words = shlex.split(line, comments=True)
     ends = [number for number, word in enumerate(words) if word in ENDS]
     return words[: ends[0]] if ends else words
 
 
 def wrong(line: str) -> str:
-    """What is wrong with a command; "" if nothing is. What is left out, and words that stand for values, are
-    not."""
+    """Return the error of a command, or "".
+
+    Omitted words and placeholders for values are not errors.
+    """
     name, *words = words_of(line)
     if name == "cometmq" and words and words[0] in COMMANDS:
-        name, *words = words  # as the scripts call it
+        name, *words = words  # the name of the script alone
     words = [word for word in words if word not in ("…", "...")]
     command = COMMANDS[name]
     parent = None
@@ -62,9 +64,9 @@ def wrong(line: str) -> str:
             assert below is not None
             name, command, parent = below.name or "", below, context
     except click.exceptions.Exit:
-        return ""  # --help and --version
+        return ""  # for --help and --version
     except (click.BadParameter, click.BadOptionUsage, click.exceptions.NoArgsIsHelpError):
-        return ""  # values are left out, or stand for others
+        return ""  # values are omitted or placeholders
     except click.ClickException as problem:
         return problem.format_message()
 

@@ -1,4 +1,4 @@
-"""What the pages and the docstrings point at exists: tests, files, and headings of docs/reference.
+"""References in pages and docstrings exist: tests, files, and headings of docs/reference.
 
 `python -m tests.test_docs` corrects the paths of tests that have moved within their room.
 """
@@ -18,7 +18,7 @@ SOURCES = [
 ]
 FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT / "tests").rglob("*.py")}
 NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/"}
-TEST = r"`(?:test_|Test(?!Broker`))\w+`"  # TestBroker is for users
+TEST = r"`(?:test_|Test(?!Broker`))\w+`"  # TestBroker is a public class
 FILE = r"`[\w/]*test_\w+\.py`"
 # A page of the reference and headings on it: "(docs/reference/storage.md, Record, Index)", or with "See" in
 # front of it and a full stop behind it.
@@ -29,7 +29,7 @@ ABSENT = re.compile(
 
 
 def named(page: str) -> set[tuple[str, str]]:
-    """(test, file) of all tests that a page names, "" for what it does not name of the two."""
+    """Return (test, file) of all tests that a page names; a part that the page does not name is ""."""
     found = {(test, "") for test in re.findall(TEST, page)} | {("", file) for file in re.findall(FILE, page)}
     for tests, file in re.findall(rf"({TEST}(?:(?:, | and ){TEST})*) in ({FILE})", page):
         found |= {(test, file) for test in re.findall(TEST, tests)}
@@ -46,7 +46,7 @@ def headings(page: Path) -> set[str]:
 
 
 def cited(text: str) -> set[tuple[str, str]]:
-    """(page, heading) of all citations of docs/reference, "" for a page as a whole."""
+    """Return (page, heading) of all citations of docs/reference; the heading of a whole page is ""."""
     found = set()
     for page, part in CITATION.findall(text):
         names = [" ".join(name.replace("#", " ").split()) for name in part.split(",")]
@@ -59,7 +59,7 @@ def anchor(heading: str) -> str:
 
 
 def dead_links(page: Path) -> list[str]:
-    """The relative links of a page whose file, or heading in it, is not there."""
+    """Return the relative links of a page whose file or heading does not exist."""
     dead = []
     for link in re.findall(r"\]\((?!\w+:)([^)]+)\)", page.read_text("utf-8")):
         name, _, place = link.partition("#")
@@ -72,7 +72,7 @@ def dead_links(page: Path) -> list[str]:
 
 
 def sub_rooms_drawn(page: str) -> dict[str, tuple[str, ...]]:
-    """Room -> its sub-rooms in their order, from the drawing on docs/architecture.md."""
+    """Return the ordered sub-rooms of each room from the drawing in docs/architecture.md."""
     drawing = page.partition("```\n")[2].partition("```")[0]
     drawn: dict[str, tuple[str, ...]] = {}
     room = ""
@@ -85,7 +85,7 @@ def sub_rooms_drawn(page: str) -> dict[str, tuple[str, ...]]:
 
 
 def missing_paths(page: str) -> list[str]:
-    """The files and directories that a page names in backticks and that are nowhere."""
+    """Return the files and directories that a page names in backticks and that do not exist."""
     named = re.findall(r"`((?:\.\./)?(?:\w+/)+(?:\w+\.(?:py|md|sh|java|toml))?|(?:\w+/)+\w+\.py)`", page)
     homes = (ROOT, ROOT / "src", ROOT / "src/cometmq")
     there = (name for name in named if any((home / name).exists() for home in homes))
@@ -170,7 +170,7 @@ def test_what_a_docstring_cites() -> None:
 
 
 def with_moved_tests(page: str) -> str:
-    """The page with paths of tests as they are now, where a room has just one file of a name."""
+    """Return the page with current paths of tests, where a room has exactly one file of a name."""
 
     def now(found: re.Match[str]) -> str:
         room, name = found[1], found[2]

@@ -1,4 +1,4 @@
-"""The reference site (`make docs`): each page, command and public name is in it, and nothing warns."""
+"""The reference site (`make docs`) has each page, command and public name, and builds without warnings."""
 
 from __future__ import annotations
 

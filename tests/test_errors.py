@@ -1,4 +1,4 @@
-"""Errors carry what they know, also through pickling."""
+"""Errors keep their attributes, also through pickling."""
 
 from __future__ import annotations
 

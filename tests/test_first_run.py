@@ -1,4 +1,4 @@
-"""What `make run` does, at a small scale: it must work, be right, and say so when it is not."""
+"""`make run` at a small scale: it must work, give correct results, and report failures."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
     assert str(data / "archive") in done.stdout
     assert str(data / "report.html") in done.stdout
     assert "holds every event exactly" in (data / "report.html").read_text()
-    # Independent of Spark and of the example's own check: each order key once, each event as it was made.
+    # This check is independent of Spark and of the example: each order key once, each event unchanged.
     table = pq.read_table(data / "archive", columns=["keys", "tags", "body", "properties"])
     source = pq.read_table(data / "source" / "orders.parquet")
     assert table.num_rows == source.num_rows == 3000
@@ -50,7 +50,7 @@ def test_a_small_run_archives_every_order_and_checks_it(tmp_path: Path) -> None:
 
 @pytest.fixture
 def first_run(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The example as a module, its long stages replaced: only what main() makes of them is left."""
+    """The example as a module with its long stages replaced, so that only main() is tested."""
     spec = importlib.util.spec_from_file_location("first_run", FIRST_RUN)
     assert spec is not None
     assert spec.loader is not None
@@ -140,12 +140,12 @@ def test_a_directory_with_something_in_it_is_left_alone(first_run: ModuleType, t
     assert (tmp_path / "precious").exists()
 
 
-# -- What `make run-large` says of memory; the run itself takes too long for every day
+# -- Memory figures of `make run-large`; the run itself takes too long for the tests
 
 
 @pytest.fixture
 def large_run(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """The example as a module; it imports the one beside it."""
+    """The large example as a module; it imports the module beside it."""
     monkeypatch.syspath_prepend(str(Path(__file__).parents[1] / "examples"))
     before = set(sys.modules)
     yield importlib.import_module("large_run")

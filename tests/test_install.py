@@ -1,4 +1,4 @@
-"""`pip install .` into an empty environment gives five commands that work, without Spark and test tools."""
+"""`pip install .` into an empty environment installs five working commands, without Spark and test tools."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow("downloads and installs the package into an empty 
 
 @pytest.fixture(scope="module")
 def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An environment with nothing but this project in it, installed as a user would."""
+    """A virtual environment that contains only this project, installed as a user would."""
     path = tmp_path_factory.mktemp("install") / "venv"
     subprocess.run([sys.executable, "-m", "venv", str(path)], check=True, timeout=120)
     pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--quiet"]
@@ -39,7 +39,7 @@ def venv(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """Nothing of this checkout and nothing of the user's servers is seen."""
+    """Environment variables that hide this checkout and the user's servers."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "NAMESRV"))}
     return {**clean, "HOME": str(tmp_path), "COMETMQ_RUN_DIR": str(tmp_path / "run")}
 
@@ -105,7 +105,7 @@ def test_every_file_of_the_package_is_installed(venv: Path) -> None:
 
 
 def test_the_installed_console_has_its_pages_and_files(venv: Path, env: dict[str, str]) -> None:
-    """What its extra brings is that of the environment of the tests."""
+    """The packages of the console's extra come from the tests' environment."""
     place = ["-n", "127.0.0.1:1", "--port", "0", "--data", f"{env['HOME']}/console"]
     command = [str(venv / "bin" / "cometmq"), "console", *place]
     libraries = env | {"PYTHONPATH": sysconfig.get_path("purelib")}
@@ -126,7 +126,7 @@ def test_what_needs_an_extra_says_which(venv: Path, env: dict[str, str]) -> None
 
 @pytest.fixture
 def cluster(venv: Path, env: dict[str, str]) -> Iterator[str]:
-    """The address of the name server of an installed `cometmq standalone`."""
+    """Run an installed `cometmq standalone` and yield its name server's address."""
     command = [str(venv / "bin" / "cometmq"), "standalone", "--data", "data", "--namesrv-port", "0"]
     process = subprocess.Popen(
         [*command, "--broker-port", "0"], stdout=subprocess.PIPE, text=True, env=env, cwd=env["HOME"]

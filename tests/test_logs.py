@@ -1,4 +1,4 @@
-"""Events of the log: as text and as JSON, how much of them, and what never stands in them."""
+"""Log events as text and as JSON, limits on their number and size, and data that they never contain."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ other.error("the end")
 
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_what_libraries_threads_and_odd_texts_say_is_a_line_an_event(form: str) -> None:
-    """Also where the terminal has no more than ASCII."""
+    """The terminal may support only ASCII."""
     lines = said(WILD, COMETMQ_LOG_FORMAT=form, LC_ALL="C", PYTHONIOENCODING="ascii")
     events = [json.loads(line) for line in lines] if form == "json" else [
         line for line in lines if not line.startswith("  | ")
@@ -143,7 +143,7 @@ def test_levels_that_cannot_be_are_refused(text: str) -> None:
 
 
 def test_a_logger_that_only_this_process_has_is_refused() -> None:
-    """At the next start it would be unknown, and keep the server from starting."""
+    """At the next start the logger would be unknown, and the server would not start."""
     logs.logger("cometmq.of_this_process")
     logging.getLogger("of_this_process_too")
     for name in ("cometmq.of_this_process", "of_this_process_too"):

@@ -1,4 +1,4 @@
-"""A message that no broker would take, or no consumer could read, is refused when it is made."""
+"""A message that every broker would refuse, or no consumer could read, is refused when it is created."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The migration page names everything of the other clients, and what it names here exists.
+"""The migration page lists all names of the other clients, and the names of ours on it exist.
 
 The names are those of the public modules of the wheels on PyPI (rocketmq 0.4.4: client.py, exceptions.py;
-rocketmq-python-client 5.1.2: what its packages export, without the parts of its own machinery), of the source
-of rocketmq-client-python, and the parameters of Java's classes.
+rocketmq-python-client 5.1.2: the exports of its packages, without its internal parts), of the source of
+rocketmq-client-python, and the parameters of Java's classes.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def test_what_the_page_names_here_exists(name: str) -> None:
     parameters = set(inspect.signature(here).parameters)
     if dataclasses.is_dataclass(here):
         parameters |= {field.name for field in dataclasses.fields(here)}
-    # The last column says what is here.
+    # The last column of each table contains our names.
     columns = " ".join(line.rsplit(" | ", 1)[-1] for line in PAGE.splitlines() if line.startswith("|"))
     calls = re.findall(rf"\b{name}\(((?:[^()]|\([^()]*\))*)\)", columns)
     assert calls

@@ -1,4 +1,4 @@
-"""Background work that repeats (cometmq/periodic.py)."""
+"""Repeated background work (cometmq/periodic.py)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SHORT_S = 0.005
 
 @pytest.fixture
 def runs() -> list[float]:
-    """One entry for each run of a test's job."""
+    """The times of the runs of a test's job."""
     return []
 
 
@@ -37,7 +37,7 @@ async def test_a_job_runs_after_each_interval(runs: list[float]) -> None:
     periodic = Periodic(loop, 0.02, lambda: runs.append(loop.time()), name="test")
 
     periodic.cancel()
-    await periodic.stop()  # of what was never started: nothing
+    await periodic.stop()  # has no effect before a start
     periodic.start()
     periodic.start()
     await until(lambda: len(runs) >= 3)
@@ -168,7 +168,7 @@ async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval(runs: li
     assert runs == []
 
     periodic.soon()
-    periodic.soon()  # is one run
+    periodic.soon()  # several requests are one run
     await until(lambda: len(runs) >= 1)
     periodic.soon()
     await asyncio.sleep(SHORT_S)
@@ -181,7 +181,7 @@ async def test_a_run_that_is_wanted_soon_does_not_wait_for_the_interval(runs: li
     assert len(runs) == 2
 
 
-# -- The clock by which delays and locks are measured (cometmq/clock.py)
+# -- The clock that measures delays and locks (cometmq/clock.py)
 
 
 MONOTONIC, MACHINES, BOOTTIME = 1.0, 2.0, 3.0

@@ -1,4 +1,4 @@
-"""What CometMQ makes is its user's alone, whatever the umask; what is there keeps its mode."""
+"""Files that CometMQ creates are private to its user, whatever the umask; existing files keep their mode."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from cometmq.store.inspect.rebuild import rebuild
 
 @pytest.fixture(autouse=True)
 def open_umask() -> Iterator[None]:
-    """One that leaves everything to whoever makes a file."""
+    """Set a umask that restricts nothing."""
     before = os.umask(0)
     yield
     os.umask(before)
 
 
 def modes(root: Path) -> set[tuple[bool, int]]:
-    """(whether it is a directory, mode) of everything below `root`, and of itself."""
+    """Return (whether it is a directory, mode) of `root` and everything below it."""
     return {(path.is_dir(), stat.S_IMODE(path.lstat().st_mode)) for path in (root, *root.rglob("*"))}
 
 

@@ -1,7 +1,7 @@
-"""The public names and their parameters stay: programs of users call them.
+"""The public names and their parameters do not change, because users' programs depend on them.
 
-`python -m tests.test_public_api` writes tests/data/public_api.txt anew after a deliberate change, which
-CHANGELOG.md has to name.
+After a deliberate change, which CHANGELOG.md must mention, `python -m tests.test_public_api` rewrites
+tests/data/public_api.txt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the README and the docs show is typed here as it stands there, and must work."""
+"""The commands and programs in the README and the docs are run as they are written there, and must work."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOUR = README.partition("## Five minutes")[2].partition("\n## ")[0]
 
 
 def blocks(language: str, text: str = TOUR) -> list[str]:
-    """The code blocks of a language."""
+    """Return the code blocks of a language."""
     return re.findall(rf"```{language}\n(.*?)```", text, flags=re.DOTALL)
 
 
@@ -35,7 +35,7 @@ DOC_PROGRAMS = [
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[StandaloneProcess]:
-    """The tour's cluster, on free ports instead of the usual ones."""
+    """The cluster of the README's tour, on free ports instead of the usual ones."""
     with StandaloneProcess(tmp_path / "comet") as cluster:
         yield cluster
 
@@ -96,12 +96,12 @@ def test_the_programs_of_the_pages_work(cluster: StandaloneProcess, tmp_path: Pa
     program = program.replace("127.0.0.1:9876", cluster.namesrv)
     handled = Event()
     with SyncProducer("shop", namesrv=cluster.namesrv) as producer:
-        producer.send(Message("orders", b"x"))  # a consumer joins its group where its topic is
+        producer.send(Message("orders", b"x"))  # a consumer needs an existing topic
     options = PushOptions(consume_from_where=ConsumeFromWhere.FIRST_OFFSET)
     with SyncPushConsumer(
         "billing", lambda _messages: handled.set(), "orders", namesrv=cluster.namesrv, options=options
     ):
-        assert handled.wait(30)  # so a broker knows the group that the programs ask about
+        assert handled.wait(30)  # a broker then knows the group that the programs query
 
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", program],

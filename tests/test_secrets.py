@@ -1,5 +1,8 @@
-"""No secret and no message stands in what programs log, whatever goes right or wrong: real servers, clients
-and commands with accounts and TLS, at the level that says most, as JSON, where events have their values."""
+"""No secret and no message appears in the logs of programs, in success or failure.
+
+Real servers, clients and commands run with accounts and TLS, and log at the most verbose level as JSON, which
+contains the values of events.
+"""
 
 from __future__ import annotations
 
@@ -100,7 +103,7 @@ asyncio.run(main())
 
 
 class Scene:
-    """The servers, and what every program has said. logs: program -> lines that it has logged."""
+    """The servers and the output of every program. `logs` has the log lines by program."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -136,7 +139,7 @@ class Scene:
         )  # fmt: skip
 
     def run(self, name: str, command: list[str], **environment: str) -> str:
-        """A program to its end; all that it has written on standard error is taken as its log."""
+        """Run a program to its end; all output on standard error counts as its log."""
         env = {**os.environ, **SPEAKS, **environment}
         done = subprocess.run(command, capture_output=True, env=env, text=True, timeout=120)
         self.logs[f"{name} {len(self.logs)}"] = done.stderr
@@ -150,7 +153,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    """A name server and a broker with accounts, over TLS alone."""
+    """Run a name server and a broker with accounts, which accept only TLS."""
     made = Scene(tmp_path)
     files = {name: str(tmp_path / name) for name in ("kvConfigPath", "configStorePath")}
     with ServerProcess(made.conf("namesrv", **files), "boot success", SPEAKS) as names:
@@ -160,7 +163,7 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
             assert found is not None
             made.addr = found[0]
             yield made
-            # A line of a file that is no account, with a secret where none belongs.
+            # This line is not a valid account and has a secret in the wrong place.
             write(made.acl, f"{ACL}- {{accessKey: other, secretKey:{HALF}: x}}\n")
             broker.wait_line("plain_acl", 30)
         made.logs["broker"] = broker.output
@@ -181,13 +184,13 @@ def check(scene: Scene) -> None:
 def test_programs_log_no_secret_and_no_message(scene: Scene) -> None:
     client = [sys.executable, "-c", CLIENT, scene.namesrv, str(scene.tls)]
     said = scene.run("client", [*client, PROGRAM, WRONG, BODY, PROPERTY])
-    assert "Closed" in said  # the topic that is not for it
+    assert "Closed" in said  # the account has no right to this topic
     assert "signature" in said.lower()
     assert MARK not in said
     at = ("-b", scene.addr)
     for words in (
         ("updateAclConfig", *at, "-a", "added-one", "-s", ADDED),
-        ("updateAclConfig", *at, "-a", "x", "-s", ADDED),  # the name is too short
+        ("updateAclConfig", *at, "-a", "x", "-s", ADDED),  # the account's name is too short
         ("updateAclConfig", *at, "-a", "added-two", "-s", f"{ADDED} with blanks"),
         ("deleteAclConfig", *at, "-a", "added-one"),
         ("updateBrokerConfig", *at, "-k", "metricsGrpcExporterHeader", "-v", CHANGED),
@@ -200,7 +203,7 @@ def test_programs_log_no_secret_and_no_message(scene: Scene) -> None:
     ]
     for key, secret in (("adminer", ADMIN), ("program", PROGRAM), ("program", WRONG), ("nobody", WRONG)):
         shown = scene.admin("admin", "printMsg", "-t", "Orders", key=key, secret=secret)
-        assert (BODY in shown) == (secret != WRONG)  # shown is what was asked for
+        assert (BODY in shown) == (secret != WRONG)  # the command prints the requested message
         scene.admin("admin", "queryMsgByUniqueKey", "-t", "Orders", "-i", sent, key=key, secret=secret)
         scene.admin("send", "Closed", BODY, key=key, secret=secret)
         scene.admin("consume", "Orders", "-g", "G2", "--timeout", "1", "-c", "1", key=key, secret=secret)

@@ -1,4 +1,4 @@
-"""Settings as text: properties files, lists of addresses, and where an error says that it came from."""
+"""Settings as text: properties files, lists of addresses, and the source that an error names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What comes from outside is shown as one short line that no terminal obeys."""
+"""External text is shown as one short line without characters that control a terminal."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tiers of the tests, and what a run of them prints (tests/tiers.py)."""
+"""The tiers of the tests, and the output of a run with them (tests/tiers.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""YAML as text with lines; what a hostile file could use is refused with its line."""
+"""YAML parsed as strings with line numbers; dangerous features are refused with the line of their use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_values_are_texts_with_the_lines_of_their_keys() -> None:
     assert b == Node([Node("1e3", 3, 3), Node("", 4, 4)], 2)
     assert isinstance(c.value, dict)
     assert c.value["d"] == Node("x\ny\n", 6, 7)
-    assert c.value["e"] == Node("x y\n", 9, None)  # folded: its lines are not those of the file
+    assert c.value["e"] == Node("x y\n", 9, None)  # folded: its lines differ from the file's
 
 
 @pytest.mark.parametrize(

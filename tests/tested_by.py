@@ -1,9 +1,9 @@
-"""Which test file tests the modules that have none of their own name.
+"""The test file of each module that has no test file of its own name.
 
 A module `<room>/<sub-room>/<module>.py` has its tests in `tests/<room>/<sub-room>/test_<module>.py` or
-`tests/<room>/test_<module>.py`. One that is tested as a part of something larger is named here, behind its
-test file, where `store/test_flush.py` is the file of that name anywhere below `tests/store`. The table is
-written anew by `python -m tests.tested_by`.
+`tests/<room>/test_<module>.py`. A module that is tested as a part of something larger is listed here after
+its test file, where `store/test_flush.py` is the file of that name anywhere below `tests/store`. `python -m
+tests.tested_by` rewrites the table.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ testing/test_proxy.py: testing/faults
 
 
 def read(table: str) -> dict[str, str]:
-    """Module -> test file, of a table of lines `test file: module module ...`, long ones continued."""
+    """Parse a table of lines `test file: module module ...`; return the test file by module."""
     lines = [line.partition(":") for line in table.replace("\n    ", " ").strip().splitlines()]
     return {f"{module}.py": test for test, _, modules in lines for module in modules.split()}
 
@@ -145,15 +145,18 @@ TESTED_BY = read(TABLE)
 
 
 def modules() -> Iterator[Path]:
-    """Every module of the package that holds code of its own, below the package."""
+    """Yield the relative path of every module in the package that contains code."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if path.name not in ("__init__.py", "__main__.py"):
             yield path.relative_to(PACKAGE)
 
 
 def own_tests(module: Path) -> list[Path]:
-    """The test files of a module's own name: beside those of its neighbours, or in the room; those of a
-    module of the room itself anywhere in the room."""
+    """Return the test files with a module's name.
+
+    They are beside its neighbours' tests or directly in the room; for a module directly in the room, anywhere
+    in it.
+    """
     name = f"test_{module.name}"
     if len(module.parts) == 2:
         return list((TESTS / module.parts[0]).rglob(name))
@@ -162,7 +165,7 @@ def own_tests(module: Path) -> list[Path]:
 
 
 def found(name: str) -> list[Path]:
-    """The test files that an entry of the table may mean."""
+    """Return the test files that an entry of the table may mean."""
     room, _, file = name.rpartition("/")
     if not file:
         return []
@@ -170,7 +173,7 @@ def found(name: str) -> list[Path]:
 
 
 def suggestion(module: Path) -> str:
-    """The test file that tests most of a module's neighbours."""
+    """Return the test file that tests most of a module's neighbours."""
     beside = Counter(
         test for name, test in TESTED_BY.items() if Path(name).parent == module.parent and found(test)
     )
@@ -178,7 +181,7 @@ def suggestion(module: Path) -> str:
 
 
 def wanted() -> dict[str, str]:
-    """The table as it must be: the modules that need it, with the test files of today where they still hold.
+    """Return the correct table: the modules that need an entry, with their current test files if these exist.
 
     A module that has moved within its room keeps its test file.
     """
@@ -198,7 +201,7 @@ def wanted() -> dict[str, str]:
 
 
 def main() -> None:
-    """Write the table into this file. A module without a guess has no test file, which the test refuses."""
+    """Write the table into this file. A module without a suggestion gets no test file, so the test fails."""
     by_test: dict[str, list[str]] = {}
     for module, test in wanted().items():
         by_test.setdefault(test, []).append(module.removesuffix(".py"))

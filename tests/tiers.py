@@ -65,8 +65,10 @@ NOT_FAST = (
     "tests/test_dead_code.py", "tests/test_first_run.py", "tests/test_readme.py", "tests/test_secrets.py",
     "tests/test_tiers.py", "tests/testing/test_plugin.py", "tests/typing/",
 )  # fmt: skip
-"""Folders, files and beginnings of test ids: these tests start processes, import Spark, wait for elections or
-repeat much."""
+"""Folders, files and prefixes of ids of slow tests.
+
+They start processes, import Spark, wait for elections or repeat work many times.
+"""
 
 
 def tier_of(item: pytest.Item) -> Tier:
@@ -88,7 +90,7 @@ def tier_of(item: pytest.Item) -> Tier:
 
 
 def row_of(item: pytest.Item) -> str:
-    """Return the id of the parameters of a test, "" where it has none."""
+    """Return the id of a test's parameters, or "" if it has none."""
     return item.name.partition("[")[2].removesuffix("]")
 
 
@@ -96,7 +98,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=TIERS, default="all", help="which tests: see tests/README.md")
 
 
-@pytest.hookimpl(trylast=True)  # the terminal reporter exists then
+@pytest.hookimpl(trylast=True)  # the terminal reporter exists by then
 def pytest_configure(config: pytest.Config) -> None:
     for line in MARKERS:
         config.addinivalue_line("markers", line)
@@ -105,7 +107,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave out what no fast test is in: it takes each process half of the CPU of collecting all tests."""
+    """Skip paths without fast tests: collecting all tests takes each process twice as much CPU."""
     if config.getoption("tier") != "fast":
         return None
     path = f"{collection_path.as_posix()}/".removeprefix(f"{config.rootpath.as_posix()}/")
@@ -123,11 +125,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class RunReport:
-    """Reports progress where the output is no terminal, and at the end the slowest files and slow tests.
+    """Print progress where the output is not a terminal, and at the end the slowest files and slow tests.
 
-    A test without the mark ``slow`` is named if it took more than ``MAX_UNMARKED_S`` in this run and in the
-    run before that it was part of. Runs with ``--tier`` keep the record of that in the cache of the tests,
-    which outlives a checkout.
+    A test without the mark ``slow`` is listed if it took more than ``MAX_UNMARKED_S`` in this run and in its
+    previous run. Runs with ``--tier`` keep this record in the cache of the tests, which survives a checkout.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -139,7 +140,7 @@ class RunReport:
         self._file_s: dict[str, float] = defaultdict(float)
         self._unmarked_s: dict[str, float] = {}
         self._ended = threading.Event()
-        # pytest itself prints a line for each file where it runs the tests in its own process.
+        # Without worker processes, pytest itself prints a line for each file.
         self._prints_progress = (
             bool(config.getoption("numprocesses", None))
             and config.option.verbose <= 0
@@ -164,7 +165,7 @@ class RunReport:
     def pytest_report_teststatus(
         self, report: pytest.TestReport
     ) -> Generator[None, tuple[str, str, str], tuple[str, str, str]]:
-        """Print no dots where progress is printed in lines, and the names of failed tests at once."""
+        """Print no dots where progress is printed in lines, and print names of failed tests immediately."""
         category, letter, word = yield
         if self._prints_progress and letter:
             letter = f"{category.upper()} {report.nodeid}\n" if report.failed else ""
@@ -218,11 +219,11 @@ class RunReport:
 
 
 def exceeded_twice(record: Path, durations_s: dict[str, float]) -> list[str]:
-    """Return the tests that took too long in this run and in the run before that they were part of.
+    """Return the tests that took too long in this run and in their previous run.
 
     Args:
-        record: a JSON list of the tests whose last run took too long; is updated.
-        durations_s: the tests of this run without a mark ``slow``.
+        record: A JSON list of the tests whose last run took too long; it is updated.
+        durations_s: Durations of this run's tests without a mark ``slow``, in seconds.
     """
     try:
         before = set(json.loads(record.read_text()))
