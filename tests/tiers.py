@@ -125,7 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 class RunReport:
-    """Print progress where the output is not a terminal, and at the end the slowest files and slow tests.
+    """A report of progress where the output is not a terminal, and of the slowest files and slow tests.
 
     A test without the mark ``slow`` is listed if it took more than ``MAX_UNMARKED_S`` in this run and in its
     previous run. Runs with ``--tier`` keep this record in the cache of the tests, which survives a checkout.

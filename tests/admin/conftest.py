@@ -37,7 +37,7 @@ class Outcome:
 
 
 class Shell:
-    """Run `mqadmin` in this process, with the error handling of its entry point."""
+    """A runner of `mqadmin` in this process, with the error handling of its entry point."""
 
     def __init__(
         self, broker: LocalBroker, capsys: pytest.CaptureFixture[str], patch: pytest.MonkeyPatch

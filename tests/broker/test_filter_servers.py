@@ -25,7 +25,7 @@ TOKEN = "0" * 64
 
 
 class Registrar:
-    """Record the registrations that name servers would receive."""
+    """A recorder of the registrations that name servers would receive."""
 
     def __init__(self) -> None:
         self.filter_servers: list[str] = []

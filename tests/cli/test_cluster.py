@@ -20,7 +20,7 @@ MODE = "2m-noslave"
 
 
 class Cluster:
-    """Run the command on a separate cluster."""
+    """A runner of the command, with a cluster of its own."""
 
     def __init__(self, directory: Path) -> None:
         self.data = directory / "clusters"

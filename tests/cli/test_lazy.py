@@ -1,4 +1,4 @@
-"""Start-up and help of every command and group of the five programs, in this process."""
+"""Help and usage errors of every command and group of the five programs, in this process."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Committing:
 
 
 class Tenant:
-    """Consume a topic: bodies that begin with `retry` fail once, and `ask` gets a reply."""
+    """A consumer of a topic: bodies that begin with `retry` fail once, and `ask` gets a reply."""
 
     def __init__(self, namesrv: str, topic: str, group: str, namespace: str, *, orderly: bool) -> None:
         self.topic, self.ledger = topic, Ledger()

@@ -89,7 +89,7 @@ def reading(namesrv: str, group: str, options: PullOptions | None = None) -> Pul
 
 
 class Ledger:
-    """Count received messages by body."""
+    """The received messages, counted by body."""
 
     def __init__(self) -> None:
         self.messages: list[MessageExt] = []

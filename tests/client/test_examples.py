@@ -32,7 +32,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def consumed(name: str, local: LocalBroker) -> tuple[list[str], str]:
-    """Return a consumer program's lines about messages, and the last line that it prints."""
+    """Return the first SENT lines that a consumer program prints, and the rest of its output."""
     with subprocess.Popen(
         [sys.executable, str(EXAMPLES / name), local.namesrv], stdout=subprocess.PIPE, text=True
     ) as consumer:

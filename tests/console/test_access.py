@@ -37,7 +37,7 @@ ADMIN = {"COMETMQ_ACCESS_KEY": "adminer", "COMETMQ_SECRET_KEY": "secret-of-admin
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningConsole]:
-    """Run a console for a cluster with accounts, which checks each transaction only once and immediately."""
+    """Run a console for a cluster with accounts whose broker checks each transaction once, immediately."""
     home = tmp_path_factory.mktemp("guarded")
     write(home / "conf" / "plain_acl.yml", ACL)
     settings = {

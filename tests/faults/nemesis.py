@@ -130,12 +130,12 @@ def port_of(proxy: FaultProxy) -> int:
 
 
 class Cut(Ways):
-    """No data passes, and no side is notified."""
+    """A fault in which no data passes and no side is notified."""
 
     fault = Fault(kind=Kind.STALL, seconds=math.inf)
 
     def begin(self) -> None:
-        """Start once data passes: if one end is killed before, no connection would be made."""
+        """Wait until data passes, then cut: after a kill of one end there would be no connection to cut."""
         wait_until(f"something passes before {self}", lambda: any(self.passed().values()), PATIENCE_S)
         super().begin()
 
@@ -166,7 +166,7 @@ class Lost(Cut):
 
 
 class Slow(Ways):
-    """Every piece of data is delayed."""
+    """A fault in which every piece of data is delayed."""
 
     fault = Fault(kind=Kind.DELAY, seconds=0.15)
 
@@ -175,7 +175,7 @@ class Slow(Ways):
 
 
 class SlowDisk:
-    """Each sync is slow; only for our brokers, see slow_disk.py."""
+    """A fault in which each sync is slow; only for our brokers, see slow_disk.py."""
 
     def __init__(self, group: Group, name: str) -> None:
         self._name = name

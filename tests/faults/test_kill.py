@@ -116,7 +116,7 @@ def header(queue_id: int, properties: str, **more: object) -> SendMessageRequest
 
 
 class Sender:
-    """Send one message after the other until the broker is gone; some in batches, some delayed."""
+    """A sender of one message after the other until the broker is gone; some in batches, some delayed."""
 
     def __init__(
         self, name: str, client: RemotingClient, addr: str, ledger: Ledger, dice: random.Random

@@ -153,7 +153,7 @@ def test_a_new_file_is_lost_with_its_directory() -> None:
 
 
 class Patch:
-    """Replace a method with a wrong one and count its calls: a bug that never runs is not detected."""
+    """A replacement of a method by a wrong one. It counts calls: a bug that never runs is not detected."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self._patch = patch

@@ -88,7 +88,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
 
 
 class Load:
-    """Send numbered messages to one queue and record those acknowledged."""
+    """A sender of numbered messages to one queue that records the acknowledged ones."""
 
     def __init__(self, addr: str) -> None:
         self.addr = addr

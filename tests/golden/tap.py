@@ -31,7 +31,7 @@ class Recorded:
 
 @dataclass
 class Recording:
-    """Keep the first ``per_kind`` frames of each kind: same ends, same request code, same outcome."""
+    """The first ``per_kind`` frames of each kind: same ends, same request code, same outcome."""
 
     per_kind: int = 2
     frames: list[Recorded] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Recording:
 
 
 class Tap:
-    """Listen on a free port and connect each client to ``target``."""
+    """A listener on a free port that connects each client to ``target``."""
 
     def __init__(
         self,

@@ -36,7 +36,7 @@ class ToolMissingError(Exception):
 
 
 class FetchError(Exception):
-    """All attempts to fetch from the registry failed; the text ends with Ivy's own report."""
+    """A failure of all attempts to fetch from the registry; the text ends with Ivy's own report."""
 
 
 def java_tool(name: str) -> str:

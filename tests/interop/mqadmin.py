@@ -13,7 +13,7 @@ from tests.interop.processes import HERE, QUICK, Process, ProcessError, compiled
 
 
 class AdminShell:
-    """Run Apache's commands of one version; :meth:`run` returns the output of a command."""
+    """A runner of Apache's commands of one version; :meth:`run` returns the output of a command."""
 
     def __init__(self, version: str, directory: Path) -> None:
         self.version = version

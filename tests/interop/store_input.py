@@ -43,7 +43,7 @@ class RefusedError(Exception):
 
 @dataclass
 class Feeder:
-    """Send to one broker over one connection, with every value of a message given."""
+    """A sender with one connection to a broker, which gets every value of a message."""
 
     connection: wire.Connection
     sent: int = 0

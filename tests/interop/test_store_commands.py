@@ -58,7 +58,7 @@ def apache(directory: Path, names: str) -> Iterator[ApacheBroker]:
 
 
 class Load:
-    """Send messages with keys and tags over two connections, singly and in batches, until stopped."""
+    """A sender of single messages and batches, with keys and tags, over two connections until stopped."""
 
     def __init__(self, port: int) -> None:
         self._port = port

@@ -90,7 +90,7 @@ def test_a_user_property_of_the_4_9_client(space_4: Space, name: str) -> None:
 
 
 class Feed(store_input.Feeder):
-    """Send timer messages over one connection, with all values given."""
+    """A sender of timer messages over one connection, which gets every value of a message."""
 
     def timed(self, body: bytes, key: str, deliver_ms: int) -> None:
         properties = [("UNIQ_KEY", key), ("TIMER_DELIVER_MS", str(deliver_ms)), ("n", key)]

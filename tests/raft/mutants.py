@@ -39,7 +39,7 @@ class CountsItselfBeforeSync(RaftNode):
 
 
 class SpeaksBeforeItsStateIsSaved(RaftNode):
-    """Sends votes before the state is synced."""
+    """A node that sends votes before the state is synced."""
 
     def effects(self) -> Effects:
         effects = super().effects()
@@ -63,7 +63,7 @@ class StandsWithoutPreVote(RaftNode):
 
 
 class ChangesMembersAtAnyTime(RaftNode):
-    """Accepts a change while another is pending, and before an entry of its own term is committed."""
+    """A node that accepts a change while another is pending, or before an entry of its term is committed."""
 
     def _require_changeable_members(self) -> Members:
         if self._leading is None:
@@ -72,7 +72,7 @@ class ChangesMembersAtAnyTime(RaftNode):
 
 
 class CutsWithoutContradiction(RaftNode):
-    """Truncates the log at an old, late request, including entries after it that may be committed."""
+    """A node that truncates its log at an old, late request, including committed entries."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -89,7 +89,7 @@ class CutsBehindEveryRequest(Following):
 
 
 class TrustsWhatAgreedBefore(RaftNode):
-    """Assumes that entries that matched a leader's log still match in the leader's next term."""
+    """A node that assumes that entries that matched a leader's log still match in the leader's next term."""
 
     def _become_follower(self, term: int, leader: str, reason: str = "") -> None:
         agreed = self._following.agreed if leader == self.leader else self._log_state.commit
@@ -98,7 +98,7 @@ class TrustsWhatAgreedBefore(RaftNode):
 
 
 class DoesNotStandOnceRemoved(RaftNode):
-    """Never becomes a candidate once its removal is in the log, although the removal is not committed."""
+    """A node that never becomes a candidate once its removal is in the log, even if it is not committed."""
 
     def _has_vote(self) -> bool:
         return self.me in self.members.voters
@@ -110,14 +110,14 @@ class VotesWithADamagedLog(RaftNode):
 
 
 class TrustsAnyLeaderWithALostDisk(RaftNode):
-    """Does not ask all other members for their terms."""
+    """A node that, after the loss of its disk, does not ask all other members for their terms."""
 
     def __init__(self, me: str, group: str, log: Any, state: HardState, *args: Any, **options: Any) -> None:
         super().__init__(me, group, log, msgspec.structs.replace(state, forgot=False), *args, **options)
 
 
 class AnswersOlderLeadersNothing(RaftNode):
-    """Does not respond to leaders with a lower term, so that they never learn of its own."""
+    """A node that does not respond to leaders with a lower term, so that they never learn of its own."""
 
     def _is_of_this_term(self, message: Any) -> bool:
         if message.term < self.term:

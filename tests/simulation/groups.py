@@ -161,7 +161,7 @@ class RaftGroup:
         return [self.members[each.member] for each in self._status(leader).members]
 
     def may_lose_disk(self, name: str) -> BrokerMachine | None:
-        """Return this member if all others are intact: a group survives losing one minority at a time."""
+        """Return this member if all members are intact: a group survives losing one minority at a time."""
         brokers = [each.broker for each in self.members.values()]
         whole = [each and each.parts.replication.facts().get("raftSuspect") == "false" for each in brokers]
         if not all(whole):

@@ -44,7 +44,7 @@ CASES = [
 
 
 def checked(scan, data, at=0, size=None):
-    """The verdict for one record."""
+    """Return the verdict for one record."""
     return scan.find_match(data, 1000, [(1000 + at, size or len(data), 0)], 0, 1)[1]
 
 

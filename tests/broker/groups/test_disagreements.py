@@ -20,7 +20,7 @@ PULLS = "CONSUME_ACTIVELY"
 
 @pytest.fixture
 def said(caplog):
-    """Return the log lines so far and clear them."""
+    """Return a function that returns the warnings logged so far."""
     return lambda: [line for line in caplog.messages if line.startswith("members of group G have different ")]
 
 

@@ -165,7 +165,7 @@ async def test_a_leader_that_stops_still_votes_for_its_successor(group):
 
 
 class Leader:
-    """The new leader, its connection and the group's view of it. `refuse`: senders that get code 14."""
+    """The new leader, its connection and the group's view of it. With `refuses` it refuses every send."""
 
     def __init__(self) -> None:
         self.accepts = False

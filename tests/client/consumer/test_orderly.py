@@ -112,7 +112,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def held_requests(broker: FakeBroker) -> list[int]:
-    """Return the codes of the requests that lock and release queues."""
+    """Return the codes of the requests about locks, offsets and unregistration."""
     codes = (CODE.LOCK_BATCH_MQ, CODE.UPDATE_CONSUMER_OFFSET, CODE.UNLOCK_BATCH_MQ, CODE.UNREGISTER_CLIENT)
     return [code for code in broker.requests if code in codes]
 

@@ -107,7 +107,7 @@ def test_on_a_cluster(spark: SparkSession, place: Place, tmp_path: Path) -> None
 
 
 def same(spark: SparkSession, here: Place, there: Place, said: Any) -> None:
-    """Check that results and tables made there equal those made here."""
+    """Check that results and tables of `there` equal those of `here`."""
     expected = json.loads(json.dumps(results(spark, here)))
     assert said == expected
     check(said)

@@ -88,7 +88,7 @@ def test_odd_pairs_of_samples(
 
 
 async def make_known(group: str, namesrv: str) -> None:
-    """Register the group, as its first consumer does."""
+    """Create the group's retry topic, as the group's first consumer does."""
     async with Admin(namesrv) as admin:
         settings = TopicSettings(topic=RETRY_PREFIX + group, read_queue_nums=1, write_queue_nums=1)
         async for _ in admin.create_topic(settings, cluster="DefaultCluster"):

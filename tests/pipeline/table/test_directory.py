@@ -24,7 +24,7 @@ FILES = [f"topic=t/dt=2026-11-22/hour={hour:02}/part-{hour}.parquet" for hour in
 
 
 class Faults:
-    """Count the changes made to a disk, and fail one of them before or just after it is made."""
+    """A counter of the changes made to a disk that can fail one of them before or after it is made."""
 
     def __init__(self) -> None:
         self.left = self.made = 10_000

@@ -217,7 +217,7 @@ def test_maintenance_between_look_and_commit_does_no_harm(
 
 
 def compact(kind: TableFormat, output: str) -> bool:
-    """Compact the table as its owner may: join files in Delta, rewrite a snapshot in Iceberg."""
+    """Change the table as its owner may: compact its files in Delta, or add an empty snapshot in Iceberg."""
     if kind == "delta":
         DeltaTable(output).optimize.compact()
         return True
@@ -229,7 +229,7 @@ def compact(kind: TableFormat, output: str) -> bool:
 
 
 def forget(kind: TableFormat, output: str) -> None:
-    """Age the table's log as the formats do: write a checkpoint and delete old entries."""
+    """Age the table: delete old log entries in Delta, or expire snapshots in Iceberg."""
     if kind == "delta":
         table = DeltaTable(output)
         table.alter.set_table_properties({"delta.logRetentionDuration": "interval 0 days"})

@@ -143,7 +143,7 @@ def decode(
 
 
 def alone(decoder: ColumnDecoder, buffer: bytes | bytearray, starts: list[int]) -> Decoded:
-    """Decode the first batch of these records."""
+    """Decode records that fit into a single batch."""
     (decoded,) = decoder.decode(buffer, starts)
     return decoded
 

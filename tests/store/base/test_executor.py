@@ -131,7 +131,7 @@ KEYED = 2000
 
 
 class Turns:
-    """Count the calls of a method in each loop iteration while `watched` runs."""
+    """The number of a method's calls in each loop iteration while `watched` runs."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, kind: type, method: str) -> None:
         self.each: list[int] = []

@@ -18,7 +18,7 @@ from cometmq.store.log.flush import LogFlusher
 
 
 class GatedDisk(FaultyDisk):
-    """Syncs of the commit log wait at a gate; `at_gate` is set whenever a sync reaches the gate."""
+    """A disk whose syncs of the commit log wait at a gate; `at_gate` is set when a sync reaches the gate."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -232,7 +232,7 @@ def test_a_batch_of_one_form_is_refused_whole_when_properties_grow_too_long(stor
     check_sound(store)
 
 
-@pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # with equal and with different lengths
+@pytest.mark.parametrize("key", [b"UNIQ_KEY\x01k", b"A\x01b"])  # for the fast and for the general parser
 @pytest.mark.parametrize(("count", "extra"), [(1, 32_768), (1_000, 20_000)])
 def test_what_a_request_adds_to_all_its_messages_is_bounded(key, count, extra):
     """A thousand empty messages with 20 kB of common properties would become 20 MB of records."""
