@@ -106,6 +106,24 @@ async def test_entries_that_cannot_be_used_are_named_and_left_in_the_file(
     await clusters.stop()
 
 
+@pytest.mark.parametrize("edited", ['{"clusters": {"mine": "127.0.0.1:7"}}', "{", None])
+async def test_an_edit_of_the_file_beside_the_running_console_is_not_overwritten(
+    tmp_path: Path, edited: str | None
+) -> None:
+    path = tmp_path / "clusters.json"
+    clusters = Clusters(path, "127.0.0.1:1")
+    await clusters.start()
+    await clusters.put("b", "127.0.0.1:2")
+    path.unlink() if edited is None else path.write_text(edited)
+    b = clusters.connections["b"]
+    for change in (clusters.put("c", "127.0.0.1:3"), clusters.remove(b), clusters.make_standard(b)):
+        with pytest.raises(ClusterError, match="was changed outside this console"):
+            await change
+    assert (path.read_text() if path.exists() else None) == edited
+    assert (list(clusters.connections), clusters.standard) == ([STARTED, "b"], STARTED)
+    await clusters.stop()
+
+
 def directory(path: Path) -> None:
     path.mkdir()
 

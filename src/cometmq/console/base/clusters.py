@@ -96,6 +96,7 @@ class Clusters:
         self._unusable_standard = ""
         self._reasons: dict[str, str] = {}
         self._unreadable = ""
+        self._content: bytes | None = None  # of the file, as it was last read or written; None: no file
         self.standard = STARTED
         self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
 
@@ -142,19 +143,35 @@ class Clusters:
 
     def _read(self) -> _File:
         try:
-            if self._path.exists() and not self._path.is_file():
-                raise ClusterError("it is not a file")  # opening a pipe would block
-            with self._path.open("rb") as file:
-                content = file.read(MAX_FILE_BYTES + 1)
-            if len(content) > MAX_FILE_BYTES:
-                raise ClusterError(f"it has more than {MAX_FILE_BYTES} bytes")
-            return msgspec.json.decode(content, type=_File)
-        except FileNotFoundError:
-            return _File()
+            self._content = self._load()
+            return _File() if self._content is None else msgspec.json.decode(self._content, type=_File)
         except (OSError, ValueError, RecursionError, msgspec.MsgspecError, ClusterError) as error:
             self._unreadable = f"{self._path} cannot be read: {error}"
             log.warning("%s; the console shows only cluster %s", self._unreadable, STARTED)
             return _File()
+
+    def _load(self) -> bytes | None:
+        """Return the content of the file, or None if it does not exist. Raises ClusterError, OSError."""
+        if self._path.exists() and not self._path.is_file():
+            raise ClusterError("it is not a file")  # opening a pipe would block
+        try:
+            with self._path.open("rb") as file:
+                content = file.read(MAX_FILE_BYTES + 1)
+        except FileNotFoundError:
+            return None
+        if len(content) > MAX_FILE_BYTES:
+            raise ClusterError(f"it has more than {MAX_FILE_BYTES} bytes")
+        return content
+
+    def _check_unedited(self) -> None:
+        """Raise ClusterError if the file was changed after the console last read or wrote it."""
+        try:
+            unedited = self._load() == self._content
+        except (OSError, ClusterError):
+            unedited = False
+        if not unedited:
+            cure = "Nothing was done. Restart the console, which then uses the file as it is"
+            raise ClusterError(f"{self._path} was changed outside this console. {cure}")
 
     async def stop(self) -> None:
         """Close the connections to all clusters."""
@@ -244,6 +261,7 @@ class Clusters:
     def _write(self, standard: str, connections: Mapping[str, ClusterConnection]) -> None:
         if self._unreadable:
             raise ClusterError(f"{self._unreadable}. Repair or remove it, and restart the console")
+        self._check_unedited()
         added = [each for each in connections.values() if each.name != STARTED]
         used = {each.name for each in added}
         refused = {name: each for name, each in self._refused.items() if name not in used}
@@ -259,6 +277,7 @@ class Clusters:
             replace_private(str(self._path), data)
         except OSError as error:
             raise ClusterError(f"{self._path} cannot be written: {error.strerror}") from None
+        self._content = data
 
 
 def _changeable(name: str) -> str:
