@@ -17,7 +17,9 @@ from tests.store.kit import by_key, everything, open_store, put, small
 
 from cometmq.errors import ConfigError, StoreError
 from cometmq.store import ManualClock
-from cometmq.store.base.config import FIELD_OF_KEY, LOCATIONS
+from cometmq.store.base.config import FIELD_OF_KEY, LOCATIONS, StoreConfig
+from cometmq.store.base.disk import OsDisk
+from cometmq.store.base.guards import StoreLock
 from cometmq.store.inspect.rebuild import SCRATCH, rebuild
 from cometmq.store.inspect.rebuild_parts import plan_rebuild
 from cometmq.store.inspect.stats import store_stats
@@ -244,6 +246,48 @@ def test_a_damaged_record_of_an_owner_keeps_no_store_from_its_start(tmp_path: Pa
     (tmp_path / "shared.owner").write_bytes(bytes(64))
     open_store(tmp_path / "own", abort_file=f"{tmp_path}/shared").close()
     assert (tmp_path / "shared.owner").read_text() == str(tmp_path / "own")
+
+
+@pytest.mark.parametrize("moment", ["open", "try_lock"])
+def test_of_two_stores_that_start_at_the_same_moment_one_gets_the_file(tmp_path: Path, moment: str) -> None:
+    """The other store's whole claim takes place between two steps of this one."""
+    shared, first, second = (str(tmp_path / name) for name in ("shared", "first", "second"))
+    code = "import sys; from cometmq.store.base import config, disk, guards;"
+    code += "root, shared = sys.argv[1:]; disk.make_directory(disk.OsDisk(), root);"
+    code += "guards.StoreLock(disk.OsDisk(), config.StoreConfig(store_path_root_dir=root, abort_file=shared))"
+    others: list[subprocess.CompletedProcess[str]] = []
+
+    class OtherStarts(OsDisk):
+        locks = 0
+
+        def start_other(self) -> None:
+            command = [sys.executable, "-c", code, first, shared]
+            others.append(subprocess.run(command, check=False, text=True, capture_output=True))
+
+        def open(self, path: str, **how: bool) -> int:
+            try:
+                return super().open(path, **how)
+            finally:
+                if moment == "open" and path == f"{shared}.owner" and not others:
+                    self.start_other()
+
+        def try_lock(self, fd: int) -> bool:
+            locked = super().try_lock(fd)
+            self.locks += 1
+            if moment == "try_lock" and self.locks > 1:
+                self.start_other()
+            return locked
+
+    os.mkdir(second)
+    config = StoreConfig(store_path_root_dir=second, abort_file=shared)
+    if moment == "open":
+        with pytest.raises(ConfigError, match=f"belongs to {first}"):
+            StoreLock(OtherStarts(), config)
+        assert others[0].returncode == 0, others[0].stderr
+    else:
+        StoreLock(OtherStarts(), config).release()
+        assert "StoreInUse: " in others[0].stderr
+    assert Path(f"{shared}.owner").read_text() == (first if moment == "open" else second)
 
 
 def test_a_refused_start_releases_no_lock_of_this_process(tmp_path: Path) -> None:

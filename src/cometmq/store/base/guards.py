@@ -14,11 +14,12 @@ must not remove the `abort` of another store even if that store is not running.
 from __future__ import annotations
 
 import os
+import threading
 
 from cometmq import logs
 from cometmq.errors import ConfigError, StoreError, StoreInUse
 from cometmq.store.base.config import ABORT, CHECKPOINT, CONSUME_QUEUES, INDEX, StoreConfig
-from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file, replace_file, write_all
+from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file, write_all
 
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
@@ -26,6 +27,7 @@ _LOCK_TEXT = b"lock"
 # The lock files that this process has locked. POSIX record locks exclude other processes only, so a second
 # owner within this process must be excluded by this set.
 _held: set[str] = set()
+_claiming = threading.Lock()  # Held during a claim, for the same reason.
 
 
 def _lock_path(root: str) -> str:
@@ -132,23 +134,50 @@ def is_store(disk: Disk, root: str) -> bool:
 
 
 def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
-    """Check that a file belongs to no other store. Raises ConfigError, OSError.
+    """Check that a file belongs to no other store. Raises ConfigError, StoreError, OSError.
 
     If the file lies outside the store directory, this store is recorded as the owner. Another recorded owner
     does not count if that store has moved or no longer exists.
     """
     root, path = os.path.realpath(config.root), config.location(key)
     record = f"{path}.owner"
+    with _claiming:
+        try:
+            owner = _checked_owner(disk, key, path, read_file(disk, record, _MAX_PATH_BYTES), root)
+        except FileNotFoundError:
+            owner = ""
+        outside = not os.path.realpath(path).startswith(root.rstrip("/") + "/")
+        if owner != root and outside and disk.is_dir(config.parent_of(key)):
+            with opened(disk, record, create=True) as fd:
+                _record_owner(disk, fd, key, path, root)
+            disk.fsync_dir(config.parent_of(key))
+
+
+def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
+    """Write a store into the open owner record of a file, unless another store has done so meanwhile.
+
+    The record is locked while it is read again and written. It is written in place, because a renamed file
+    would not have the lock.
+    """
     try:
-        owner = read_file(disk, record, _MAX_PATH_BYTES).decode(errors="surrogateescape")
-    except FileNotFoundError:
-        owner = ""
+        locked = disk.try_lock(fd)
+    except OSError as failure:
+        raise StoreError(f"its file system cannot lock a file: {failure.strerror}", f"{path}.owner") from None
+    if not locked:
+        raise StoreInUse("another store that starts is recording itself as the owner of this file", path)
+    _checked_owner(disk, key, path, disk.pread(fd, _MAX_PATH_BYTES, 0), root)
+    disk.truncate(fd, 0)
+    write_all(disk, fd, root.encode(errors="surrogateescape"), 0)
+    disk.fdatasync(fd)
+
+
+def _checked_owner(disk: Disk, key: str, path: str, content: bytes, root: str) -> str:
+    """Return the owner that the record of a file contains. Raises ConfigError if it is another store."""
+    owner = content.decode(errors="surrogateescape")
     if owner and owner != root and is_store(disk, owner):
-        cure = f"remove {record} if that store no longer uses it"
+        cure = f"remove {path}.owner if that store no longer uses it"
         raise ConfigError(key, path, f"a file of this store alone; this one belongs to {owner} ({cure})")
-    outside = not os.path.realpath(path).startswith(root.rstrip("/") + "/")
-    if owner != root and outside and disk.is_dir(config.parent_of(key)):
-        replace_file(disk, record, root.encode(errors="surrogateescape"))
+    return owner
 
 
 class AbortFile:
