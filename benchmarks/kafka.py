@@ -42,7 +42,7 @@ CONNECTOR = [
     ("org.apache.commons:commons-pool2", "2.12.0"),
 ]
 QUEUES = 8
-SIZES = {"1k": (1024, 2_000_000), "100": (100, 10_000_000)}  # bytes per body, number of messages
+SIZES = {"1k": (1024, 2_000_000), "100": (100, 10_000_000)}  # bytes per body and number of messages
 COLUMNS = (
     "keys string, body binary, topic string, queue_id int, queue_offset bigint, store_timestamp timestamp"
 )

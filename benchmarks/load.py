@@ -51,7 +51,7 @@ class Load:
     mode: str
     port: int
     topics: list[str]
-    queues: int  # per topic
+    queues: int  # number of queues per topic
     size: int = 1024
     batch: int = 1
     window: int = 64

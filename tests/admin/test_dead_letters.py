@@ -363,7 +363,7 @@ async def test_from_the_first_failure_to_the_cure(
             await until(lambda: "%DLQ%g" in cluster.broker.parts.tables.topics.table)
             assert [message.reconsume_times for message in tries] == list(range(17))
             assert {(message.topic, message.msg_id) for message in tries} == {("orders", sent.msg_id)}
-            async with asyncio.timeout(60):  # until the topic is registered
+            async with asyncio.timeout(60):  # the letter is stored after its topic
                 while not (letters := [each async for each in admin.dead_letters(Selection(group="g"))]):
                     await asyncio.sleep(0.005)
             (letter,) = letters

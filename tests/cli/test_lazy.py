@@ -30,7 +30,7 @@ def below(path: str, command: click.Command) -> dict[str, click.Command]:
         context = click.Context(command)
         for name in command.list_commands(context):
             if command.get_command(context, name) is mqadmin:
-                continue  # `cometmq admin`
+                continue  # mqadmin is also reachable as `cometmq admin`
             each = command.get_command(context, name)
             assert each is not None
             found |= below(f"{path} {name}", each)

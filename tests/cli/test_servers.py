@@ -218,7 +218,7 @@ class TestLife:
             assert namesrv.stop(signum) == 0
 
         assert not (tmp_path / "store" / "abort").exists()
-        assert broker.output.count("\n") == namesrv.output.count("\n") == 0  # only the ready line
+        assert broker.output.count("\n") == namesrv.output.count("\n") == 0  # nothing follows the ready line
 
     def test_messages_are_there_after_a_restart(self, serve: Serve, run: Run, tmp_path: Path) -> None:
         with serve("mqnamesrv", "--port", "0") as namesrv:

@@ -94,7 +94,7 @@ def test_a_start_that_fails_is_one_line_and_an_exit_code(start: str, line: str) 
     assert process.wait() == 255
     lines = process.output.splitlines()
     assert next(text for text in lines if text.startswith("main: ")).startswith(line)
-    assert len(lines) == 4  # starting, stopping, stopped and the error
+    assert len(lines) == 4  # the lines: starting, stopping, stopped and the error
 
 
 def test_a_log_level_nobody_knows_is_told_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,7 +68,7 @@ async def namespaces_keep_clients_apart(namesrv: str) -> None:
         use_all(namesrv, name.topic, name.group, "left", orderly=False),
         use_all(namesrv, name.topic, name.group, "right", orderly=True),
     )
-    for namespace in ("left", "right"):  # the names on the brokers
+    for namespace in ("left", "right"):  # brokers see the names with the namespace
         async with reading(namesrv, "g-look") as reader:
             assert await reader.fetch_queues(f"{namespace}%{name.topic}")
 

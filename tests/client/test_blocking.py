@@ -313,7 +313,7 @@ PAIRS = [
     (PullConsumer, SyncPullConsumer),
 ]
 LOOP_ONLY = {
-    "client",  # an asyncio object
+    "client",  # is an asyncio object
     "send_raw",
     "started",
     "message_model",

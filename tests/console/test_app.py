@@ -193,7 +193,7 @@ def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
 def test_dark_and_light_are_remembered(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.goto("/names")
-    page.wait_for_function("document.body.classList.contains('body--dark')")  # follows the system's setting
+    page.wait_for_function("document.body.classList.contains('body--dark')")  # the system's setting
     page.get_by_label("Dark or light theme").click()
     page.wait_for_function("!document.body.classList.contains('body--dark')")
     page.emulate_media(color_scheme="light")
@@ -248,7 +248,7 @@ def test_a_console_that_others_reach_says_so(tmp_path: Path) -> None:
 
 def test_a_cluster_that_is_away_is_unavailable_and_not_empty(browser: Browser, tmp_path: Path) -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # without listening
+        nobody.bind(("127.0.0.1", 0))  # the port is bound but not listening
         namesrv = f"127.0.0.1:{nobody.getsockname()[1]}"
         with ServerProcess(console_command(namesrv, tmp_path), READY) as process:
             console = as_it_says(process, tmp_path, namesrv)

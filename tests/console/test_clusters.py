@@ -197,7 +197,7 @@ async def test_concurrent_changes_happen_one_after_the_other(tmp_path: Path, adm
     c = clusters.connections["c"]
     outcomes = await asyncio.gather(
         clusters.put("b", "127.0.0.1:2"),
-        clusters.put("b", "127.0.0.1:3"),  # by another administrator
+        clusters.put("b", "127.0.0.1:3"),  # a change by another administrator
         clusters.make_standard(c),
         clusters.put("c", "127.0.0.1:6", shown=c, signed=True),
         clusters.put("c", "127.0.0.1:7", shown=c),

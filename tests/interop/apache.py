@@ -187,8 +187,8 @@ def rocketmq_home(directory: Path) -> Path:
     # At its end, the client of a command logs the interruption of its own requests with stack traces.
     for part, level in (("broker", "WARN"), ("namesrv", "WARN"), ("tools", "OFF")):
         text = LOGBACK.format(level=level)
-        (conf / f"logback_{part}.xml").write_text(text)  # 4.9
-        (conf / f"rmq.{part}.logback.xml").write_text(text)  # 5.x
+        (conf / f"logback_{part}.xml").write_text(text)  # the file's name in 4.9
+        (conf / f"rmq.{part}.logback.xml").write_text(text)  # the file's name in 5.x
     return conf
 
 

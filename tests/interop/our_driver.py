@@ -145,7 +145,7 @@ class OurDriver(Deliveries):
             await self._stop(name)
         others = asyncio.all_tasks() - {asyncio.current_task()}
         if others:
-            await asyncio.wait(others, timeout=30)  # stops that are still running
+            await asyncio.wait(others, timeout=30)  # tasks that nothing has awaited
 
     async def _start(self, name: str, namesrv: str, trace: bool, make: Any) -> None:
         options = ClientOptions(

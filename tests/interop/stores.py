@@ -138,7 +138,7 @@ def read_log(directory: Path) -> Iterator[Record]:
         while at + 8 <= len(data):
             size, magic = struct.unpack_from(">II", data, at)
             if magic != RECORD_MAGIC:
-                break  # a blank record or unwritten space
+                break  # the rest is a blank record or unwritten space
             yield _record(data, at, base + at, size)
             at += size
 

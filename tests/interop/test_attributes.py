@@ -58,7 +58,7 @@ def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Pa
     apache = ApacheBroker("4.9.7", tmp_path, names, settings=SETTINGS)
     assert bodies(apache.port, "Short") == sent  # Apache's broker serves the hidden messages
     assert bodies(apache.port, "Purged") == sent
-    assert attributes_of(tmp_path, "Short") == ATTRIBUTES  # until it rewrites the table
+    assert attributes_of(tmp_path, "Short") == ATTRIBUTES  # Apache's broker has not rewritten the table yet
     with wire.Connection(apache.port) as connection:
         feeder = store_input.Feeder(connection)
         assert feeder.send("Short", 0, b"by Apache", [])["queueOffset"] == "20"

@@ -80,7 +80,7 @@ def test_the_tools_wipe_and_restore_write_permission(mixed: Mixed) -> None:
     """This test precedes all changes of topics, since registrations with a newer data version undo it."""
     wiped = mixed.admin("4.9.7", "wipeWritePerm", "-b", "broker-b")
     assert f"[{mixed.namesrv}] OK" in wiped, wiped
-    assert mixed.brokers_of("broker-b") == {"broker-b": 5}  # 7 without the write bit
+    assert mixed.brokers_of("broker-b") == {"broker-b": 5}  # permission 7 without the write bit
     restored = mixed.admin("5.5.0", "addWritePerm", "-b", "broker-b")
     assert f"[{mixed.namesrv}] OK" in restored, restored
     assert mixed.brokers_of("broker-b") == {"broker-b": 6}
@@ -120,7 +120,7 @@ def test_the_tools_keep_values_and_see_settings(mixed: Mixed) -> None:
 
 
 def test_a_killed_broker_leaves_the_routes_at_once_and_returns_when_it_registers(mixed: Mixed) -> None:
-    """The closed connection shows it, long before 120 s without heartbeats."""
+    """The closed connection shows that the broker is gone, long before 120 s without heartbeats."""
     old = mixed.brokers["4.9.7"]
     old.kill()
     wait_until("no route", lambda: mixed.brokers_of("broker-a") == {})

@@ -52,7 +52,7 @@ def test_a_cluster_of_apaches_becomes_ours_and_goes_back(
         print(f"{report}, refused {load.refused}, longest {load.longest_s}")
         assert report.sent > 4_000
         assert load.transactions > 200
-        assert report.duplicates < report.delivered / 50  # the stored offsets are preserved
+        assert report.duplicates < report.delivered / 50  # the consumers continue at their stored offsets
         for pair in pairs:
             pair.equal()
             same(pair, [(TOPIC, queue) for queue in range(4)])

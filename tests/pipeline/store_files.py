@@ -16,7 +16,7 @@ from cometmq.protocol.record.one import encode_blank, encode_record
 
 HEAD = 88  # bytes before the body
 START_MS = 1_700_000_000_000
-QUEUE_FILE = 200  # bytes: ten units
+QUEUE_FILE = 200  # bytes per queue file: ten units
 ALL = "topic", "queue_id", "queue_offset", "physical_offset", "tags", "body", "store_timestamp"
 
 

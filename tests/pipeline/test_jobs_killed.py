@@ -25,7 +25,7 @@ from cometmq.pipeline.jobs.archive import archive
 
 ROOT = Path(__file__).parents[2]
 CYCLES = int(os.environ.get("COMETMQ_ARCHIVE_KILLS", "2"))
-RECORDS = 20_000 * CYCLES  # enough that a late kill hits a job halfway
+RECORDS = 20_000 * CYCLES  # so many that a late kill hits a job halfway
 
 
 def start(

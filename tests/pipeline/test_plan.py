@@ -129,7 +129,7 @@ class TestLimits:
 class TestLimitedBytes:
     def test_the_limit_is_shared_by_the_sizes_of_the_queues(self) -> None:
         ends = limit_bytes({queue(0): 0, queue(1): 50}, {queue(0): 100, queue(1): 150}, SIZES, 20_000)
-        assert ends == {queue(0): 18, queue(1): 68}  # 18 * 1000 + 18 * 100
+        assert ends == {queue(0): 18, queue(1): 68}  # 18 * 1000 + 18 * 100 bytes
 
     @pytest.mark.parametrize(
         ("sizes", "limit", "end"),

@@ -62,7 +62,7 @@ def test_one_load_is_one_snapshot_and_filters_do_not_leak(spark: SparkSession, t
     assert frame.filter("tags = 'A'").count() == 20
     assert frame.count() == 60
     topic.send(10)
-    assert frame.count() == 60  # planned when the frame was loaded
+    assert frame.count() == 60  # the read was planned when the frame was loaded
     assert load(spark, topic).count() == 70
     assert frame.filter("tags = 'B'").union(frame).count() == 80
 

@@ -110,7 +110,7 @@ def test_latest_stays_after_a_crash_in_the_first_batch(spark: SparkSession, topi
     query.stop()
     assert "@start" in job.end_offsets(0)
     job.forget("commits", 0)  # as after a crash in batch 0
-    wanted = topic.send(25)  # arrive while the query is stopped
+    wanted = topic.send(25)  # these arrive while the query is stopped
     job.run()
     job.check(wanted)
 

@@ -117,12 +117,12 @@ class Member:
     def __init__(self, cluster: Cluster, name: str, state: HardState, terms: Sequence[int] = ()) -> None:
         self.cluster = cluster
         self.name = name
-        self.begun = state.members  # the members in its settings
+        self.begun = state.members  # the members according to its settings
         self.disk = Disk(state, log=[(term, None) for term in terms])
         self.offset = cluster.rng.randrange(1 << 40)
         self.committed = -1
         self.run = 0  # number of starts
-        self.rotten_until = 0  # messages to earlier runs are dropped
+        self.rotten_until = 0  # runs before this one receive no messages
         self.node: RaftNode | None = None
         self.syncing = False
         self.dirty = False

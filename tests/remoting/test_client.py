@@ -94,7 +94,7 @@ async def test_a_stall_longer_than_the_connect_timeout_fails_no_call() -> None:
 
 
 async def test_a_request_whose_time_was_over_when_it_was_connected_was_not_sent() -> None:
-    """A RequestTimeout would mean that the server may have executed the request, so no retry."""
+    """A RequestTimeout means that the server may have run the request; a read is then not retried."""
     async with serving({ECHO: echo}) as (_, port):
         client = RemotingClient(limits=Limits(connect_timeout_s=20))
         call = asyncio.ensure_future(client.call(f"127.0.0.1:{port}", Frame.request(ECHO), 0.1))

@@ -77,7 +77,7 @@ async def test_the_next_address_is_tried(first: str, addresses: Addresses) -> No
 
 async def test_without_an_address_that_accepts_the_first_failure_is_named(addresses: Addresses) -> None:
     with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))  # without listening
+        bound.bind(("127.0.0.1", 0))  # the port is bound but not listening
         addresses.of_host = ["127.0.0.1", "127.0.0.1"]
         with pytest.raises(ConnectError, match="Connection refused"):
             await answer(7, f"{HOST}:{bound.getsockname()[1]}")

@@ -497,6 +497,6 @@ def stored(store: MessageStore, topic: str, broker: str) -> Iterator[MessageExt]
             for buffer in got.buffers:
                 try:
                     yield from decode_messages(buffer, broker, [])
-                except RecordError:  # damage outside the body's checksum
+                except RecordError:  # the body's checksum does not cover this damage
                     continue
             offset = max(got.next_begin_offset, offset + 1)

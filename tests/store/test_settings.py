@@ -91,7 +91,7 @@ class TestIndexSwitchedOff:
         assert found(store, "k50") == []
 
     def test_its_files_expire_with_the_log(self, tmp_path: Path, store: MessageStore) -> None:
-        for number in range(900):  # 400 entries per file
+        for number in range(900):  # an index file has 400 entries
             keyed(store, number, 300)
         store.close()
         files = sorted(os.listdir(tmp_path / "index"))

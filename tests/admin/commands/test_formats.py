@@ -120,7 +120,7 @@ def test_the_cluster_list_counts_hours_rates_and_space() -> None:
         ({"brokerRole": "SYNC_MASTER"}, 0, "SYNC_MASTER"),
         ({"brokerRole": "SLAVE"}, 1, "SLAVE"),
         ({"brokerRole": "SLAVE", "raftRole": "candidate"}, 2, "candidate"),
-        ({"putTps": "0"}, 0, "MASTER"),  # Apache's brokers do not report it
+        ({"putTps": "0"}, 0, "MASTER"),  # Apache's brokers do not report their role
         ({"putTps": "0"}, 1, "SLAVE"),
         ({}, 0, ""),
     ],
@@ -276,7 +276,7 @@ def test_traces_are_a_table_for_each_send_and_for_each_group() -> None:
 
 def test_what_nothing_was_counted_of_is_a_dash_and_not_0() -> None:
     _, silent = formats.cluster_list([broker({})], now_ms=0)
-    assert silent.split() == ["C", "b", "0", "h:1", *["-"] * 6]  # rates, hours, space, role, lag
+    assert silent.split() == ["C", "b", "0", "h:1", *["-"] * 6]  # unknown: rates, hours, space, role, lag
     _, totals = formats.cluster_totals([broker({})])
     assert totals.split() == ["C", "b", "-", "-", "-", "-"]
     _, line = formats.group_summaries(

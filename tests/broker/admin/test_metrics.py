@@ -78,7 +78,7 @@ async def commit(peer: Peer, queue_id: int, offset: int) -> None:
 
 async def test_numbers_are_those_of_what_happened(tmp_path: Path) -> None:
     async with broker(tmp_path) as one, Peer(one.addr) as peer:
-        await peer.send_numbers(5)  # to queue 0
+        await peer.send_numbers(5)  # all go to queue 0
         await peer.heartbeat()
         assert len(records(await peer.pull())) == 5
         await commit(peer, 0, 2)

@@ -31,7 +31,7 @@ PROPERTIES = st.one_of(
     ),
     TEXTS,
 )
-OTHER = b"5\2a\0015\2"  # what is beside the records in the log
+OTHER = b"5\2a\0015\2"  # other data of the log beside the records
 CASES = [
     compile_sql(text)
     for text in (

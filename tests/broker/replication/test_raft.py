@@ -282,7 +282,7 @@ async def test_name_servers_know_what_a_new_leader_had_as_a_follower(tmp_path, m
             parts = group.brokers[follower].parts
             parts.tables.topics.put(topic_of("Own", 3, READ_WRITE))
             await parts.registrar.registered()
-        monkeypatch.setattr(RaftMember, "retire", RaftMember.stop)  # no handoff
+        monkeypatch.setattr(RaftMember, "retire", RaftMember.stop)  # skips the handoff
         await group.stop(leader)
         second = await group.leader()
         async with Peer(group.namesrv) as asking:

@@ -295,7 +295,7 @@ async def test_no_send_is_held_where_no_leader_can_become_known():
     held = former.send(b"held")
     await asyncio.sleep(0)
     former.leader.leader_addr = None
-    assert former.send(b"next").done() is False  # It stays behind the held send.
+    assert former.send(b"next").done() is False  # The new send waits behind the held one.
     async with asyncio.timeout(0.5):
         assert (await held).code == REFUSED
     await until(lambda: former.answered == [b"held", b"next"])

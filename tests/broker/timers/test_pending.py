@@ -21,7 +21,7 @@ from cometmq.protocol.timers import TimerCode, out_ms_of
 from cometmq.store import UNIT_DTYPE, TimerTable
 
 WALL, MONOTONIC = 1_700_000_000_000, 5_000_000
-SIZE = 10  # of every record, in bytes
+SIZE = 10  # size of every record in bytes
 NONE = np.empty(0, np.int64)
 
 

@@ -398,7 +398,7 @@ class TestUndeliverable:
         assert [m.body for m in records(await peer.pull(expression="A"))] == [b"odd"]
 
     async def test_a_message_with_which_we_always_fail(self, fast, monkeypatch, caplog):
-        """Its neighbours are delivered once, and it is dropped after several attempts."""
+        """A message whose delivery always fails is dropped after some attempts; others are delivered once."""
         monkeypatch.setattr("cometmq.broker.timers.schedule.ERROR_S", 0.02)
         real = type(fast.broker.parts.store.appender).append
 

@@ -421,7 +421,7 @@ class TestClocks:
     @pytest.mark.parametrize(
         ("steps", "least"),
         [
-            ({20: 3_600_000}, 80),  # one minute after the step
+            ({20: 3_600_000}, 80),  # delivered one minute after the step
             ({20: 3_600_000, 75: -3_600_000}, 150),
             (dict.fromkeys(range(20, 60), 1500), 90),
         ],

@@ -66,7 +66,7 @@ async def test_what_one_does_not_know_is_asked_of_the_others(
     other.serve("U", broker)
     async with api(NOBODY, namesrv.addr, other.addr, current=namesrv.addr) as names:
         assert (await names.route("U")).broker_datas[0].broker_name == "broker-a"
-        assert names.current == namesrv.addr  # the only one that responds
+        assert names.current == namesrv.addr  # the only name server that responds
         with pytest.raises(NoRouteError) as caught:
             await names.route("nowhere")
         assert [addr for addr, _ in caught.value.asked] == [namesrv.addr, other.addr, NOBODY]

@@ -115,7 +115,7 @@ DEFAULTS: dict[type[Any], dict[str, object]] = {
         "instance_name": None,
         "unit_name": None,
         "namespace": None,
-        "namespace_v2": None,  # 5.3
+        "namespace_v2": None,  # default of 5.3
         "vip_channel": False,
         "route_interval_s": 30.0,
         "heartbeat_interval_s": 30.0,

@@ -129,7 +129,7 @@ async def test_a_member_whose_connection_was_cut_has_a_moment_to_come_back(
         broker.members.append("~another")
         await member.rebalance()
         assert member.assignment == (QUEUE,)
-        broker.members.remove("~another")  # permanently
+        broker.members.remove("~another")  # this time the member leaves for good
         broker.store("T", 1, b"left")
         await member.rebalance()
         await box.has(1)

@@ -37,7 +37,7 @@ def test_before_the_first_sample_nothing_is_known(stats: Statistics) -> None:
 
 
 def test_rates_are_those_of_the_last_minute(stats: Statistics) -> None:
-    work(stats, done=1000)  # before the reported minute
+    work(stats, done=1000)  # happened before the reported minute
     for _ in range(6):
         work(stats, done=40, failed=20)
     assert stats.table() == {

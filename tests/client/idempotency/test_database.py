@@ -211,7 +211,7 @@ def test_a_step_of_the_clock_deletes_no_mark_early(
     with SqliteMarks(str(tmp_path / "marks.db"), expiry_s=1000.0) as marks:
 
         def first(key: str) -> bool:
-            clocks.go_on(100)  # each purges old keys
+            clocks.go_on(100)  # lets each call purge old keys
             return marks.once("g", key, lambda cursor: None)
 
         assert first("before")

@@ -33,7 +33,7 @@ from cometmq.protocol.properties.values import decode_properties, encode_propert
 from cometmq.protocol.record.one import encode_record
 
 COMMIT, ROLLBACK, UNKNOWN = TransactionState.COMMIT, TransactionState.ROLLBACK, TransactionState.UNKNOWN
-POSITION = 0xAB  # of every message of the fake broker
+POSITION = 0xAB  # log position of each message
 
 
 class Listener:

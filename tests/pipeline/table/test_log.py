@@ -295,7 +295,7 @@ def test_checkpoints_without_a_checksum_are_read(tmp_path: Path, caplog: pytest.
     log = read_log(LOCAL, str(tmp_path))
     checkpoint(tmp_path, log)
     path = tmp_path / table_log.checkpoint_path(3)
-    pq.write_table(pq.read_table(path), path)  # as written before checksums were introduced
+    pq.write_table(pq.read_table(path), path)  # rewrites the file without its checksum
     (tmp_path / commit_path(0)).unlink()
     assert rows(read_log(LOCAL, str(tmp_path))) == rows(log)
     assert not caplog.text

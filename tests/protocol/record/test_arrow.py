@@ -55,7 +55,7 @@ class Rec:
     prepared: int = 0
     magic: int = V1
     crc: int | None = None
-    plain: bytes | None = field(default=None, compare=False)  # of a compressed body
+    plain: bytes | None = field(default=None, compare=False)  # the inflated body, if it is compressed
 
     @property
     def flags(self) -> int:

@@ -281,7 +281,7 @@ def test_checksums_are_those_of_zlib_in_every_kind_of_buffer(data: bytes, skip: 
 
 SRC = Path(layout.__file__).parents[2]
 MAGICS = {layout.MAGIC_V1, layout.MAGIC_V2, layout.BLANK_MAGIC}
-HEAD = "iiiiiqqi"  # from the size to sysFlag
+HEAD = "iiiiiqqi"  # format of a record from the size to sysFlag
 
 
 def says_the_layout(value: object) -> bool:

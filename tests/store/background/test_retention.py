@@ -236,7 +236,7 @@ def test_a_queue_all_of_whose_messages_are_gone_keeps_its_offsets(tmp_path: Path
 async def test_a_segment_goes_only_when_its_queues_are_on_the_device(
     tmp_path: Path, background: bool
 ) -> None:
-    """Otherwise a crash would lose the offsets of the segment's messages."""
+    """If a segment were deleted earlier, a crash would lose the offsets of its messages."""
     disk = Partition()
     store = with_old_topic(tmp_path, disk, delete_when="99")
     done: list[tuple[str, str]] = []

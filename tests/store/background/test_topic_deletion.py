@@ -158,7 +158,7 @@ async def test_a_topic_that_never_rests_is_deleted_all_the_same(tmp_path: Path) 
 async def test_a_new_topic_of_the_name_is_not_mixed_up_with_the_files_of_the_old(tmp_path: Path) -> None:
     store, disk = running(tmp_path)
     deleting = await held_up(store, disk, "unlink", ".deleted")
-    for number in range(200):  # two files of queue units
+    for number in range(200):  # fills two files of queue units
         assert send(store, b"new %d" % number).queue_offset == number
     assert store.queues.write_dirty()
     disk.go_on.set()

@@ -102,7 +102,7 @@ def test_a_log_with_peers_is_cut_in_front_of_what_is_lost_and_mended_by_them(
         agree(each)
         raft_log(each).save()
     spoil(store, index, zeros=zeros)
-    for _ in range(2):  # the same at every start
+    for _ in range(2):  # every start has the same result
         store = again(store, clean=False)
         log, directory = raft_log(store), store.config.raft_log_dir
         assert is_suspect(store.disk, directory)

@@ -107,7 +107,7 @@ def test_a_topic_deleted_since_is_no_loss(tmp_path: Path) -> None:
 def test_a_file_that_has_expired_since_is_no_loss(tmp_path: Path) -> None:
     """At the checkpoint the queue ended at a file border, so no unit of that time is left."""
     store = start(tmp_path)
-    send_all(store, numbered(100))  # a complete file
+    send_all(store, numbered(100))  # fills a queue file
     send(store, topic="Other")
     assert store.writer.make_durable(slots=False)
     send(store, b"100")

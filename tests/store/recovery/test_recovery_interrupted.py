@@ -57,7 +57,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
     A file with some old and some new entries must not count as complete.
     """
     store = quick(tmp_path)
-    for number in range(700):  # two index files
+    for number in range(700):  # fills two index files
         for topic in ("T", "Other"):
             send(store, topic=topic, properties=b"KEYS\x01k%d" % number)
     assert store.writer.make_durable(slots=False)
@@ -81,7 +81,7 @@ def test_before_index_entries_are_written_over_the_checkpoint_vouches_for_none(t
 def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_it(tmp_path: Path) -> None:
     """Without the checkpoint nothing would show to the next recovery that the file had existed."""
     store = quick(tmp_path)
-    for number in range(700):  # two index files
+    for number in range(700):  # fills two index files
         send(store, properties=b"KEYS\x01k%d" % number)
     assert store.writer.make_durable(slots=False)
     store.crash()
@@ -103,10 +103,10 @@ def test_a_damaged_index_file_goes_after_the_checkpoint_has_ceased_to_vouch_for_
 
 
 def test_a_queue_file_behind_the_end_is_gone_for_good_before_the_checkpoint_moves(tmp_path: Path) -> None:
-    """Otherwise its units would reappear, since the checkpoint covers their positions by then."""
+    """A file that reappeared after a crash would count, since the checkpoint covers its units' positions."""
     large = {"mapped_file_size_commit_log": 16 << 20}  # smallest segments that are not scanned completely
     store = quick(tmp_path, **large)
-    send_all(store, numbered(100))  # a complete queue file
+    send_all(store, numbered(100))  # fills a queue file
     assert store.writer.make_durable(slots=False)
     end = store.log.end
     send_all(store, numbered(10))  # only their units reach the device

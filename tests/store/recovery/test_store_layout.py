@@ -190,7 +190,7 @@ def test_no_path_lies_in_a_store_that_is_in_use(tmp_path: Path, field: str, with
 @pytest.mark.parametrize("key", ["abortFile", "storeCheckpoint"])
 @pytest.mark.parametrize("running", [True, False])
 def test_two_stores_do_not_share_a_file(tmp_path: Path, key: str, running: bool) -> None:
-    """Otherwise a clean stop of one store would remove the trace of the other store's crash."""
+    """If two stores shared a file, a clean stop of one store would remove the trace of the other's crash."""
     first, second, setting = (
         tmp_path / "first",
         tmp_path / "second",

@@ -75,7 +75,7 @@ def test_files_have_apaches_names_and_exact_lengths(tmp_path: Path, store: Messa
     files = {name: len(data) for name, data in snapshot(tmp_path).items()}
     index = next(name for name in files if name.startswith("index/"))
     assert len(index) == len("index/") + 17
-    assert files.pop("config/consumeQueueEnds.json")  # Apache's broker has no such file
+    assert files.pop("config/consumeQueueEnds.json")  # only CometMQ's broker writes this file
     assert files == {
         "checkpoint": 4096,
         "lock": 4,
