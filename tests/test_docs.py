@@ -20,8 +20,8 @@ FILES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in (ROOT 
 NOT_OF_THE_TREE = {"commitlog/", "consumequeue/", "index/", "config/"}
 TEST = r"`(?:test_|Test(?!Broker`))\w+`"  # TestBroker is a public class
 FILE = r"`[\w/]*test_\w+\.py`"
-# A page of the reference and headings on it: "(docs/reference/storage.md, Record, Index)", or with "See" in
-# front of it and a full stop behind it.
+# A citation is a page of the reference and headings on it: "(docs/reference/storage.md, Record, Index)", or
+# the same after "See" and before a full stop.
 CITATION = re.compile(r"docs/reference/(\w+)\.md(?:,([^)]+?)(?:\)|\.\s))?")
 ABSENT = re.compile(
     r"(?:remoting|storage|spark|design|client)\.md (?:section )?\d|\b(?:fact|delta|reference) sheet"
