@@ -70,7 +70,7 @@ client/test_retry.py: client/producer/selectors
 console/test_app.py: console/messages/dead_group console/messages/message console/messages/search
     console/messages/timers console/messages/transactions console/pages/access_changes console/widgets/actions
     console/widgets/forms console/widgets/listing console/widgets/page console/widgets/services
-console/test_brokers.py: console/pages/name_servers console/pages/overview console/pages/targets
+console/test_brokers.py: console/pages/name_servers console/pages/overview
     console/widgets/charts console/widgets/settings
 console/test_clusters.py: console/base/errors
 console/test_gate.py: console/auth/attempts console/auth/http console/auth/login

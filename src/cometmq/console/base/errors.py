@@ -18,5 +18,9 @@ class NotAllowed(ConsoleError):
     """The user's role does not permit the action, or the session has ended."""
 
 
+class TargetsChanged(ConsoleError):
+    """The servers or steps of a confirmed operation are no longer those that it had in the confirmation."""
+
+
 class PartlyDone(ConsoleError):
     """An action was stopped, or failed at some of its targets. The text lists the outcome for each target."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 
 from cometmq.admin import operations
+from cometmq.admin.operations import Operation
 from cometmq.client.cluster.options import environment_credentials
 from cometmq.console.pages.targets import cluster_choice
 from cometmq.console.widgets.actions import Action, show_secret
@@ -68,9 +69,13 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         topic_perms=_joined(topics.value),
         group_perms=_joined(groups.value),
     )
-    addrs = await view.admin.addrs_in(str(cluster.value))
-    done = await Action.of(
-        operations.put_account(view.admin, addrs, header),
+
+    async def operation() -> Operation:
+        return operations.put_account(view.admin, await view.admin.addrs_in(str(cluster.value)), header)
+
+    accepted: list[str] = []
+    await Action.of(
+        await operation(),
         [view.t("access.will_put", name=key, cluster=str(cluster.value))],
         {
             "cluster": str(cluster.value),
@@ -80,9 +85,9 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
             "default": f"{header.default_topic_perm} {header.default_group_perm}",
             "white": header.white_remote_address or "", "secret": "new" if header.secret_key else "kept",
         },
-        refresh=[FEED],
+        again=operation, accepted=accepted, refresh=[FEED],
     ).run(view)  # fmt: skip
-    if done and generated:
+    if accepted and generated:  # Even if other brokers failed: the secret cannot be shown later.
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
 
@@ -96,8 +101,12 @@ async def ask_deletion(view: View, key: str) -> None:
     own = environment_credentials()
     if own is not None and own.access_key == key:
         effects.append(view.t("access.own"))
-    operation = operations.delete_account(view.admin, await view.admin.addrs_in(str(cluster.value)), key)
-    await Action.of(operation, effects, {"cluster": str(cluster.value)}, refresh=[FEED]).run(view)
+
+    async def operation() -> Operation:
+        return operations.delete_account(view.admin, await view.admin.addrs_in(str(cluster.value)), key)
+
+    details = {"cluster": str(cluster.value)}
+    await Action.of(await operation(), effects, details, again=operation, refresh=[FEED]).run(view)
 
 
 async def ask_white_list(view: View) -> None:
@@ -109,10 +118,14 @@ async def ask_white_list(view: View) -> None:
         return
     addresses = _joined(patterns.value).split(",")
     name, shown = str(cluster.value), ", ".join(addresses) or view.t("common.nothing")
+
+    async def operation() -> Operation:
+        return operations.set_white_list(view.admin, name, await view.admin.addrs_in(name), addresses)
+
     await Action.of(
-        operations.set_white_list(view.admin, name, await view.admin.addrs_in(name), addresses),
+        await operation(),
         [view.t("access.will_white", cluster=name, patterns=shown)],
-        {"cluster": name, "patterns": ",".join(addresses)}, danger=True, refresh=[FEED],
+        {"cluster": name, "patterns": ",".join(addresses)}, again=operation, danger=True, refresh=[FEED],
     ).run(view)  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from cometmq.admin import (
     operations,
 )
 from cometmq.admin.groups import sum_progress
+from cometmq.admin.operations import Operation
 from cometmq.console.base.fanout import Fanout
 from cometmq.console.pages.groups import MAX_RETRIES
 from cometmq.console.pages.reset import reset_offsets
@@ -208,14 +209,18 @@ def _settings(view: View, configs: Mapping[str, SubscriptionGroupConfig]) -> Non
 # -- actions
 
 
+async def _fresh_configs(view: View, group: str) -> Mapping[str, SubscriptionGroupConfig]:
+    """Request the settings of a group, and return them by broker."""
+    found = (await view.cluster.groups().fresh()).value
+    return next((row.configs for row in found.rows if row.name == group), {}) if found else {}
+
+
 async def change(view: View, group: str) -> None:
     """Ask the user for new settings of a group, and set them at one broker or all brokers."""
-    found = (await view.cluster.groups().fresh()).value
-    configs = next((row.configs for row in found.rows if row.name == group), {}) if found else {}
+    configs = await _fresh_configs(view, group)
     if not configs:
         view.notify_error(view.t("group.unknown"))
         return
-    addrs = await view.admin.masters(configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("group.change_of", name=group))
     where = broker_choice(view, form, configs)
@@ -225,27 +230,38 @@ async def change(view: View, group: str) -> None:
     if not await form.submitted():
         return
     brokers = chosen_brokers(where, configs)
-    settings = {}
-    for name in brokers:
-        config = settings[addrs[name]] = copy.copy(configs[name])
-        for flag, field in flags.items():
-            setattr(config, flag, field.value == "yes")
-        config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
+
+    async def operation() -> Operation:
+        configs = await _fresh_configs(view, group)
+        settings = {}
+        for name, addr in (await view.admin.masters(chosen_brokers(where, configs))).items():
+            config = settings[addr] = copy.copy(configs.get(name, present))
+            for flag, field in flags.items():
+                setattr(config, flag, field.value == "yes")
+            config.retry_max_times, config.retry_queue_nums = int(retries.value or 0), int(queues.value or 0)
+        return operations.update_group(view.admin, group, settings)
+
     values = ", ".join([*(f"{flag}={field.value}" for flag, field in flags.items()),
                         f"retry_max_times={retries.value}", f"retry_queue_nums={queues.value}"])  # fmt: skip
     await Action.of(
-        operations.update_group(view.admin, group, settings),
+        await operation(),
         [view.t("group.will_change", name=group, where=", ".join(brokers)), values],
-        {"brokers": ",".join(brokers), "values": values}, refresh=["groups", ("group", group)],
+        {"brokers": ",".join(brokers), "values": values},
+        again=operation, refresh=["groups", ("group", group)],
     ).run(view)  # fmt: skip
 
 
 async def delete(view: View, group: str) -> None:
     """Delete a group: its settings, offsets, retry messages and dead letters."""
-    addrs = await view.admin.masters()
-    topics = await operations.group_topics(view.admin, group)
+
+    async def operation() -> Operation:
+        addrs = list((await view.admin.masters()).values())
+        topics = await operations.group_topics(view.admin, group)
+        return await operations.delete_group(view.admin, group, addrs, topics, with_offsets=True)
+
     await Action.of(
-        await operations.delete_group(view.admin, group, list(addrs.values()), topics, with_offsets=True),
+        await operation(),
         [view.t("group.will_delete", name=group), view.t("group.members_come_back")],
-        {"brokers": ",".join(addrs)}, refresh=["groups", "lags"], then="/groups",
+        {"brokers": ",".join(await view.admin.masters())},
+        again=operation, refresh=["groups", "lags"], then="/groups",
     ).run(view)  # fmt: skip

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from nicegui import ui
 
 from cometmq.admin import operations
+from cometmq.admin.operations import Operation
 from cometmq.console.base.cluster_feeds import ClusterLags, GroupRow, Lag, ProducerRow
 from cometmq.console.base.feeds import Reading
 from cometmq.console.pages.targets import cluster_choice, name_field
@@ -104,12 +105,16 @@ async def create(view: View) -> None:
         return
     group = str(name.value)
     config = SubscriptionGroupConfig(group_name=group, retry_max_times=int(retries.value or 0))
-    at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), config)
+
+    async def operation() -> Operation:
+        at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), config)
+        return operations.update_group(view.admin, group, at, name="group.create")
+
     await Action.of(
-        operations.update_group(view.admin, group, at, name="group.create"),
+        await operation(),
         [view.t("groups.will_create", name=group, cluster=cluster.value)],
         {"cluster": str(cluster.value), "retryMaxTimes": str(config.retry_max_times)},
-        refresh=["groups"], then=path_of("groups", group),
+        again=operation, refresh=["groups"], then=path_of("groups", group),
     ).run(view)  # fmt: skip
 
 

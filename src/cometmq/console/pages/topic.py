@@ -10,6 +10,7 @@ from functools import partial
 from nicegui import ui
 
 from cometmq.admin import Admin, QueueStatus, TopicSettings, operations
+from cometmq.admin.operations import Operation
 from cometmq.client.cluster.lookups import broker_addrs
 from cometmq.console.base.cluster_feeds import ClusterLags, Lag, kind_of
 from cometmq.console.base.fanout import Fanout
@@ -198,14 +199,18 @@ async def send(view: View, topic: str) -> None:
     ).run(view)  # fmt: skip
 
 
+async def _fresh_configs(view: View, topic: str) -> Mapping[str, TopicConfig]:
+    """Request the settings of a topic, and return them by broker."""
+    found = (await view.cluster.topics().fresh()).value
+    return next((row.configs for row in found.rows if row.name == topic), {}) if found else {}
+
+
 async def change(view: View, topic: str) -> None:
     """Ask the user for new settings of a topic, and set them at one broker or all brokers."""
-    found = (await view.cluster.topics().fresh()).value
-    configs = next((row.configs for row in found.rows if row.name == topic), {}) if found else {}
+    configs = await _fresh_configs(view, topic)
     if not configs:
         view.notify_error(view.t("topic.unknown"))
         return
-    addrs = await view.admin.masters(configs)
     present = next(iter(configs.values()))
     form = Form(view, view.t("topic.change_of", name=topic), [view.t("topic.change_says")])
     where = broker_choice(view, form, configs)
@@ -222,19 +227,25 @@ async def change(view: View, topic: str) -> None:
     if hours.value:
         attributes = f"+{RETENTION_MS}={int(hours.value) * HOUR_MS}"
     brokers = chosen_brokers(where, configs)
-    settings = {
-        addrs[name]: TopicSettings(
-            topic=topic, read_queue_nums=int(read.value or 1), write_queue_nums=int(write.value or 1),
-            perm=int(perm.value), order=configs[name].order, attributes=attributes,
-            unit=bool(configs[name].topic_sys_flag & 1), has_unit_sub=bool(configs[name].topic_sys_flag & 2),
-        )
-        for name in brokers
-    }  # fmt: skip
+
+    async def operation() -> Operation:
+        configs = await _fresh_configs(view, topic)
+        settings = {}
+        for name, addr in (await view.admin.masters(chosen_brokers(where, configs))).items():
+            config = configs.get(name, present)
+            settings[addr] = TopicSettings(
+                topic=topic, read_queue_nums=int(read.value or 1), write_queue_nums=int(write.value or 1),
+                perm=int(perm.value), order=config.order, attributes=attributes,
+                unit=bool(config.topic_sys_flag & 1), has_unit_sub=bool(config.topic_sys_flag & 2),
+            )  # fmt: skip
+        return operations.update_topic(view.admin, topic, settings)
+
     values = f"read={read.value} write={write.value} perm={perm.value} attributes={attributes or ''}"
     await Action.of(
-        operations.update_topic(view.admin, topic, settings),
+        await operation(),
         [view.t("topic.will_change", name=topic, where=", ".join(brokers)), values],
-        {"brokers": ",".join(brokers), "values": values}, refresh=["topics", ("topic", topic)],
+        {"brokers": ",".join(brokers), "values": values},
+        again=operation, refresh=["topics", ("topic", topic)],
     ).run(view)  # fmt: skip
 
 
@@ -269,6 +280,11 @@ async def delete(view: View, topic: str) -> None:
     effects = [view.t("topic.will_delete", name=topic, clusters=", ".join(clusters))]
     if groups:
         effects.append(view.t("topic.still_consumed", n=len(groups), names=", ".join(sorted(groups)[:10])))
-    operation = await operations.delete_topic(view.admin, topic, clusters)
-    details = {"clusters": ",".join(clusters)}
-    await Action.of(operation, effects, details, refresh=["topics", "lags"], then="/topics").run(view)
+
+    async def operation() -> Operation:
+        return await operations.delete_topic(view.admin, topic, await view.admin.clusters_of(topic))
+
+    await Action.of(
+        await operation(), effects, {"clusters": ",".join(clusters)},
+        again=operation, refresh=["topics", "lags"], then="/topics",
+    ).run(view)  # fmt: skip

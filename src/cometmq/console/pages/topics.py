@@ -5,6 +5,7 @@ from __future__ import annotations
 from nicegui import ui
 
 from cometmq.admin import TopicSettings, operations
+from cometmq.admin.operations import Operation
 from cometmq.console.base.cluster_feeds import TopicRow
 from cometmq.console.pages.targets import cluster_choice, name_field
 from cometmq.console.widgets.actions import Action
@@ -65,10 +66,14 @@ async def create(view: View) -> None:
         topic=topic, read_queue_nums=count, write_queue_nums=count, perm=int(perm.value),
         attributes=f"+message.type={kind.value}" if kind.value else None,
     )  # fmt: skip
-    at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), settings)
+
+    async def operation() -> Operation:
+        at = dict.fromkeys(await view.admin.master_addrs(str(cluster.value)), settings)
+        return operations.update_topic(view.admin, topic, at, name="topic.create")
+
     await Action.of(
-        operations.update_topic(view.admin, topic, at, name="topic.create"),
+        await operation(),
         [view.t("topics.will_create", name=topic, cluster=cluster.value, n=count)],
         {"cluster": str(cluster.value), "settings": str(settings)},
-        refresh=["topics"], then=path_of("topics", topic),
+        again=operation, refresh=["topics"], then=path_of("topics", topic),
     ).run(view)  # fmt: skip

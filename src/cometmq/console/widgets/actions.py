@@ -27,7 +27,7 @@ from nicegui import ui
 from cometmq import logs
 from cometmq.admin.operations import Operation
 from cometmq.console.auth.audit import AuditError
-from cometmq.console.base.errors import NotAllowed, PartlyDone
+from cometmq.console.base.errors import NotAllowed, PartlyDone, TargetsChanged
 from cometmq.console.widgets.page import View, text_element
 from cometmq.errors import CometError
 
@@ -65,8 +65,20 @@ class ActionProgress:
             self._bar.props(remove="indeterminate")
             self._bar.set_value(min(max(share, 0.0), 1.0))
 
-    async def execute(self, operation: Operation) -> list[Any]:
+    def check_targets(self, shown: Operation, now: Operation) -> None:
+        """Raise TargetsChanged if an operation has other steps or servers now than when it was shown."""
+        then_steps, now_steps = (
+            [(step.deed, sorted(step.addrs)) for step in each.steps] for each in (shown, now)
+        )
+        if then_steps != now_steps:
+            servers = ", ".join(sorted({addr for step in now.steps for addr in step.addrs}))
+            nothing = self._view.t("common.nothing")
+            raise TargetsChanged(self._view.t("common.targets_changed", servers=servers or nothing))
+
+    async def execute(self, operation: Operation, accepted: list[str] | None = None) -> list[Any]:
         """Run an operation, show its progress, and return the results of its requests.
+
+        The addresses of the servers that executed a request are added to `accepted`.
 
         Raises PartlyDone with the errors of the servers that failed.
         """
@@ -76,6 +88,8 @@ class ActionProgress:
                 problems.append(str(result))
                 continue
             results.append(result)
+            if accepted is not None:
+                accepted.append(addr)
             self.report(self._view.t("common.done_at", addr=addr), len(results) / count)
         if problems:
             raise PartlyDone("; ".join(problems))
@@ -156,6 +170,8 @@ class Action:
         effects: Sequence[str],
         details: Mapping[str, str] | None = None,
         *,
+        again: Callable[[], Awaitable[Operation]] | None = None,
+        accepted: list[str] | None = None,
         result: Callable[[list[Any]], str | None] = lambda _results: None,
         **how: Any,
     ) -> Action:
@@ -165,12 +181,18 @@ class Action:
             operation: The operation, which has a name, a target and requests, and may be dangerous.
             effects: As in Action.
             details: As in Action.
+            again: Returns the operation for the servers that there are when it is called. The action is
+                refused if they are other servers than those of `operation`. Required if the page does not
+                name the servers itself, because they may change while the dialog is open.
+            accepted: Receives the addresses of the servers that executed a request, even if others failed.
             result: Returns a text about the results of the requests, or None.
             how: Values for the other fields of Action.
         """
 
         async def work(progress: ActionProgress) -> str | None:
-            return result(await progress.execute(operation))
+            current = operation if again is None else await again()
+            progress.check_targets(operation, current)
+            return result(await progress.execute(current, accepted))
 
         how = {"danger": operation.danger, **how}
         return cls(operation.name, operation.target, effects, work, details or {}, **how)
