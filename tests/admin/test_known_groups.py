@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.admin.conftest import Shell
 
-from cometmq import ConsumeFromWhere, PushConsumer, PushOptions
+from cometmq import ConsumeFromWhere, MessageModel, PushConsumer, PushOptions, SyncPushConsumer
 from cometmq.admin import Admin
 from cometmq.admin.commands import mqadmin
 from cometmq.errors import ConnectError
@@ -16,7 +17,10 @@ from cometmq.protocol.bodies import ConsumerRunningInfo
 from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.frame import Frame
 
-READS = ("consumerProgress -g", "consumerStatus -g", "consumerConnection -g", "getConsumerConfig -g")
+READS = (
+    *("consumerProgress -g", "consumerStatus -g", "consumerConnection -g", "getConsumerConfig -g"),
+    "consumeMessage -t known -c 1 -g",
+)
 CHANGES = (
     "resetOffsetByTime -t known -s 0 -g",
     "resetOffsetByTime -t known -s 0 -f false -g",
@@ -26,7 +30,7 @@ CHANGES = (
 )
 # Commands that create or delete the group, use a producer group, or only read or handle messages with it.
 OTHERS = {
-    *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq", "consumeMessage"),
+    *("updateSubGroup", "deleteSubGroup", "producerConnection", "queryCq"),
     *("queryMsgById", "queryMsgByUniqueKey", "exportMetadata"),
 }
 
@@ -126,7 +130,7 @@ def test_every_command_has_the_same_answer(known: Shell, make: Callable[[Shell, 
     assert group in groups(known)
     known.ok("consumerProgress", "-g", group)
     known.ok("resetOffsetByTime", "-g", group, "-t", "known", "-s", "0")
-    for line in READS[1:3]:
+    for line in READS:
         assert "no consumer group" not in known.run(*line.split(), group).err
 
     async def ask() -> list[str]:
@@ -135,6 +139,54 @@ def test_every_command_has_the_same_answer(known: Shell, make: Callable[[Shell, 
             return await admin.group_names()
 
     assert group in asyncio.run(ask())
+
+
+def test_a_group_that_only_has_members_is_known(known: Shell) -> None:
+    settings = ("updateBrokerConfig", "-b", known.broker.broker_addr, "-k", "autoCreateSubscriptionGroup")
+    known.ok(*settings, "-v", "false")
+    try:
+        with SyncPushConsumer("members", lambda _: None, "known", namesrv=known.broker.namesrv):
+            assert "%RETRY%members" not in known.ok("topicList").lines
+            assert "members" in groups(known)
+            known.ok("consumerProgress", "-g", "members")
+    finally:
+        known.ok(*settings, "-v", "true")
+
+
+def test_a_group_without_settings_is_told_from_an_unknown_one(known: Shell) -> None:
+    with_offsets(known, "unset")
+    assert (
+        "group unset exists, but no broker has settings of it"
+        in known.run("getConsumerConfig", "-g", "unset").err
+    )
+
+
+def test_all_groups_of_a_broker_include_one_that_only_has_offsets(known: Shell) -> None:
+    known.ok("resetOffsetByTime", "-s", "0", "--force", "-t", "known", "-g", "stored")
+    rows = known.ok("brokerConsumeStats", "-b", known.broker.broker_addr, "--json").json["queues"]
+    (row,) = [each["queue"] for each in rows if each["group"] == "stored"]
+    assert row["brokerOffset"] - row["consumerOffset"] > 0
+
+
+def test_a_group_whose_offsets_no_broker_stores_has_a_rate_and_no_lag(known: Shell) -> None:
+    seen = threading.Event()
+    options = PushOptions(
+        message_model=MessageModel.BROADCASTING, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+    )
+    with SyncPushConsumer(
+        "casting", lambda _: seen.set(), "known", namesrv=known.broker.namesrv, options=options
+    ):
+        assert seen.wait(30)
+        assert known.ok("consumerProgress", "-g", "casting", "--json").json["consumeTps"] > 0
+        assert known.ok("consumerProgress", "-g", "casting").lines[-1] == "Diff Total: -"
+
+
+def test_a_group_without_queues_has_neither_rate_nor_lag(known: Shell) -> None:
+    with_settings(known, "resting")
+    assert known.ok("consumerProgress", "-g", "resting").lines[-2:] == ["Consume TPS: -", "Diff Total: -"]
+    assert known.ok("consumerProgress", "-g", "resting", "--json").json["consumeTps"] is None
+    (line,) = [each.split() for each in known.ok("consumerProgress").lines if each.startswith("resting ")]
+    assert line[-2:] == ["-", "-"]
 
 
 @pytest.mark.parametrize("jstack", [False, True])

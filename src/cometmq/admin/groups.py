@@ -17,6 +17,7 @@ from cometmq.admin.values import (
     QueueProgress,
     RetryLimits,
     TrackType,
+    known_sum,
 )
 from cometmq.client.cluster.instance import ClientInstance
 from cometmq.client.cluster.lookups import broker_addrs
@@ -80,12 +81,10 @@ async def member_info(
 
 def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
     """Return the sum of the offsets of a group at several brokers."""
-    tps, rows = 0.0, list[QueueProgress]()
-    for part in parts:
-        tps += part.consume_tps
-        rows += part.queues
+    known = list(parts)
+    rows = [row for part in known for row in part.queues]
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))
-    return GroupProgress(group=group, consume_tps=tps, queues=rows)
+    return GroupProgress(group=group, consume_tps=known_sum(part.consume_tps for part in known), queues=rows)
 
 
 def settings_of(properties: Mapping[str, str]) -> dict[str, str]:
@@ -159,7 +158,8 @@ class GroupStates(KnownGroups):
             )
             for queue, offsets in stats.offset_table.items()
         ]
-        return GroupProgress(group=group, consume_tps=stats.consume_tps, queues=rows)
+        counted = bool(rows) or stats.consume_tps > 0
+        return GroupProgress(group=group, consume_tps=stats.consume_tps if counted else None, queues=rows)
 
     async def _consume_stats(self, addr: str, group: str) -> ConsumeStats:
         """Return a group's offsets at one broker, as they are in the broker's response."""
@@ -344,7 +344,7 @@ class GroupStates(KnownGroups):
             brokers = brokers or await self.brokers_of(group)
             connected = await self._members_if_online(brokers, group)
             found = await self.progress(group, brokers=brokers)
-            tps, diff = int(found.consume_tps), found.diff_total
+            tps, diff = None if found.consume_tps is None else int(found.consume_tps), found.diff_total
         except CometError:
             pass  # the group is listed even if its state is unknown
         online = connected.connection_set if connected is not None else []

@@ -20,7 +20,7 @@ from cometmq.protocol.bodies.admin import ConsumerOffsetTable
 from cometmq.protocol.codes import RETRY_PREFIX, RequestCode, is_system_group
 
 AtBroker = dict[str, SubscriptionGroupConfig | None]
-"""The groups at a broker with their settings, which are None for a group that only has stored offsets."""
+"""The groups at a broker with their settings, which are None for a group without settings."""
 
 
 def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> list[str]:
@@ -28,8 +28,8 @@ def group_names(topics: Iterable[str], at_brokers: Iterable[Iterable[str]]) -> l
 
     Args:
         topics: All topics. A retry topic shows that its group exists.
-        at_brokers: For each broker, its groups with settings or offsets. RocketMQ's own groups are included
-            only if they have a retry topic.
+        at_brokers: For each broker, its groups with settings, offsets or members. RocketMQ's own groups are
+            included only if they have a retry topic.
     """
     found = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
     found.update(name for names in at_brokers for name in names if not is_system_group(name))
@@ -46,20 +46,22 @@ class KnownGroups(ServerAdmin):
         return dict(table.subscription_group_table)
 
     async def groups_at(self, broker_addr: str) -> AtBroker:
-        """Return the groups with settings or stored offsets at a broker.
+        """Return the groups with settings, stored offsets or members at a broker.
 
-        Groups without settings map to None.
+        Groups without settings map to None. Apache's brokers do not report groups that only have members.
         """
         found: AtBroker = {**await self.group_table(broker_addr)}
         offsets = await self.client.brokers.call(broker_addr, RequestCode.GET_ALL_CONSUMER_OFFSET)
         # Decode the response outside the event loop, because a large broker's response has megabytes.
-        table = (await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)).offset_table
-        for topic_and_group in table:
+        table = await asyncio.to_thread(ConsumerOffsetTable.decode, offsets.body)
+        for topic_and_group in table.offset_table:
             found.setdefault(topic_and_group.rpartition("@")[2], None)
+        for group in table.online_groups or ():
+            found.setdefault(group, None)
         return found
 
     async def group_names(self) -> list[str]:
-        """Return all consumer groups, sorted: those with a retry topic, settings or stored offsets."""
+        """Return all consumer groups, sorted: those with a retry topic, settings, offsets or members."""
         return list(await self.group_places())
 
     async def group_places(self) -> dict[str, dict[str, str]]:

@@ -144,15 +144,19 @@ class QueueProgress(Value, frozen=True, kw_only=True):
 
 
 class GroupProgress(Value, frozen=True, kw_only=True):
-    """Offsets of a group in all its queues."""
+    """Offsets of a group in all its queues.
+
+    The rate is None if no broker counted any: the group has no queue and received no message.
+    """
 
     group: str
-    consume_tps: float
+    consume_tps: float | None
     queues: list[QueueProgress]
 
     @property
-    def diff_total(self) -> int:
-        return sum(queue.diff for queue in self.queues)
+    def diff_total(self) -> int | None:
+        """The lag in all queues, None without queues (the members of a broadcasting group store offsets)."""
+        return sum(queue.diff for queue in self.queues) if self.queues else None
 
 
 class GroupSummary(Value, frozen=True, kw_only=True):

@@ -309,7 +309,7 @@ class BrokerParts:
             ),
             self.transactions.ends,
             self.filter_servers,
-            OffsetProcessor(store=store, tables=tables),
+            OffsetProcessor(store=store, tables=tables, consumers=consumers),
             QueryProcessor(store=store, check_read=self._security.check_read),
             TopicAdmin(
                 config=config,

@@ -11,6 +11,7 @@ from tests.kit.brokers import commit, create, queue, records, refused
 from cometmq.protocol.bodies import (
     BrokerConsumeStats,
     BrokerStatsData,
+    ConsumerOffsetTable,
     ConsumeStats,
     GroupList,
     QueryConsumeQueueBody,
@@ -166,6 +167,38 @@ class TestProgress:
         assert tables["TOOLS_CONSUMER"] == []
         answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "true"})
         assert BrokerConsumeStats.decode(answer.body).total_diff == 0
+
+    async def test_a_group_that_only_has_offsets_is_among_all_groups(self, cluster, peer):
+        await create(peer)
+        await peer.send_numbers(5)
+        cluster.broker.parts.tables.offsets.commit("stored", "Orders", 0, 0)
+        assert "stored" not in cluster.broker.parts.tables.groups.table
+        answer = await peer.call(RequestCode.GET_BROKER_CONSUME_STATS, None, ext={"isOrder": "false"})
+        body = BrokerConsumeStats.decode(answer.body)
+        assert body.total_diff == 5
+        assert [
+            tables for row in body.consume_stats_list for group, tables in row.items() if group == "stored"
+        ]
+
+    async def test_the_rate_counts_topics_without_stored_offsets(self, cluster, peer):
+        await create(peer)
+        await peer.send_numbers(5)
+        await peer.heartbeat(topics={"Orders": "*"})
+        await peer.pull()
+        await asyncio.sleep(0.01)
+        answer = await peer.call(
+            RequestCode.GET_CONSUME_STATS, GetConsumeStatsRequestHeader(consumer_group="G")
+        )
+        stats = ConsumeStats.decode(answer.body)
+        assert (stats.offset_table, stats.consume_tps > 0) == ({}, True)
+
+    async def test_groups_with_members_are_named_beside_the_offsets(self, started):
+        cluster, peer = await started(autoCreateSubscriptionGroup="false")
+        await peer.heartbeat(topics={"Orders": "*"})
+        assert "G" not in cluster.broker.parts.tables.groups.table
+        answer = await peer.call(RequestCode.GET_ALL_CONSUMER_OFFSET)
+        table = ConsumerOffsetTable.decode(answer.body)
+        assert (table.offset_table, table.online_groups) == ({}, ["G"])
 
     async def test_what_5_x_tools_ask_of_a_group(self, cluster, peer):
         await commit(peer, 0, 2)

@@ -231,7 +231,7 @@ async def get_consumer_config(admin: Admin, group: str) -> None:
     found = await admin.group_configs(group)
     if not found:
         await admin.brokers_of(group)  # raises UnknownNameError for a group that does not exist
-        raise click.ClickException(f"no broker has group {group}")
+        raise click.ClickException(f"group {group} exists, but no broker has settings of it")
     tell(found, formats.group_configs(found))
 
 
@@ -256,7 +256,9 @@ async def broker_consume_stats(
 ) -> None:
     """Show consumer offset, broker offset and lag of every group of a broker."""
     found = await admin.broker_consume_stats(broker_addr, ordered=order, timeout_s=timeout_ms / 1000)
-    rows = [row for row in found if row.queue.diff >= level and row.queue.last_timestamp > 0]
+    rows = [
+        row for row in found if row.queue.diff >= level and (row.queue.last_timestamp > 0 or row.queue.diff)
+    ]
     total = sum(row.queue.diff for row in found)
     tell({"queues": rows, "diffTotal": total}, formats.broker_consume_stats(rows, total))
 

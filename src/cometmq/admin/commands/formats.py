@@ -210,8 +210,8 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
             + rest % (queue.diff, local_time(max(queue.last_timestamp, 0)) or "N/A")
         )
     yield ""
-    yield f"Consume TPS: {progress.consume_tps:.2f}"
-    yield f"Diff Total: {progress.diff_total}"
+    yield f"Consume TPS: {fixed(progress.consume_tps, 2)}"
+    yield f"Diff Total: {known(progress.diff_total)}"
 
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:

@@ -254,7 +254,7 @@ def past_time(text: str) -> int:
     "--consumerGroup",
     "group",
     metavar="NAME",
-    help="Consumer group of the pulls; no offset is committed.",
+    help="Existing consumer group of the pulls; no offset is committed.",
 )
 @opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")
 @opt("-e", "--endTimestamp", "end", type=past_time, metavar="TIME", help="End of the time range (exclusive).")
@@ -296,6 +296,8 @@ async def consume_message(
         end_ms=end,
         count=count,
     )
+    if group is not None:
+        await admin.brokers_of(group)  # the pull of an unknown group would create it
     async for message in admin.read(wanted, group=group):
         # A list may be long, so each message is printed when it arrives: one JSON object per line.
         if wants_json():

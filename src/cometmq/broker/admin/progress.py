@@ -215,26 +215,30 @@ class ProgressAdmin:
     async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """Return a group's offsets in each queue of the requested topics.
 
-        A request without topics is about all topics in which the group has offsets.
+        A request without topics is about all topics in which the group has offsets. Its rate includes all
+        topics to which the group subscribes, because the members of a broadcasting group store the offsets.
         """
         header = frame.header(GetConsumeStatsRequestHeader)
+        group = header.consumer_group
+        counted = set[str]()
         if header.topic and header.topic.strip():
             topics = [header.topic]
         elif header.topic_list:
             topics = [name for name in dict.fromkeys(header.topic_list.split(";")) if name]
         else:
-            topics = sorted(self.tables.offsets.topics_of(header.consumer_group))
-        stats = await self._progress_of(header.consumer_group, topics, Turns())
+            topics = sorted(self.tables.offsets.topics_of(group))
+            counted = self.consumers.topics_of(group)
+        stats = await self._progress_of(group, topics, Turns(), counted)
         return frame.response(body=await encoded(stats, len(stats.offset_table)))
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offsets of every group in every topic in which it has any."""
+        """Return the offsets of every group with settings or offsets, in every topic in which it has any."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
         turns = Turns()
-        async for group in turns.each(sorted(self.tables.groups.table)):
+        async for group in turns.each(sorted(self.tables.groups.table.keys() | self.tables.offsets.groups())):
             tables = []
             for topic in sorted(self.tables.offsets.topics_of(group)):
                 if only_ordered and not self.tables.topics.is_order(topic):
@@ -250,11 +254,15 @@ class ProgressAdmin:
         body = BrokerConsumeStats(broker_addr=self.address.text, consume_stats_list=listed, total_diff=total)
         return frame.response(body=await encoded(body, entries + len(listed)))
 
-    async def _progress_of(self, group: str, topics: Iterable[str], turns: Turns) -> ConsumeStats:
+    async def _progress_of(
+        self, group: str, topics: Iterable[str], turns: Turns, counted: Iterable[str] = ()
+    ) -> ConsumeStats:
         """Return the offsets of a group in each queue of these topics.
 
-        For an online group, topics to which it does not subscribe are omitted.
+        For an online group, topics to which it does not subscribe are omitted. The rate is the sum over the
+        other topics and those in `counted`.
         """
+        rated = set(counted)
         online = self.consumers.groups.get(group)
         stats = ConsumeStats(offset_table={}, consume_tps=0.0)
         for topic in topics:
@@ -272,7 +280,9 @@ class ProgressAdmin:
                     last_timestamp=last,
                     pull_offset=consumed,  # equal, so 5.x's tools show no messages in flight
                 )
-            stats.consume_tps += self.stats.group_rate(group, topic, mono_ms(self.clock))
+            rated.add(topic)
+        now_ms = mono_ms(self.clock)
+        stats.consume_tps = float(sum(self.stats.group_rate(group, topic, now_ms) for topic in rated))
         return stats
 
     @handles(RequestCode.CLONE_GROUP_OFFSET)

@@ -275,6 +275,11 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         known = self.groups.get(group)
         return None if known is None else known.subscriptions.get(topic)
 
+    def topics_of(self, group: str) -> set[str]:
+        """Return the topics to which a group subscribes. They are none for a group without members."""
+        known = self.groups.get(group)
+        return set() if known is None else set(known.subscriptions)
+
     def note_retry_limit(self, group: str, channel: Hashable, limit: int, own: int) -> None:
         """Record the retry limit that a member's send-back contains. `own` is the group's configured limit.
 

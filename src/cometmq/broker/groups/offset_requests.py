@@ -9,6 +9,7 @@ from functools import partial
 from cometmq.broker.base import compat
 from cometmq.broker.base.names import check_group, check_topic
 from cometmq.broker.base.turns import Turns, encoded
+from cometmq.broker.groups.clients import ConsumerTable
 from cometmq.broker.tables.consumer_offsets import SEPARATOR
 from cometmq.broker.tables.durable import DurableTables
 from cometmq.errors import CommandError
@@ -33,6 +34,7 @@ class OffsetProcessor:
 
     store: MessageStore
     tables: DurableTables
+    consumers: ConsumerTable
 
     @handles(RequestCode.QUERY_CONSUMER_OFFSET)
     def query_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame | Awaitable[Frame]:
@@ -100,7 +102,7 @@ class OffsetProcessor:
 
     @handles(RequestCode.GET_ALL_CONSUMER_OFFSET)
     async def get_all_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return all stored offsets, for a slave that copies them."""
+        """Return all stored offsets, for a slave that copies them and for tools that list groups."""
         offsets = self.tables.offsets
         table: dict[str, dict[int, int]] = {}
         entries = 0
@@ -111,7 +113,10 @@ class OffsetProcessor:
                 entries += len(queues)
         floors = {topic: [*queues.items()] for topic, queues in self.store.min_offsets.by_topic.items()}
         body = ConsumerOffsetTable(
-            offset_table=table, data_version=self.tables.offsets_version(), min_offsets=floors or None
+            offset_table=table,
+            data_version=self.tables.offsets_version(),
+            min_offsets=floors or None,
+            online_groups=sorted(self.consumers.groups) or None,
         )
         return frame.response(body=await encoded(body, entries))
 

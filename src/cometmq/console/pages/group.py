@@ -114,10 +114,11 @@ async def group_page(view: View, name: str) -> None:
 
 def _summary(view: View, state: GroupState) -> None:
     queues = state.progress.queues
+    behind = sum(max(0, each.diff) for each in queues) if queues else None
     view.missing_brokers(state.missing)
     view.tiles(
         [
-            ("groups.behind", view.format("number", sum(max(0, each.diff) for each in queues))),
+            ("groups.behind", view.format("number", behind)),
             ("groups.rate", view.format("rate", state.progress.consume_tps)),
             ("groups.last", view.format("ago", max((each.last_timestamp for each in queues), default=0))),
         ]

@@ -28,7 +28,7 @@ MAX_RETRIES = 1_000_000
 class GroupLine:
     """A group in the list.
 
-    `lag` and `rate` are None if they are unknown; a group without offsets has the lag 0 in 0 queues.
+    `lag` and `rate` are None if the brokers' answers do not contain the group: nothing was counted.
     """
 
     row: GroupRow
@@ -68,15 +68,9 @@ async def groups_page(view: View) -> None:
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
     """Return the lines of system groups or of all other groups, with their lags where these are known."""
-    return [_line(row, lags.value) for row in rows if row.system == system]
-
-
-def _line(row: GroupRow, lags: ClusterLags | None) -> GroupLine:
-    if lags is None:
-        return GroupLine(row, None, None)
-    if (lag := lags.groups.get(row.name)) is not None:
-        return GroupLine(row, lag, lags.group_rates.get(row.name))
-    return GroupLine(row, None, None) if lags.missing else GroupLine(row, Lag(), 0.0)
+    behind = lags.value.groups if lags.value is not None else {}
+    rates = lags.value.group_rates if lags.value is not None else {}
+    return [GroupLine(row, behind.get(row.name), rates.get(row.name)) for row in rows if row.system == system]
 
 
 def _columns() -> list[Column[GroupLine]]:

@@ -218,12 +218,14 @@ class ConsumerOffsetTable(IntegerKeyed):
 
     min_offsets is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset of
     each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
-    skip an unknown map with integer keys.
+    skip an unknown map with integer keys. online_groups is CometMQ's own field for tools: the groups that
+    have members.
     """
 
     offset_table: dict[str, dict[int, int]] = empty(dict)
     data_version: DataVersion | None = None
     min_offsets: dict[str, list[tuple[int, int]]] | None = None
+    online_groups: list[str] | None = None
 
 
 class DelayOffsetTable(IntegerKeyed):
