@@ -40,6 +40,18 @@ CLIENT_GROUPS = {
     *("DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "__MONITOR_CONSUMER", "SELF_TEST_P_GROUP"),
     CLIENT_INNER_PRODUCER_GROUP,
 }
+AVERAGE_SIZE = "putMessageAverageSize"
+
+
+def counted_runtime(runtime: Mapping[str, str]) -> dict[str, str | None]:
+    """Return a runtime table in which the average size is None if the broker has stored no message.
+
+    The broker reports 0.0 then, because exporters for Apache's brokers expect a number.
+    """
+    table: dict[str, str | None] = {**runtime}
+    if AVERAGE_SIZE in table and table.get("putMessageTimesTotal") == "0":
+        table[AVERAGE_SIZE] = None
+    return table
 
 
 class StatsAdmin(GroupAdmin):
@@ -65,7 +77,7 @@ class StatsAdmin(GroupAdmin):
         in_tps, came = await self._counted(masters, "TOPIC_PUT_NUMS", topic)
         found = []
         for group in await self._groups_of_topic(route, topic) or [""]:
-            out_tps: float | None = 0.0
+            out_tps: float | None = None
             went: int | None = 0
             behind: int | None = 0
             if group:
@@ -84,20 +96,19 @@ class StatsAdmin(GroupAdmin):
             )
         return found
 
-    async def _counted(
-        self, masters: list[str], name: str, key: str
-    ) -> tuple[float, int] | tuple[None, None]:
-        """Return the rate per second and the count of 24 hours, None if no broker answers."""
-        rate, count, answered = 0.0, 0, False
+    async def _counted(self, masters: list[str], name: str, key: str) -> tuple[float | None, int | None]:
+        """Return the rate per second and the count of 24 hours.
+
+        The rate is None if no broker has the statistic. Both are None if no broker answers.
+        """
+        found = []
         for addr in masters:
-            try:
-                stats = await self.broker_stats(addr, name, key)
-            except CometError:
-                continue
-            answered = True
-            if stats is not None:
-                rate, count = rate + stats.minute.tps, count + stats.most
-        return (rate, count) if answered else (None, None)
+            with suppress(CometError):
+                found.append(await self.broker_stats(addr, name, key))
+        if not found:
+            return None, None
+        rate = known_sum(stats.minute.tps if stats else None for stats in found)
+        return rate, sum(stats.most for stats in found if stats)
 
     async def _lag(self, group: str, topic: str, offsets_at: Mapping[str, str]) -> int | None:
         try:
@@ -325,8 +336,8 @@ def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) ->
         "tps": {
             "normalInTps": broker.first_number("putTps"),
             "normalOutTps": broker.first_number(out),
-            "transInTps": half.minute.tps if half else 0.0,
-            "scheduleInTps": late.minute.tps if late else 0.0,
+            "transInTps": half.minute.tps if half else None,
+            "scheduleInTps": late.minute.tps if late else None,
         },
         "oneDayNum": {
             "normalOneDayInNum": broker.count("msgPutTotalTodayMorning")
@@ -336,5 +347,5 @@ def quota(runtime: Mapping[str, str], half: Stats | None, late: Stats | None) ->
             "transOneDayInNum": half.most if half else 0,
             "scheduleOneDayInNum": late.most if late else 0,
         },
-        "messageAverageSize": runtime.get("putMessageAverageSize"),
+        "messageAverageSize": counted_runtime(runtime).get(AVERAGE_SIZE),
     }

@@ -494,8 +494,8 @@ class Stats(Value, frozen=True, kw_only=True):
 class TopicStats(Value, frozen=True, kw_only=True):
     """Rates and counts of a topic and one of its groups ("": the topic has no group).
 
-    Rates are of the last minute. Counts are of 24 hours, or since the broker started. Values are None if no
-    broker answers.
+    Rates are of the last minute, None if no broker has counted a message in 24 hours. Counts are of 24 hours,
+    or since the broker started. All values are None if no broker answers.
     """
 
     topic: str

@@ -384,7 +384,9 @@ def test_messages_in_and_out_are_counted(mq: Shell) -> None:
     assert [lines[1].split()[at] for at in (0, 1, 2, 5, 6)] == ["counted", "counters", "1", "3", "2"]
     assert (row["accumulation"], row["inMsg24Hours"], row["outMsg24Hours"]) == (1, 3, 2)
     assert row["inTps"] > 0
-    assert idle.split()[-1] == "NO_CONSUMER"
+    assert idle.split()[1:] == ["0", "-", "0", "NO_CONSUMER"]
+    (unused,) = mq.ok("statsAll", "-t", "uncounted", "--json").json
+    assert (unused["inTps"], unused["outTps"]) == (None, None)
     active = {each["topic"] for each in mq.ok("statsAll", "-a", "--json").json}
     assert "counted" in active
     assert "uncounted" not in active

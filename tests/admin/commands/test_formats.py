@@ -7,6 +7,7 @@ import time
 import pytest
 
 from cometmq.admin.commands import formats
+from cometmq.admin.stats import counted_runtime, quota
 from cometmq.admin.values import (
     BrokerStatus,
     GroupProgress,
@@ -293,6 +294,11 @@ def test_what_nothing_was_counted_of_is_a_dash_and_not_0() -> None:
         ]
     )
     assert line.split() == ["g", "0", "OFFLINE", "-", "-"]
+    empty = counted_runtime({"putMessageAverageSize": "0.0", "putMessageTimesTotal": "0"})
+    assert [text.split()[-1] for text in formats.broker_status(empty)] == ["-", "0"]
+    load = quota({"putMessageAverageSize": "0.0", "putMessageTimesTotal": "0"}, None, None)
+    assert load["messageAverageSize"] is None
+    assert {load["tps"][key] for key in ("transInTps", "scheduleInTps")} == {None}
     unknown = TopicStats(
         topic="T", consumer_group="g", accumulation=None, in_tps=None, out_tps=None, in_msg_24_hours=None,
         out_msg_24_hours=None,

@@ -6,6 +6,7 @@ import asyncio
 import time
 
 import click
+import msgspec
 
 from cometmq.admin import operations
 from cometmq.admin.admin import Admin
@@ -27,6 +28,7 @@ from cometmq.admin.commands.shell import (
     tell,
     wants_json,
 )
+from cometmq.admin.stats import counted_runtime
 from cometmq.admin.values import SettingsChange
 from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
@@ -63,17 +65,19 @@ async def cluster_list(admin: Admin, more_stats: bool, interval: int | None, clu
 async def broker_status(admin: Admin, broker_addr: str | None, cluster: str | None) -> None:
     """Show the runtime data of brokers."""
     if broker_addr:
-        runtime = await admin.runtime(broker_addr)
+        runtime = counted_runtime(await admin.runtime(broker_addr))
         tell(runtime, formats.broker_status(runtime))
         return
     brokers = await admin.brokers(cluster)
     if wants_json():
-        show_json(brokers)
+        show_json(
+            [msgspec.to_builtins(each) | {"runtime": counted_runtime(each.runtime)} for each in brokers]
+        )
     for broker in () if wants_json() else brokers:
         if broker.problem:
             show_problem(f"{broker.broker_addr}: {broker.problem}")
         else:
-            show(formats.broker_status(broker.runtime, broker.broker_addr))
+            show(formats.broker_status(counted_runtime(broker.runtime), broker.broker_addr))
     if any(broker.problem for broker in brokers):
         raise click.exceptions.Exit(1)
 

@@ -155,10 +155,10 @@ def cluster_totals(brokers: Iterable[BrokerStatus]) -> Iterator[str]:
         yield form % (broker.cluster_name, broker.broker_name, *(sums if broker.runtime else ["-"] * 4))
 
 
-def broker_status(runtime: Mapping[str, str], addr: str = "") -> Iterator[str]:
+def broker_status(runtime: Mapping[str, str | None], addr: str = "") -> Iterator[str]:
     """Return sorted `key : value` lines, prefixed by the address if several brokers are shown."""
     for key, value in sorted(runtime.items()):
-        yield f"{addr:<24} {key:<32}: {value}" if addr else f"{key:<32}: {value}"
+        yield f"{addr:<24} {key:<32}: {known(value)}" if addr else f"{key:<32}: {known(value)}"
 
 
 def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
