@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from tests.admin.conftest import Shell
@@ -168,10 +169,12 @@ def test_all_groups_of_a_broker_include_one_that_only_has_offsets(known: Shell) 
     assert row["brokerOffset"] - row["consumerOffset"] > 0
 
 
-def test_a_group_whose_offsets_no_broker_stores_has_a_rate_and_no_lag(known: Shell) -> None:
+def test_a_group_whose_offsets_no_broker_stores_has_a_rate_and_no_lag(known: Shell, tmp_path: Path) -> None:
     seen = threading.Event()
     options = PushOptions(
-        message_model=MessageModel.BROADCASTING, consume_from_where=ConsumeFromWhere.FIRST_OFFSET
+        message_model=MessageModel.BROADCASTING,
+        consume_from_where=ConsumeFromWhere.FIRST_OFFSET,
+        offset_dir=str(tmp_path),
     )
     with SyncPushConsumer(
         "casting", lambda _: seen.set(), "known", namesrv=known.broker.namesrv, options=options
