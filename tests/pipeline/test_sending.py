@@ -10,10 +10,11 @@ import pytest
 from tests.kit.fakes import FakeBroker, FakeNamesrv, serving
 from tests.pipeline.fake_servers import TakingBroker
 
+from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.producer.selectors import select_by_hash
 from cometmq.errors import BodyError, BrokerError, ConnectError, NoRouteError
 from cometmq.message import Message, MessageQueue
-from cometmq.pipeline.base.options import WriteOptions
+from cometmq.pipeline.base.options import Topics, WriteOptions
 from cometmq.pipeline.live.cluster import Cluster
 from cometmq.pipeline.sink import sending
 from cometmq.pipeline.sink.encoded import encode_rows
@@ -231,6 +232,36 @@ def test_an_ordered_topic_whose_brokers_are_away_is_not_made_on_others() -> None
         names.serve("TBW102", other)
         with pytest.raises(NoRouteError, match=r"ordered, and the brokers of its queues \(broker-b:4\)"):
             sender.send(row(0))
+
+
+def test_an_order_configuration_that_one_name_server_lost_is_asked_of_the_others() -> None:
+    replaced, names, other = FakeNamesrv(), FakeNamesrv(), TakingBroker()
+    replaced.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+    conf = GetKVConfigResponseHeader(value="broker-b:4")
+    names.on(RequestCode.GET_KV_CONFIG, lambda request: request.response(header=conf))
+    with serving(other), serving(replaced) as first, serving(names) as second:
+        replaced.serve("TBW102", other)
+        with Cluster((first, second), timeout_ms=5000) as cluster:
+            with pytest.raises(NoRouteError, match=r"broker-b:4"):
+                cluster.write_queues(TOPIC)
+            names.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+            assert len(cluster.write_queues(TOPIC)) == 2
+
+
+def test_name_servers_that_are_unreachable_are_asked_once() -> None:
+    tries: list[None] = []
+
+    def refuse() -> bool:
+        tries.append(None)
+        return False
+
+    with serving(FakeNamesrv(), refuse) as namesrv, Cluster((namesrv,), timeout_ms=5000) as cluster:
+        with pytest.raises(NameServersUnreachable):
+            cluster.write_queues(TOPIC, wait=False)
+        assert len(tries) == 1
+        with pytest.raises(NameServersUnreachable):
+            cluster.look(Topics(names=("A", "B", "C")), ())
+        assert len(tries) == 2
 
 
 def test_a_name_server_that_answers_nonsense_is_passed_over() -> None:

@@ -243,7 +243,7 @@ class ServerAdmin(Client):
         return list(self.client.namesrv.addrs)
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """Return a value of the name servers' key-value configuration, None if it is not set."""
+        """Return a key's value from the first name server that has one, None if no name server has one."""
         return await self.client.namesrv.kv_config(namespace, key)
 
     async def put_kv_config(self, namespace: str, key: str, value: str) -> None:

@@ -12,7 +12,10 @@ from tests.kit.fakes import FakeBroker, FakeNamesrv
 
 from cometmq import Message, NoRouteError, Producer, SendStatus
 from cometmq.client.cluster.namesrv_api import NamesrvApi
-from cometmq.errors import BodyError
+from cometmq.client.cluster.requests import NameServersUnreachable
+from cometmq.errors import BodyError, BrokerError, ConnectError
+from cometmq.protocol.codes import ORDER_TOPIC_CONFIG, RequestCode, ResponseCode
+from cometmq.protocol.headers import GetKVConfigResponseHeader
 from cometmq.remoting import RemotingClient
 
 NOBODY = "127.0.0.1:1"
@@ -89,6 +92,46 @@ async def test_one_that_answers_nonsense_is_passed_over(
         async with Producer("p", namesrv=broken.addr) as producer:
             with pytest.raises(BodyError):
                 await producer.send(Message("T", b"x"))
+
+
+async def test_an_order_configuration_that_one_lost_is_asked_of_the_others(
+    namesrv: FakeNamesrv, other: FakeNamesrv, broker: FakeBroker
+) -> None:
+    namesrv.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+    namesrv.serve("TBW102", broker)
+    conf = GetKVConfigResponseHeader(value="broker-b:4")
+    other.on(RequestCode.GET_KV_CONFIG, lambda frame: frame.response(header=conf))
+    async with Producer("p", namesrv=f"{namesrv.addr};{other.addr}") as producer:
+        producer.client.namesrv.current = namesrv.addr
+        with pytest.raises(NoRouteError, match=r"ordered, and the brokers of its queues \(broker-b:4\)"):
+            await producer.send(Message("Ordered", b"x"))
+        other.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+        assert (await producer.send(Message("Ordered", b"x"))).status is SendStatus.SEND_OK
+
+
+async def test_a_key_is_absent_if_one_has_no_value_and_none_has_one(
+    namesrv: FakeNamesrv, other: FakeNamesrv
+) -> None:
+    other.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.SYSTEM_BUSY)
+    async with api(NOBODY, namesrv.addr, other.addr, current=other.addr) as names:
+        namesrv.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+        assert await names.kv_config(ORDER_TOPIC_CONFIG, "T") is None
+        names.use([other.addr])
+        with pytest.raises(BrokerError, match="refused"):
+            await names.kv_config(ORDER_TOPIC_CONFIG, "T")
+        names.use([NOBODY])
+        with pytest.raises(ConnectError):
+            await names.kv_config(ORDER_TOPIC_CONFIG, "T")
+
+
+async def test_the_template_is_not_looked_up_while_no_name_server_answers(namesrv: FakeNamesrv) -> None:
+    namesrv.hangs = True
+    async with Producer("p", namesrv=namesrv.addr) as producer:
+        producer.client.namesrv.timeout_s = 0.05
+        with pytest.raises(NameServersUnreachable):
+            await producer.client.publish_route("New")
+    assert namesrv.asked == ["New"]
+    assert RequestCode.GET_KV_CONFIG not in namesrv.requests
 
 
 async def test_where_two_disagree_the_current_one_counts_until_it_is_gone(

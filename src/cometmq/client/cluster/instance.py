@@ -22,7 +22,13 @@ from cometmq.client.cluster.namespaces import Namespace, instance_of
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.options import ClientOptions, namesrv_addresses
 from cometmq.client.cluster.reads import Reads
-from cometmq.client.cluster.requests import SEND_STATUS, broker_error, ordered_error, send_request
+from cometmq.client.cluster.requests import (
+    SEND_STATUS,
+    NameServersUnreachable,
+    broker_error,
+    ordered_error,
+    send_request,
+)
 from cometmq.client.cluster.routes import ReadTarget, RouteTable, TopicRoute, template_route, topic_route
 from cometmq.client.cluster.server_requests import ConsumerPeer, Replies, ServerRequests, TransactionPeer
 from cometmq.client.cluster.traces import Traces
@@ -213,6 +219,7 @@ class ClientInstance(LifeCycle):
         exists.
 
         Raises:
+            NameServersUnreachable: No name server answers. This is a NoRouteError.
             NoRouteError: There is no route.
         """
         route = self.routes.get(topic)
@@ -223,6 +230,8 @@ class ClientInstance(LifeCycle):
         except NoRouteError as error:
             if route is not None and route.write_queues:
                 return route  # the route made from the template is still valid for sends
+            if isinstance(error, NameServersUnreachable):
+                raise
             return await self._from_template(topic, template, template_queue_nums, error)
         if not route.write_queues:
             raise NoRouteError(

@@ -12,8 +12,15 @@ from contextlib import aclosing
 from typing import TypeVar
 
 from cometmq.client.cluster.broker_api import Calls
-from cometmq.client.cluster.requests import RouteAnswers, route_request, succeeded
-from cometmq.errors import BrokerError, ConnectError, RemotingError
+from cometmq.client.cluster.requests import (
+    RouteAnswers,
+    broker_error,
+    kv_request,
+    kv_value,
+    route_request,
+    succeeded,
+)
+from cometmq.errors import CometError, ConnectError, RemotingError
 from cometmq.protocol.bodies import ClusterInfo, TopicList, TopicRouteData
 from cometmq.protocol.codes import RequestCode, ResponseCode
 from cometmq.protocol.ext import Header
@@ -21,7 +28,6 @@ from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
     DeleteTopicRequestHeader,
     GetKVConfigRequestHeader,
-    GetKVConfigResponseHeader,
     PutKVConfigRequestHeader,
 )
 from cometmq.remoting import RemotingClient
@@ -133,16 +139,32 @@ class NamesrvApi(Calls):
         )
 
     async def kv_config(self, namespace: str, key: str) -> str | None:
-        """Return the value of a key in the KV configuration of the name server, or None without the key."""
-        try:
-            answer = await self.ask_any(
-                RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(namespace=namespace, key=key)
-            )
-        except BrokerError as error:
-            if error.code == ResponseCode.QUERY_NOT_FOUND:
-                return None
-            raise
-        return answer.header(GetKVConfigResponseHeader).value
+        """Return the value of a key from the first name server that has one.
+
+        Name servers do not share their KV configurations, and a replaced server begins without one.
+
+        Returns:
+            The value. None if at least one name server has no value and none returns one.
+
+        Raises:
+            BrokerError: No name server looked the key up; the last one refused the request.
+            RemotingError: No name server looked the key up; the last one did not answer.
+        """
+        absent = False
+        failure: CometError = ConnectError("(no name server)", "none is known")
+        async with aclosing(self._answers(kv_request(namespace, key))) as answers:
+            async for addr, answer in answers:
+                if (value := kv_value(answer)) is not None:
+                    return value
+                if not isinstance(answer, Frame):
+                    failure = answer
+                elif answer.code in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+                    absent = True
+                else:
+                    failure = broker_error(answer, addr)
+        if absent:
+            return None
+        raise failure
 
     async def put_kv_config(self, addr: str, namespace: str, key: str, value: str) -> None:
         """Store a key's value at one name server. The servers are independent, so each needs the request."""

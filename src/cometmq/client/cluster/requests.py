@@ -12,6 +12,8 @@ from cometmq.protocol.bodies import TopicRouteData
 from cometmq.protocol.codes import TBW102, PullSysFlag, RequestCode, ResponseCode
 from cometmq.protocol.frame import Frame
 from cometmq.protocol.headers import (
+    GetKVConfigRequestHeader,
+    GetKVConfigResponseHeader,
     GetMaxOffsetRequestHeader,
     GetMinOffsetRequestHeader,
     GetRouteInfoRequestHeader,
@@ -90,6 +92,18 @@ def succeeded(answer: Frame, addr: str, topic: str = "", key: str = "") -> Frame
 def route_request(topic: str) -> Frame:
     """Return the request for the route of a topic."""
     return Frame.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, GetRouteInfoRequestHeader(topic=topic))
+
+
+def kv_request(namespace: str, key: str) -> Frame:
+    """Return the request for a value in the KV configuration of a name server."""
+    return Frame.request(RequestCode.GET_KV_CONFIG, GetKVConfigRequestHeader(namespace=namespace, key=key))
+
+
+def kv_value(answer: Frame | RemotingError) -> str | None:
+    """Return the value in a name server's answer to `kv_request`, None if the answer has none."""
+    if isinstance(answer, Frame) and answer.code == ResponseCode.SUCCESS:
+        return answer.header(GetKVConfigResponseHeader).value
+    return None
 
 
 class NameServersUnreachable(NoRouteError):

@@ -23,6 +23,8 @@ from cometmq.client.cluster.requests import (
     broker_error,
     commit_request,
     committed_request,
+    kv_request,
+    kv_value,
     max_offset_request,
     min_offset_request,
     offset_in,
@@ -61,7 +63,7 @@ from cometmq.protocol.codes import (
     is_system_topic,
 )
 from cometmq.protocol.frame import Frame
-from cometmq.protocol.headers import GetKVConfigRequestHeader, GetKVConfigResponseHeader, TopicRequestHeader
+from cometmq.protocol.headers import TopicRequestHeader
 
 log = logs.logger(__name__)
 
@@ -153,11 +155,11 @@ class Cluster:
         """
         try:
             return (self.route(topic) if wait else self._route(topic)).write_queues
+        except NameServersUnreachable:
+            raise
         except NoRouteError as error:
-            with contextlib.suppress(BrokerError, RemotingError):
-                header = GetKVConfigRequestHeader(namespace=ORDER_TOPIC_CONFIG, key=topic)
-                answer = self._ask_namesrv(Frame.request(RequestCode.GET_KV_CONFIG, header), wait=False)
-                if ordered := answer.header(GetKVConfigResponseHeader).value:
+            for _, answer in self._name_servers(kv_request(ORDER_TOPIC_CONFIG, topic)):
+                if ordered := kv_value(answer):
                     raise ordered_error(error, ordered) from None
             try:
                 template = self._route(TBW102)
@@ -276,13 +278,11 @@ class Cluster:
         With `missing_ok`, requests are not retried, and queues whose broker fails are omitted.
         """
         found: dict[MessageQueue, Bounds] = {}
+        tolerated = (RemotingError, NoRouteError, BrokerError) if missing_ok else ()
         for own in _by_broker(queues):
-            try:
-                ask = partial(self._bounds_of, own)
+            ask = partial(self._bounds_of, own)
+            with contextlib.suppress(*tolerated):
                 found |= ask() if missing_ok else self._within_timeout(ask)
-            except (RemotingError, NoRouteError, BrokerError):
-                if not missing_ok:
-                    raise
         return found
 
     def _bounds_of(self, queues: Sequence[MessageQueue]) -> dict[MessageQueue, Bounds]:
@@ -313,6 +313,8 @@ class Cluster:
                     queues.update(filter(topics.includes, self._recent_route(name).read_queues))
                 except NoRouteError as error:
                     failure = error
+                    if isinstance(error, NameServersUnreachable):
+                        break
         except RemotingError as error:
             failure = error
         bounds: dict[MessageQueue, Bounds] = {}
@@ -388,14 +390,12 @@ class Cluster:
             pairs = zip(each, self._pull_one(each), strict=True)
             return [(queue, read(queue, offset, reply)) for (queue, offset), reply in pairs]
 
+        tolerated = (RemotingError, NoRouteError) if away_ok else ()
         for _, own in sorted(by_broker.items()):
-            try:
+            with contextlib.suppress(*tolerated):
                 for first in range(0, len(own), _RECORDS_AT_ONCE):
                     each = own[first : first + _RECORDS_AT_ONCE]
                     found += self._within_timeout(partial(pull, each))
-            except (RemotingError, NoRouteError):
-                if not away_ok:
-                    raise
         return found
 
     def replaced(
