@@ -51,7 +51,7 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
-    "useTLS": "false",  # no effect: the setting is for outgoing connections, and a name server opens none
+    "useTLS": "false",  # no effect: it is for outgoing connections, and a name server opens none
 }
 # Optional modes of Apache's name server that are not implemented here, with their defaults.
 NOT_BUILT = {
@@ -91,7 +91,7 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
     server_channel_max_idle_time_seconds: Annotated[int, Range(1, INT_MAX, "seconds")] = 120
     tls_config_file: Annotated[str, FIXED] = msgspec.field(default="", name="tls.config.file")
     tls_server_mode: Annotated[str, FIXED] = msgspec.field(default="", name="tls.server.mode")
-    log_level: str = ""  # CometMQ's own setting; RocketMQ has none for it
+    log_level: str = ""  # CometMQ's own setting; RocketMQ has no setting for the log level
     others: dict[str, str] = msgspec.field(default_factory=dict)
 
     @classmethod
@@ -106,7 +106,10 @@ class NamesrvConfig(MetricsSettings, kw_only=True, rename="camel"):
         return cls().updated(properties)
 
     def updated(self, properties: Mapping[str, str]) -> NamesrvConfig:
-        """Return a copy with `properties` applied. Raises ConfigError for an invalid value."""
+        """Return a copy of the settings with `properties` applied.
+
+        Raises ConfigError for an invalid value.
+        """
         changes: dict[str, object] = {}
         others = dict(self.others)
         for key, text in properties.items():

@@ -17,7 +17,7 @@ from cometmq.protocol.lenient import loads
 # registration response, so a namespace must fit into one response. Every change rewrites the whole file, so
 # the file must stay small.
 MAX_NAME_CHARACTERS = 255  # maximum length of a namespace or a key
-MAX_NAMESPACE_BYTES = 1 << 20  # maximum bytes of a namespace's keys and values: 20,000 ordered topics
+MAX_NAMESPACE_BYTES = 1 << 20  # maximum bytes of a namespace's pairs; enough for 20,000 ordered topics
 MAX_NAMESPACES = 256
 
 
@@ -130,8 +130,8 @@ class KvFile:
 def read_file(path: str) -> bytes | None:
     """Return the content of a configuration file.
 
-    If the file is missing or empty, return the content of its backup, or None if that is missing or empty,
-    too.
+    If the file is missing or empty, return the content of its backup. If the backup is missing or empty, too,
+    return None.
     """
     for name in (path, path + ".bak"):
         with contextlib.suppress(FileNotFoundError), open(name, "rb") as file:

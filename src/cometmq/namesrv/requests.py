@@ -45,7 +45,7 @@ log = logs.logger(__name__)
 
 CRC_MASK = 0x7FFF_FFFF
 MAX_NAME_CHARACTERS = 255  # maximum length of the name of a broker, a cluster or a zone
-MAX_ROUTE_BODY_BYTES = 64 << 10  # maximum size of a request with one topic's queues: 600 brokers
+MAX_ROUTE_BODY_BYTES = 64 << 10  # maximum bytes of a request with one topic's queues; enough for 600 brokers
 MAX_FILTER_SERVERS = 64  # maximum filter servers of one broker
 MAX_HEARTBEAT_TIMEOUT_MS = 3_600_000
 
@@ -244,7 +244,7 @@ class RequestProcessor:
 
     @handles(RequestCode.DELETE_TOPIC_IN_NAMESRV)
     def delete_topic_in_namesrv(self, _connection: Connection, request: Frame) -> Answer:
-        """Delete the route of a topic, in one cluster if the request names one, otherwise in all."""
+        """Delete the route of a topic in the cluster that the request names, or else in all clusters."""
         asked = request.header(headers.TopicRequestHeader)
         self.tables.delete_topic(asked.topic, (request.ext or {}).get("clusterName"))
         return request.response()
@@ -331,13 +331,13 @@ def registration(
     The check protects clients, which connect to the registered addresses and use the registered topics.
 
     Args:
-        request: The request frame, whose version is that of the broker.
+        request: The request frame. Its protocol version is the broker's.
         asked: The request's header.
         body: The request's body.
-        replaces: See `Registration.replaces_topics`.
+        replaces: Whether registered topics that this request does not list are removed.
 
     Raises:
-        CommandError: A name or an address is invalid. Invalid topics are only left out.
+        CommandError: A name or an address is invalid. An invalid topic raises no error; it is left out.
     """
     for field, name in (("brokerName", asked.broker_name), ("clusterName", asked.cluster_name)):
         if not name.strip() or len(name) > MAX_NAME_CHARACTERS or not name.isprintable():

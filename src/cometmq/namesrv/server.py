@@ -159,7 +159,7 @@ class NameServer:
         self._remove(lost, "lost its connection")
 
     def _remove(self, gone: Iterator[Expired], why: str) -> None:
-        """Remove the brokers in `gone`, one per iteration of the event loop, so as not to block it."""
+        """Remove the brokers in `gone`, one per iteration of the event loop, to avoid blocking the loop."""
         broker = next(gone, None)
         if broker is None:
             return

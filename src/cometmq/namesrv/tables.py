@@ -1,6 +1,6 @@
 """The name server's state: live brokers and topic routes. It uses no sockets; callers pass the time in ms.
 
-There are five tables, as in Apache's RouteInfoManager:
+There are five tables, as in Apache's RouteInfoManager. Each line names a table's key, then its value:
 
 - topic: its queues by broker name
 - broker name: the addresses by broker id
@@ -8,15 +8,15 @@ There are five tables, as in Apache's RouteInfoManager:
 - broker address: the time of its last registration or heartbeat
 - broker address: its filter servers
 
-Two more tables (topics by broker name, addresses by connection) are derived from these, so that the work for
-an event depends on one broker only.
+Two more tables (topics by broker name, addresses by connection) are derived from these five, so that the work
+for an event depends on one broker only.
 
 Methods for events change the tables and return what the caller needs to answer the request. Queries return
 copies that the caller may keep. The behaviour is that of 4.9.7, except for three cases in which 4.9.7 loses
 routes:
 
-- Unregistering removes only the broker's own address, not another address that has taken over its id.
-- A lost connection removes every broker that registered over it, not only the first one found.
+- Unregistering a broker removes only its own address, not a new address that has taken over its broker id.
+- A lost connection removes every broker that registered over it, not only the first such broker.
 - If a broker has registered again over a new connection, closing its old connection does not remove it.
 """
 
@@ -42,7 +42,7 @@ EXPIRY_MS = 120_000
 # without access control any client may register brokers.
 MAX_BROKERS = 5_000
 MAX_TOPICS = 200_000
-MAX_QUEUES = 2_000_000  # entries, one per topic and broker; 100 brokers with 20,000 topics take 400 MB
+MAX_QUEUES = 2_000_000  # entries, one per topic and broker; 100 brokers with 20,000 topics each take 400 MB
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class RouteTables:
         return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
-        """Remove a broker at its own request. An address that has another broker name now stays."""
+        """Remove a broker at its own request. An address that is now registered by another name is kept."""
         live = self._live.get(broker_addr)
         if live is not None and live.broker_name == broker_name:
             self._remove_broker(broker_addr)
@@ -175,10 +175,10 @@ class RouteTables:
         """Remove the brokers that registered over a closed connection. Yield each address after its removal.
 
         With 100,000 topics, the removal of one broker takes 0.1 s, so the caller should let the event loop
-        run between two of them.
+        run between two removals.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # not if it has registered over a new connection
+            if addr in self.addrs_of.get(connection, ()):  # not if it registered over a new connection
                 self._remove_broker(addr)
                 yield addr
 
