@@ -18,7 +18,7 @@ MAX_MEMORY_BYTES = 256 << 20
 ALLOWED_CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),
-    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # the equivalents on 32-bit machines
+    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # equivalents on 32-bit machines
 )
 
 
@@ -29,7 +29,7 @@ class CannotConfine(CometError, Terminal):
 
 
 def confine(parent: int) -> None:
-    """Confine the current process permanently. It must have only one thread.
+    """Confine the current process permanently. The process must have only one thread.
 
     Args:
         parent: The expected process id of the parent; another parent means that the filter server has ended.

@@ -35,8 +35,8 @@ REPLACED = "it was replaced, or was not used any more"
 def worker_command() -> list[str]:
     """Return the command that starts a worker process.
 
-    The worker has a lower priority than the broker (nice). The kernel kills it when the filter server ends,
-    even if that is killed itself (setpriv).
+    The worker has a lower priority than the broker (nice). The kernel kills the worker when the filter server
+    ends, even if the filter server was killed (setpriv).
     """
     script = os.path.abspath(worker.__file__)
     around = ["nice", "-n", "5", "setpriv", "--pdeathsig", "KILL", "--"]
@@ -64,7 +64,7 @@ def check() -> None:
 class Process:
     """A worker process, and the filter server's end of the socket to it.
 
-    Creating one starts the process. Raises OSError if that fails.
+    The constructor starts the process. Raises OSError if the start fails.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Filter:
 
     Attributes:
         used_at: The time of the last use, on the loop's clock.
-        judged: The total size, in bytes, of the messages that are being filtered or wait for it.
+        judged: The total size, in bytes, of the messages that this class is filtering or has yet to filter.
     """
 
     name: str
@@ -144,7 +144,10 @@ class Filter:
     _closed: bool = False
 
     async def load(self) -> None:
-        """Start the worker process and load the class in it. Raises CommandError if that fails."""
+        """Start the worker process and load the class in it.
+
+        Raises CommandError if the class cannot be loaded.
+        """
         async with self._line:
             await self._start()
 
@@ -171,7 +174,7 @@ class Filter:
             self._line.release()
 
     async def close(self) -> None:
-        """End the process. No later request starts another one."""
+        """End the process. No later request starts a new process."""
         self._closed = True
         await self._end()
 
@@ -189,7 +192,7 @@ class Filter:
                 json.dumps({"name": self.name, "source": self.source}).encode(), 0, LOAD_TIMEOUT_S
             )
         except CommandError:
-            await self._end()  # a process without its class is of no use
+            await self._end()  # a process without its class is of no use, so end the process
             raise
 
     async def _ask(self, request: bytes, expected: int, limit_s: float) -> bytes:
@@ -212,7 +215,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # otherwise the late answer would be taken for the answer to the next request
+            await self._end()  # otherwise a late answer would be taken for the answer to the next request
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))

@@ -41,14 +41,14 @@ from cometmq.remoting import Connection, Limits, RemotingClient, RemotingServer
 log = logs.logger(__name__)
 
 REGISTER_S = 10.0
-MAX_FILTERS = 32  # maximum number of classes; the process of each takes about 25 MiB
+MAX_FILTERS = 32  # maximum number of classes; each class has a process, which takes about 25 MiB
 MAX_SOURCE_BYTES = 256 << 10  # maximum size of a class's source, in bytes
 IDLE_TIMEOUT_S = 120.0  # time in seconds after which an unused class is removed
 MAX_PULLS_PER_CONNECTION = 4_096  # maximum concurrent pulls of one connection; most of them wait for messages
 HELD_MOST_S = 30.0
 BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, beyond the pull's suspend time
 MAX_FILTERED_BYTES = 64 << 20  # maximum size of all messages that wait for a filter, in bytes
-MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the same limit for one class, so that no class takes all of it
+MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the part of this limit that one class may use, in bytes
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +120,7 @@ class FilterServer:
     async def register_message_filter_class(self, _connection: Connection, frame: Frame) -> Frame:
         """Load the uploaded class of a group and topic.
 
-        If it loads, it replaces the group's previous class.
+        If the new class loads, it replaces the previous class of this group and topic.
         """
         header = frame.header(RegisterMessageFilterClassRequestHeader)
         source = self._checked(header, bytes(frame.body))
@@ -192,7 +192,7 @@ class FilterServer:
             nothing = frame.response(
                 ResponseCode.PULL_RETRY_IMMEDIATELY, "NO_MATCHED_MESSAGE", ext=answer.ext
             )
-            # Only the first forwarded pull commits the consumer's offset: by the time of the others, the
+            # Only the first forwarded pull commits the consumer's offset: by the time of the later pulls, the
             # consumer may have stored a later offset.
             flags &= ~PullSysFlag.COMMIT_OFFSET
             offset = answer.header(PullMessageResponseHeader).next_begin_offset

@@ -32,7 +32,7 @@ from cometmq.text import shortened
 LENGTH = struct.Struct(">I")
 ANSWER = struct.Struct(">?I")
 MAX_BODY = 32 << 20
-"""The maximum size of a decompressed message body, in bytes. A larger body is passed on compressed."""
+"""The maximum size of a decompressed message body, in bytes. A filter class gets a larger body compressed."""
 MAX_REASON_CHARACTERS = 1000  # maximum length of a failure's reason, in characters
 REASON_BYTES = 4 * MAX_REASON_CHARACTERS + 100
 # The modules that filter classes can use. They are imported before the confinement, because afterwards the
@@ -95,7 +95,7 @@ def judge(match: Match, records: bytes) -> bytes:
     verdicts = bytearray()
     for message in iter_records(records):
         if message.sys_flag & COMPRESSED:
-            with contextlib.suppress(BodyError):  # after an error, the body stays compressed
+            with contextlib.suppress(BodyError):  # a body that cannot be decompressed stays compressed
                 message.body = decompress(message.sys_flag, message.body, MAX_BODY)
                 message.sys_flag &= ~COMPRESSED
         try:
