@@ -1,8 +1,8 @@
 """The ACL files, which hold accounts and white lists. They are read at the start and after each change.
 
-As for Apache's broker, they are in the directory `conf` of rocketmqHome (or of ROCKETMQ_HOME). Without these,
-they are in the directory of the broker's settings file. The files are `plain_acl.yml`, and all files below
-`acl/` whose names end in .yml or .yaml.
+As for Apache's broker, the ACL files are in the directory `conf` of rocketmqHome (or of ROCKETMQ_HOME). If
+neither is set, the ACL files are in the directory of the broker's settings file. The ACL files are
+`plain_acl.yml`, and all files below `acl/` whose names end in .yml or .yaml.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ WITHOUT = {"tools.yml", "tools.yaml"}
 READABLE_BY_OTHERS = 0o077
 
 Stamp = tuple[int, int, int]
-"""Modification time in ns, length and inode of a file. At least one of them changes when it is written."""
+"""Modification time in ns, length and inode of a file.
+
+Each write to the file changes at least one of the three.
+"""
 
 
 class _Read(NamedTuple):
@@ -51,7 +54,7 @@ class AclFiles:
         self.conf = os.path.abspath(conf)
         self.default = os.path.join(self.conf, DEFAULT_FILE)
         self._read: dict[str, _Read] = {}
-        self._in_force: dict[str, Stamp] = {}  # the files that the last returned policy contains
+        self._in_force: dict[str, Stamp] = {}  # the files from which the last returned policy was read
         self._refused: dict[str, Stamp | None] = {}
         self._seen: dict[str, Stamp | None] = {}
 
@@ -180,7 +183,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # taken before the read, so that the next check notices a write during it
+        stamp = _stamp(path)  # taken before the read, so that the next check detects a write during the read
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:
@@ -223,7 +226,7 @@ def _below(directory: str, depth: int) -> Iterator[str]:
 
 
 def _joined(contents: dict[str, AclFile]) -> Policy:
-    """Combine the contents of all files into one policy. Raises ConfigError if two files have an account."""
+    """Combine the contents of all files into one policy. Raises ConfigError if an account is in two files."""
     homes: dict[str, str] = {}
     for path, content in contents.items():
         for account in content.accounts:

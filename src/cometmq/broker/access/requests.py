@@ -150,7 +150,9 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
-    """Return the account with the values of a request. Values that the request lacks stay as they are.
+    """Return the account that results from a request to change or create it.
+
+    Values that the request lacks stay as they are in `before`.
 
     Raises:
         ConfigError: A value is invalid.

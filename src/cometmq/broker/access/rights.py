@@ -45,7 +45,7 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Return the right to use a topic. For a retry topic, it is the right to consume as its group."""
+    """Return the right to use a topic. The right to a retry topic is that to consume as the topic's group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)
@@ -92,7 +92,7 @@ def _send(frame: Frame) -> Rights:
 
 
 def _reply(frame: Frame) -> Rights | None:
-    """Return the rights that a reply requires. Without a reply topic, it requires an admin.
+    """Return the rights that a reply requires. A reply without a reply topic requires an admin.
 
     The reply is sent to the client that its properties name, so the right to another topic is not sufficient.
     """

@@ -59,8 +59,8 @@ class ConsumerAdmin:
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
         """Calculate new offsets for a group and send them to its online consumers, which then apply them.
 
-        The request contains a point in time, and the new offset of each queue is that of this time. For a
-        single queue, it may contain the offset itself (5.x).
+        The request contains a point in time, which determines the new offset of each queue. A request for a
+        single queue may contain the new offset itself (5.x).
         """
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group

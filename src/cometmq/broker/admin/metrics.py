@@ -39,7 +39,7 @@ MAX_LATENCIES = 2_000
 
 For further queues, only the number of unconsumed messages is reported.
 """
-# The end of rocketmq-exporter's metric name, by key of the broker's runtime table.
+# The suffix of rocketmq-exporter's metric name, by key of the broker's runtime table.
 RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
     "msgGetTotalTodayNow": "msg_gettotal_today_now",
@@ -70,7 +70,7 @@ RUNTIME = {
     "commitLogMaxOffset": "commitlog_maxoffset",
     "commitLogMinOffset": "commitlog_minoffset",
 }
-# Keys of the runtime table whose value has three rates, over 10, 60 and 600 s, with the metric's name.
+# Metric names by key of the runtime table, for the keys whose value has three rates: over 10, 60 and 600 s.
 RATES = {
     "putTps": "put_tps",
     "getFoundTps": "getfound_tps",
@@ -91,7 +91,8 @@ class BrokerMetrics:
 
     Attributes:
         connections: Returns the number of open connections.
-        registered: Returns two numbers: the name servers that this broker is registered with, and all.
+        registered: Returns the number of name servers that have registered this broker, and the number of all
+            its name servers.
     """
 
     config: BrokerConfig
@@ -118,7 +119,7 @@ class BrokerMetrics:
         return self.store.flags.why()
 
     async def collect(self, families: Families) -> None:
-        """Add all metrics to `families`. Give other tasks turns in between."""
+        """Add all metrics to `families`. Let other tasks of the event loop run in between."""
         turns = Turns()
         table = await self.runtime.table()
         self._runtime(families, table)

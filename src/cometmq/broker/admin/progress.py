@@ -233,7 +233,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offsets of every group with settings or offsets, in every topic in which it has any."""
+        """Return, for each group with settings or offsets, its offsets in every topic that has any."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
@@ -278,7 +278,7 @@ class ProgressAdmin:
                     broker_offset=max(self.store.max_offset(topic, queue_id), 0),
                     consumer_offset=consumed,
                     last_timestamp=last,
-                    pull_offset=consumed,  # equal, so 5.x's tools show no messages in flight
+                    pull_offset=consumed,  # equal to consumer_offset: 5.x's tools show no messages in flight
                 )
             rated.add(topic)
         now_ms = mono_ms(self.clock)
@@ -287,7 +287,10 @@ class ProgressAdmin:
 
     @handles(RequestCode.CLONE_GROUP_OFFSET)
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Copy a group's offsets to another group; for an online source group, only of subscribed topics."""
+        """Copy a group's offsets to another group.
+
+        If the source group is online, copy only its offsets in the topics to which it subscribes.
+        """
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)
         topics = {header.topic} if header.topic else self.tables.offsets.topics_of(header.src_group)
@@ -304,8 +307,8 @@ class ProgressAdmin:
     async def query_correction_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Return, for each queue of a topic, the lowest offset of all groups except the filtered ones.
 
-        Where the offset of the compared group is lower than that, the result is INT64_MAX
-        (docs/reference/remoting.md, Statistics and connections).
+        For a queue in which the compared group's offset is lower than this lowest offset, the result is
+        INT64_MAX (docs/reference/remoting.md, Statistics and connections).
         """
         header = frame.header(QueryCorrectionOffsetRequestHeader)
         topic, offsets = header.topic, self.tables.offsets

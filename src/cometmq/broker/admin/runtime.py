@@ -217,8 +217,8 @@ class RuntimeAdmin:
     def _timer_facts(self) -> dict[str, str]:
         """Return the runtime table's entries about timer messages.
 
-        They are the delay of deliveries in seconds, the number of unread messages, and that of waiting
-        messages.
+        The entries are the delay of deliveries in seconds, the number of unread messages, and the number of
+        waiting messages.
         """
         pending, now = self.timers.pending, self.timers.times()
         stored = self.store.max_offset(TIMER_TOPIC, 0)

@@ -325,9 +325,9 @@ class TopicAdmin:
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Wait with `done` until a table has been written to disk. Raises CommandError if the write fails.
+    """Await `done`, which waits until a table has been written. Raises CommandError if the write fails.
 
-    `what` is the change, as the error text calls it.
+    `what` describes the change in the error text.
     """
     try:
         await done()

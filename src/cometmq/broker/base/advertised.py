@@ -44,7 +44,7 @@ def doubts(address: BrokerAddress, *, own: bool, problem: str) -> list[str]:
 
     Args:
         address: The broker's address.
-        own: Whether it is an address of this machine.
+        own: Whether the advertised address belongs to this machine.
         problem: Why a test connection from this machine to the address failed, or "" if it did not fail.
     """
     told = f"brokerIP1={address.config.broker_ip1}"
@@ -87,8 +87,8 @@ def unguarded(address: BrokerAddress, port: int, who: str) -> str:
 async def look(address: BrokerAddress) -> None:
     """Check the advertised address of a listening broker, and log warnings."""
     own = is_own(address.ip)
-    # If the broker listens on this own address, skip the test: a connection to it would not leave the
-    # machine, so it would prove nothing.
+    # If the advertised address belongs to this machine and the broker listens on it, skip the test
+    # connection: it would not leave the machine, so it would prove nothing.
     certain = own and address.interface in (*ALL_INTERFACES, address.ip)
     problem = "" if certain else await connect_problem(address.ip, address.port)
     for doubt in doubts(address, own=own, problem=problem):

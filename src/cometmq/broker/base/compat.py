@@ -46,7 +46,7 @@ def spreads_batch_properties(version: int) -> bool:
 
 
 def level_of_dead_letter(version: int) -> bytes:
-    """Return the property DELAY for a message that a client sent to a retry topic and that became dead."""
+    """Return the property DELAY of a dead letter that a client itself had sent to a retry topic."""
     return b"-1" if is_5x(version) else b"0"
 
 

@@ -86,9 +86,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
 
     - START: the new value is stored, but takes effect only at the next start.
     - FIXED: the change is refused. Most of these settings define the broker's directories, identity,
-      addresses or file lengths; with a wrong value the broker would not start, or would start as another one.
-      Others decide whether uploaded code is run (Apache's broker built a command from such settings:
-      CVE-2023-33246).
+      addresses or file lengths; with a wrong value the broker would not start, or would start as a different
+      broker. Other FIXED settings decide whether uploaded code is run (Apache's broker built a command from
+      such settings: CVE-2023-33246).
     """
 
     broker_name: Annotated[str, FIXED] = msgspec.field(default_factory=host_name)
@@ -117,8 +117,8 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     flush_consumer_offset_interval: Annotated[int, _PERIOD, START] = 5_000
     long_polling_enable: bool = True
     short_polling_time_mills: Annotated[int, _MS] = 1_000
-    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # CometMQ's own
-    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # CometMQ's own
+    max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # CometMQ's own setting
+    max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # CometMQ's own setting
     notify_consumer_ids_changed_enable: bool = True
     enable_property_filter: bool = True  # SQL92 filters; Apache's default is false
     slave_read_enable: bool = False
@@ -167,7 +167,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False
     rocketmq_home: Annotated[str, FIXED] = ""  # with aclEnable: the ACL files are in its directory `conf`
-    log_level: str = ""  # CometMQ's own
+    log_level: str = ""  # CometMQ's own setting
     broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)
     store: StoreConfig = msgspec.field(default_factory=StoreConfig)

@@ -16,7 +16,8 @@ from cometmq.store import StoreConfig
 # The delay, in ms, of a level that the setting does not define, as in Apache's store.
 UNKNOWN_LEVEL_MS = 1_000
 # A change of the wall clock against the monotonic clock counts as a step only if it is greater than this
-# (ms); smaller changes are slow adjustments. Because these are ignored, messages wait this much longer.
+# (ms); smaller changes are slow adjustments. Because smaller changes are ignored, messages wait STEP_MS
+# longer.
 STEP_MS = 10
 
 
@@ -40,12 +41,12 @@ class DelayLevels(msgspec.Struct, frozen=True):
 
 
 class ClockSteps:
-    """For each record of a queue: how far the monotonic clock was ahead of the wall clock at its storing.
+    """The lead of the monotonic clock over the wall clock when each record of a queue was stored.
 
-    A record contains only the wall-clock time of its storing. If the wall clock is set before the delivery,
-    that time would deliver the message early or late. So delays are measured with a monotonic clock, which
-    also counts the time that the machine is suspended. Records from before the start are treated as if the
-    wall clock had not been set since. The differences are kept in memory, by queue offset.
+    A record contains only the wall-clock time at which it was stored. If the wall clock is set before the
+    delivery, a delivery by the wall clock would be early or late. So delays are measured with a monotonic
+    clock, which also counts the time that the machine is suspended. Records from before the broker's start
+    are treated as if the wall clock had not been set since. The leads are kept in memory, by queue offset.
     """
 
     __slots__ = ("notes",)
@@ -54,7 +55,7 @@ class ClockSteps:
         self.notes = deque([(0, monotonic_ms - now_ms)])
 
     def note(self, offset: int, ahead_ms: int) -> None:
-        """Record how far (ms) the monotonic clock is ahead from the record at this offset on."""
+        """Record by how many ms the monotonic clock leads the wall clock for records from this offset on."""
         if abs(ahead_ms - self.notes[-1][1]) > STEP_MS:
             self.notes.append((offset, ahead_ms))
 
@@ -68,7 +69,7 @@ class ClockSteps:
         return found
 
     def passed(self, offset: int) -> None:
-        """Remove differences that apply only to records before this offset."""
+        """Remove leads that apply only to records before this offset."""
         while len(self.notes) > 1 and self.notes[1][0] <= offset:
             self.notes.popleft()
 
@@ -76,14 +77,17 @@ class ClockSteps:
 class DueTimes:
     """The delivery times of one level's messages, in ms of the monotonic clock.
 
-    A message from before the start whose store time is in the future is due no later than one delay after the
-    start.
+    A message from before the broker's start whose store time is in the future is due no later than the
+    level's delay after the start.
     """
 
     __slots__ = ("_delay_ms", "_latest_ms", "_stored", "steps")
 
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
-        """Create the delivery times of a level. `stored` is the end of its queue at the start."""
+        """Create the delivery times of a level.
+
+        `stored` is the level's queue end offset at the broker's start.
+        """
         self._delay_ms = delay_ms
         self._stored = stored
         self._latest_ms = monotonic_ms + delay_ms  # upper limit for messages from before the start
