@@ -12,7 +12,7 @@ _IPV6_NETWORK_BITS = 64  # number of bits that identify the network of one IPv6 
 
 
 class Attempts:
-    """A limiter that permits `burst` failures per key, and one more every `refill_s` seconds.
+    """A limiter that permits `burst` failures per key, and one more failure every `refill_s` seconds.
 
     When there are more than `max_keys` keys, the key whose last failure is the oldest is removed.
     """
@@ -49,8 +49,8 @@ class Attempts:
     def passed(self, key: str) -> None:
         """Remove one failure of the key, after a successful login.
 
-        The other failures remain. Otherwise a user could try passwords of other accounts without limit by
-        logging in to the own account in between, and an attacker could try again after each login of the
+        The other failures remain. Otherwise users could try passwords of other accounts without limit by
+        logging in to their own account in between, and an attacker could try again after each login of the
         account's owner.
         """
         left = self._free_at.pop(key, 0.0) - self._refill_s
@@ -66,6 +66,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # an IPv4 client of a console that listens on `::` has such an address
+    if found.ipv4_mapped is not None:  # the address of an IPv4 client if the console listens on `::`
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

@@ -1,7 +1,7 @@
 """Time limits of connections.
 
-Without them, a client that sends no request, or sends its headers byte by byte, would occupy one of the
-limited number of connections forever.
+Without these limits, a client that sends no request, or sends its headers byte by byte, would occupy one of
+the limited number of connections forever.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class TimedProtocol(HttpToolsProtocol):
 
     def _close(self) -> None:
         # The connection is closed gracefully, so that the client can still read bytes that are already
-        # written. It is aborted if this takes too long.
+        # written. The connection is aborted if the graceful close takes too long.
         self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
         self.transport.close()
 

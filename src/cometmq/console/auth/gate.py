@@ -108,7 +108,7 @@ class Gate:
     ) -> tuple[str, str]:
         """Return a Set-Cookie header. Scripts and other sites cannot use the cookie.
 
-        An empty value deletes it.
+        An empty value deletes the cookie.
 
         `secure` means that a proxy uses TLS. `age_s` is the lifetime in seconds; None means until the browser
         is closed.
@@ -225,7 +225,7 @@ class Gate:
                 await self._login_page(scope, send, problem="login.too_often", status=429)
                 return
             # The failure is counted before the check, so that concurrent logins are limited, too. A
-            # successful login removes it.
+            # successful login removes the counted failure.
             for attempts, key in keys:
                 attempts.failed(key)
             account = await self.accounts.check_password(name, password, known=known)
@@ -245,7 +245,7 @@ class Gate:
         """Return the limiters and keys with which a failed login is counted.
 
         A browser that has logged in to the account before has a separate key, so that failures in other
-        browsers do not lock it out.
+        browsers do not lock this browser out.
         """
         if known:
             return [(self.by_known, name)]

@@ -80,8 +80,8 @@ async def form(receive: Receive) -> dict[str, str] | None:
 def is_page_frame(message: Message) -> bool:
     """Return whether a page in a browser may send this message on its connection.
 
-    Other messages must not reach the framework, because it keeps any number of binary attachments in memory,
-    and logs a traceback for each message that it cannot parse.
+    Other messages must not reach the framework, because the framework keeps any number of binary attachments
+    in memory, and logs a traceback for each message that it cannot parse.
     """
     if message["type"] != "websocket.receive":
         return True
@@ -104,7 +104,7 @@ def is_page_frame(message: Message) -> bool:
 
 
 async def respond(send: Send, status: int, body: bytes, headers: Headers = (), *, kind: str = "") -> None:
-    """Send a complete response. `kind` is its media type."""
+    """Send a complete response. `kind` is the media type of the body."""
     kind = kind or "text/plain; charset=utf-8"
     lines = [("content-type", kind), ("content-length", str(len(body))), *headers]
     start = {"type": "http.response.start", "status": status, "headers": encoded(lines)}
@@ -124,7 +124,7 @@ def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 def with_headers(send: Send, added: Headers, nonce: str) -> Send:
     """Return a `send` that replaces headers, and adds the nonce to the script elements of an HTML page.
 
-    It may do so for all script elements, because they come from the template: names and bodies are escaped.
+    All script elements may get the nonce, because they come from the template: names and bodies are escaped.
     """
     fresh = encoded(added)
     names = {name for name, _ in fresh}

@@ -220,7 +220,7 @@ class ClusterFeeds:
 
     @property
     def lost(self) -> list[LostBroker]:
-        """Brokers that the name servers have recently stopped to list, the newest first."""
+        """Brokers that the name servers stopped listing recently, the newest first."""
         since_s = time.time() - LOST_BROKER_SHOWN_S
         return [each for each in reversed(self._lost.values()) if each.at_s >= since_s]
 

@@ -28,7 +28,7 @@ MAX_FEEDS = 256
 FRESH_SHARE = 0.5
 """If a value is younger than this share of the interval, it is not requested when a page becomes visible."""
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
-"""Minimum pause between two requests: the number of seconds or the share of the interval, if that is less."""
+"""Minimum pause between two requests: PAUSE_S, or PAUSE_SHARE of the interval if that is shorter."""
 TOPS, MAX_TOPS_KEPT = 5, 20
 """Number of lines in a chart of the largest values, and maximum number of names that have a history."""
 
@@ -187,9 +187,9 @@ class Ring:
         self._values = array("d")
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a value. It replaces the last value if that one is younger than `step_s`."""
+        """Add a value. It replaces the last value if the last value is younger than `step_s`."""
         if self._times and at_s - self._times[-1] < 0:
-            return  # the clock was set back
+            return  # the clock was set back, so drop the value
         if len(self._times) > 1 and self._times[-1] - self._times[-2] < self._step_s:
             del self._times[-1], self._values[-1]
         self._times.append(at_s)

@@ -214,7 +214,7 @@ class Action:
 
             async def confirmed() -> None:
                 if started:
-                    return  # a second click, before the browser removed the button
+                    return  # ignore a second click that arrives before the browser has removed the button
                 if typed is not None and str(typed.value or "").strip() != self.target:
                     typed.props["error"] = True
                     typed.props["error-message"] = view.t("common.type_exactly")

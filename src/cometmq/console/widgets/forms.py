@@ -14,7 +14,7 @@ from cometmq.console.widgets.actions import dialog, dialog_buttons, result_of
 from cometmq.console.widgets.page import View, live_area
 
 Check = Callable[[str], str | None]
-"""A check of a field's value. It returns an error text in the user's language, or None if it is valid."""
+"""A check of a field's value. Returns an error text in the user's language, or None for a valid value."""
 TIME_FORMAT = "%Y-%m-%dT%H:%M:%S"
 """Format of the value of a time field."""
 FieldT = TypeVar("FieldT", bound=ValidationElement[Any])
