@@ -1,8 +1,8 @@
-"""The filter servers of a broker: processes that it starts if the setting filterServerNums is positive.
+"""The filter servers of a broker: processes that the broker starts if filterServerNums is positive.
 
-For security, no setting becomes part of the command that starts them, and no request can change their number,
-which is read once. A filter server can register only with the token that the broker has passed to it
-(docs/reference/remoting.md, Filter servers).
+For security, no setting becomes part of the command that starts the filter servers, and no request can change
+their number, which is read once. A filter server can register only with the token that the broker has passed
+to it (docs/reference/remoting.md, Filter servers).
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class FilterServers:
     def _start_missing(self) -> None:
         for process in [each for each in self.processes if each.poll() is not None]:
             log.warning("filter server %d exited with code %d", process.pid, process.returncode)
-            if process.returncode == os.EX_UNAVAILABLE and self._count:  # it has logged why
+            if process.returncode == os.EX_UNAVAILABLE and self._count:  # the filter server has logged why
                 log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
                 self._complete.set()  # `start` must not wait any longer
@@ -149,7 +149,7 @@ class FilterServers:
 def _close(process: subprocess.Popen[bytes]) -> None:
     """Close the input of a filter server, which makes it stop."""
     assert process.stdin is not None
-    with contextlib.suppress(OSError):  # it may have ended before it read its settings
+    with contextlib.suppress(OSError):  # the process may have ended before it read its settings
         process.stdin.close()
 
 

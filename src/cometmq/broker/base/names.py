@@ -1,6 +1,6 @@
 """Checks of topic and group names in requests, with Apache's error texts (docs/reference/storage.md, Names).
 
-`names_checked` checks the names in the header of every request, except for the frequent ones in
+`names_checked` checks the names in the header of every request, except for the frequent requests in
 CHECK_BY_THEMSELVES: the handlers of sends and pulls check a name only when they first see it. Names in a
 request's body are checked by the body's decoder.
 """

@@ -120,7 +120,7 @@ class SendReplies:
     ) -> bytes:
         """Return a response with message ids.
 
-        `code` is SUCCESS, or tells that the messages were stored, but not flushed or replicated in time.
+        `code` is SUCCESS, or the code for messages that were stored, but not flushed or replicated in time.
         """
         more = b',"recallHandle":"%b"' % recall_handle.encode() if recall_handle else b""
         if transaction_id:
@@ -138,7 +138,7 @@ def pull_reply(
 ) -> bytes:
     """Return the first bytes of a pull's response, which is followed by a body of `body_size` bytes.
 
-    `offsets` holds three offsets: the next one to pull, the minimum, and the maximum.
+    `offsets` holds three offsets: the next offset to pull, the queue's minimum, and the queue's maximum.
     """
     next_begin, minimum, maximum = offsets
     more = b',"remark":"%b"' % remark

@@ -89,7 +89,7 @@ class Stats:
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
-        self.boot_log_end = 0  # the end of the log when this broker opened it
+        self.boot_log_end = 0  # the end of the log when this broker opened the log
         self.put = 0
         self.put_failed = 0
         self.get = 0
@@ -100,13 +100,13 @@ class Stats:
         # traffic disappears from `group_spans` after a minute.
         self.group_get: dict[tuple[str, str], int] = {}
         self._samples: deque[Totals] = deque([Totals(mono_ms)], maxlen=max(SPANS_S) + 1)
-        # The spans of the last minute: start time and counts. The last one is the current span.
+        # The spans of the last minute: start time and counts. The last entry is the current span.
         self.group_spans = deque([(mono_ms, self.group_get)], maxlen=GROUP_SPANS)
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self._counted = {"put": 0, "transferred": 0}  # counter values that `broker_counts` includes
-        self.group_totals: dict[tuple[str, str], int] = {}  # since the start, without the current span
+        self.group_totals: dict[tuple[str, str], int] = {}  # totals since the start, without the current span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0

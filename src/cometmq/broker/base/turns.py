@@ -11,9 +11,9 @@ from cometmq.protocol.bodies import Body
 T = TypeVar("T")
 
 QUEUES_PER_TURN = 64
-"""The number of items between two pauses. At up to 20 µs per item, they block the loop for about 1 ms."""
+"""The number of items between two pauses. 64 items of up to 20 µs each block the loop for about 1 ms."""
 ENTRIES_INLINE = 512
-"""The maximum entries of a response that the loop encodes, at 3 µs each. A thread encodes longer ones."""
+"""Maximum entries of a response that the loop encodes, at 3 µs each. A thread encodes longer responses."""
 
 
 class Turns:

@@ -78,7 +78,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._outcomes: list[tuple[Outcome, bool]] = []  # of this tick; True: wait for durability
+        self._outcomes: list[tuple[Outcome, bool]] = []  # outcomes of this tick; True: wait for durability
         self._ticks = 0  # number of ticks whose senders still wait
         self.waiting = 0  # number of senders that wait for a flush or slaves
         self._idle = asyncio.Event()

@@ -40,11 +40,11 @@ A compilation slows the event loop even though it runs in a thread, so pauses li
 _MAX_REST_S = 0.1
 _MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
 MAX_VERDICT_TABLES = 32
-"""The maximum number of filters whose verdicts are cached: those that were used last. They take 10 MiB."""
+"""The maximum number of filters with cached verdicts: the last used filters. Their verdicts take 10 MiB."""
 MAX_VERDICTS = 1_000
 """The maximum number of cached verdicts of one filter."""
 MAX_VALUES_BYTES = 64
-"""The maximum length of the values of a cached verdict."""
+"""The maximum length, in bytes, of the property values for which a verdict is cached."""
 PAUSED_SCANS = 100
 """The number of scans for which a table of verdicts that saved few evaluations is not used."""
 _WORTHWHILE = 4  # minimum number of checked records per evaluation for which a table pays
@@ -160,7 +160,7 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # number of scans
+        self._paused = 0  # number of scans that will not use the table
         self.checked = 0
 
     def begin_scan(self) -> bool:

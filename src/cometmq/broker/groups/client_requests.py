@@ -52,8 +52,8 @@ from cometmq.protocol.subscriptions import describe_differences, differences, se
 from cometmq.remoting import Connection
 from cometmq.store import Clock, MessageStore
 
-# The maximum number of groups and subscriptions in one heartbeat. It bounds the decoding time of 2 µs each,
-# so they are counted before they are decoded.
+# The maximum number of groups and subscriptions in one heartbeat. Decoding each takes 2 µs, and the limit
+# bounds that time, so groups and subscriptions are counted before they are decoded.
 MAX_OBJECTS = 50_000
 MAX_LANGUAGE_LENGTH = 32  # maximum length in characters
 MAX_BROKER_NAME_LENGTH = 255  # characters; queues of brokers with longer names cannot be locked
@@ -69,8 +69,8 @@ MAX_REPEATED_CHECKS = 10  # maximum number of groups that one call compares agai
 class Disagreements:
     """Logs each difference between the subscriptions or settings of a group's members once.
 
-    It remembers the digests of up to MAX_KEPT logged differences, and up to MAX_KEPT groups whose differences
-    could not be logged because of the log's rate limit.
+    The object stores the digests of up to MAX_KEPT logged differences, and up to MAX_KEPT groups whose
+    differences could not be logged because of the log's rate limit.
     """
 
     _logged: dict[bytes, None] = field(default_factory=dict)
@@ -193,7 +193,7 @@ class ClientProcessor:
         if changed:
             self.notices.changed(group)
         # Compare only push consumers: a pull consumer sends the subscriptions that it is about to read, so
-        # these differ between members.
+        # the subscriptions of a group's pull consumers may differ.
         pushed = data.consume_type == "CONSUME_PASSIVELY"
         if pushed and self.consumers.subscribes(group, connection, data.subscription_data_set):
             self.disagreements.log_differences(group, self.consumers.groups[group])
@@ -217,7 +217,7 @@ class ClientProcessor:
     def expire(self) -> None:
         """Close the connections of clients that have been silent for 120 s, and remove expired locks.
 
-        Also log the differences that the log's rate limit has suppressed. It is called every 10 s.
+        Also log the differences that the log's rate limit has suppressed. This method is called every 10 s.
         """
         self.locks.expire(mono_ms(self.clock))
         self.disagreements.log_pending(self.consumers.groups)
@@ -293,9 +293,10 @@ def check_client_id(client_id: str) -> None:
 
 
 def weight_of(data: ConsumerData) -> int:
-    """Return as how many groups a group counts for the limit per connection.
+    """Return the number of groups as which a group counts for the limit per connection.
 
-    It depends on the length of the group's stored data, which bounds the memory per connection.
+    The number depends on the length of the group's stored data, so the limit bounds the memory per
+    connection.
     """
     texts = [data.group_name, data.consume_type, data.message_model, data.consume_from_where]
     numbers = 0

@@ -179,7 +179,7 @@ class ClientTable(Generic[G]):
         return [] if known is None else list(known.by_channel.values())
 
     def weight_with(self, channel: Hashable, more: Mapping[str, int]) -> int:
-        """Return the total weight that a channel's groups would have with those in `more`."""
+        """Return the total weight of a channel's groups after the groups in `more` have been added."""
         return sum({**self.groups_of.get(channel, {}), **more}.values())
 
 
@@ -276,7 +276,7 @@ class ConsumerTable(ClientTable[ConsumerGroup]):
         return None if known is None else known.subscriptions.get(topic)
 
     def topics_of(self, group: str) -> set[str]:
-        """Return the topics to which a group subscribes. They are none for a group without members."""
+        """Return the topics to which a group subscribes. The set is empty for a group without members."""
         known = self.groups.get(group)
         return set() if known is None else set(known.subscriptions)
 

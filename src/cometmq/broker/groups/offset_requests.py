@@ -52,7 +52,10 @@ class OffsetProcessor:
         return offset_answer(frame, offset)
 
     async def _first_offset(self, header: QueryConsumerOffsetRequestHeader, frame: Frame) -> Frame:
-        """Return the first offset for a group that has no stored offset in the queue, or raise code 22."""
+        """Return the first offset for a group without a stored offset in the queue.
+
+        Raises CommandError (22).
+        """
         store, topic, queue_id = self.store, header.topic, header.queue_id
         known = topic in self.tables.topics.table
         young = store.min_offset(topic, queue_id) <= 0 and not await store.executor.query(
@@ -122,7 +125,7 @@ class OffsetProcessor:
 
     @handles(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     async def search_offset_by_timestamp(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offset of a queue that belongs to a point in time."""
+        """Return the offset in a queue that corresponds to a point in time."""
         header = frame.header(SearchOffsetRequestHeader)
         mode = compat.search_mode(frame.version, header.boundary_type)
         store = self.store
@@ -132,13 +135,13 @@ class OffsetProcessor:
 
     @handles(RequestCode.GET_MAX_OFFSET)
     def get_max_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the maximum offset of a queue, which is that of its next message."""
+        """Return the maximum offset of a queue, which is the offset that its next message will have."""
         header = frame.header(GetMaxOffsetRequestHeader)
         return offset_answer(frame, self.store.max_offset(header.topic, header.queue_id))
 
     @handles(RequestCode.GET_MIN_OFFSET)
     def get_min_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the minimum offset of a queue, which is that of its first readable message."""
+        """Return the minimum offset of a queue, which is the offset of its first readable message."""
         header = frame.header(GetMinOffsetRequestHeader)
         return offset_answer(frame, self.store.min_offset(header.topic, header.queue_id))
 
@@ -162,7 +165,7 @@ def offset_answer(frame: Frame, offset: int) -> Frame:
 def is_on_disk(store: MessageStore, topic: str, queue_id: int, offset: int, reads: Reads) -> bool:
     """Return whether a message counts as being on the disk only, and no longer in memory.
 
-    It does if its distance from the end of the log exceeds the share of memory that
+    The result is True if the message's distance from the end of the log exceeds the share of memory that
     accessMessageInMemoryMaxRatio sets. The result is False if the message does not exist.
     """
     queue = store.queues.find_queue(topic, queue_id)

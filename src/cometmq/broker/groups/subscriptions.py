@@ -14,7 +14,8 @@ MAX_EXPRESSION_LENGTH = 32_767
 _MAX_CACHED_LENGTH = 256
 """The maximum length of an expression in the larger of two caches.
 
-That cache has 4,096 entries, so it takes at most 30 MB. Longer expressions are rare, so their cache has 64.
+The larger cache has 4,096 entries, so it takes at most 30 MB. Longer expressions are rare, so the smaller
+cache has 64 entries.
 """
 
 
