@@ -77,9 +77,9 @@ class Backlog(Generic[Request]):
         self._begun = False  # whether enough was saved to begin serving
 
     def missed(self, reader: Reader) -> None:
-        """Limit this reader from now on, because a pull of it has to read from the disk."""
+        """Limit this reader from now on, because one of its pulls has to read from the disk."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MAX_READERS:  # those that still read from the disk will return
+        if len(self.readers) >= MAX_READERS:  # readers that still read from the disk are added again
             self.readers.clear()
         self.readers.add(reader)
 

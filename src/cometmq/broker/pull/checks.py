@@ -21,7 +21,7 @@ SUBSCRIPTION = 4  # flag in sysFlag: the pull contains its subscription
 READ = int(Perm.READ)  # an int, because a test with an enum member takes 1 µs
 
 Wanted = frozenset[int] | SqlFilter | None
-"""Which messages a pull requests: those with one of these tag hashes, those that match the filter, or all."""
+"""The messages that a pull requests: a set of tag hashes, an SQL92 filter, or None for all messages."""
 
 
 @dataclass(eq=False, kw_only=True)

@@ -38,7 +38,7 @@ K = TypeVar("K")
 class ParkedPull:
     """One parked pull. `request` is the data that the pull processor needs to serve it.
 
-    `weight` is the number of pulls as which it counts for the limit of its connection (`owner`).
+    `weight` is the number of pulls as which this pull counts for the limit of its connection (`owner`).
     """
 
     owner: object
@@ -46,7 +46,7 @@ class ParkedPull:
     pull_from: int
     codes: Codes
     weight: int = 1
-    # Where the pull is in the tables, so that it can be removed from them.
+    # The pull's position in the tables, by which the pull can be removed from them.
     bucket: int = 0
     key: Key = ("", 0)
     on_queue: OnQueue | None = None

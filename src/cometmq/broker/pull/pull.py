@@ -69,8 +69,8 @@ CODE_OF_STATUS = {
     GetStatus.OFFSET_OVERFLOW_BADLY: MOVED,
     GetStatus.OFFSET_TOO_SMALL: MOVED,
 }
-# The maximum number of woken pulls that one tick serves, and the maximum bytes of their responses. These
-# limits prevent that one busy topic delays others.
+# The maximum number of woken pulls that one tick serves, and the maximum bytes of their responses, so that
+# one busy topic does not delay others.
 WOKEN_PER_TICK = 128
 WOKEN_BYTES = 8 << 20
 # The maximum wait, in ms, of a pull beyond the limits of parked pulls. It is short because the broker reads
@@ -112,7 +112,10 @@ class PullRequest:
 
 @dataclass(eq=False, kw_only=True)
 class PullProcessor:
-    """Handles the pulls of a broker. Its `end_tick` must run after the writer's, which answers sends."""
+    """Handles the pulls of a broker.
+
+    `end_tick` must run after the writer's `end_tick`, which answers sends.
+    """
 
     config: BrokerConfig
     store: MessageStore
@@ -238,7 +241,7 @@ class PullProcessor:
         self._answer(request, got)
 
     def serve_late(self, request: PullRequest) -> None:
-        """Check a pull that has waited again, and serve it, if its client is still connected."""
+        """Check a waiting pull once more, and serve it, if its client is still connected."""
         connection = request.connection
         if request.aside:
             request.aside = False
@@ -365,7 +368,8 @@ class PullProcessor:
         hold_ms = request.until_ms - now_ms
         topic, queue_id = header.topic, header.queue_id
         weight = 1 + len(header.subscription or "") // CHARACTERS_OF_A_PULL
-        # Every new message wakes a pull with an SQL92 filter; its filter scan finds out whether one matches.
+        # Every new message wakes a pull with an SQL92 filter; the pull's filter scan determines whether the
+        # message matches.
         codes = None if isinstance(request.wanted, SqlFilter) else request.wanted
         parked = ParkedPull(connection, request, request.offset, codes, weight=weight)
         limits = config.max_held_pulls_per_connection, config.max_held_pulls_per_queue
@@ -373,7 +377,7 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # when it is served again, it must be answered
+            request.until_ms = 0  # 0: when the pull is served again, it must be answered
             connection.hold()  # reads no further request until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))

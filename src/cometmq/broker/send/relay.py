@@ -203,7 +203,7 @@ class Relay:
             answer = connection.request(request, held.since + ANSWER_S - self._loop.time())
         except RemotingError:
             raise
-        except CometError as error:  # for instance, with its signature the frame is too long
+        except CometError as error:  # for instance, the signature has made the frame too long
             held.answer.set_exception(error)
             return
         self._passed += 1

@@ -53,8 +53,8 @@ class RetryRules:
     ) -> int:
         """Return the maximum number of retries that applies to a request.
 
-        It is the one in the request if the client's version supports that, otherwise the group's. If the two
-        differ, this is logged (see `note_retry_limit`).
+        The result is the maximum in the request if the client's version supports one, otherwise the group's
+        maximum. If these two differ, the difference is logged (see `note_retry_limit`).
 
         Args:
             settings: The group's settings.

@@ -86,7 +86,7 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """What a send needs to know about its topic. `sys_flag` has bits that are added to each message's."""
+    """The cached data of a send's topic. The bits of `sys_flag` are added to those of each message."""
 
     queue_limit: int
     write_queues: int
@@ -203,8 +203,8 @@ class SendProcessor:
     ) -> None:
         """Store a message whose response contains more than a message id.
 
-        For a message with a delivery time, it is the recall handle; for a half message of a 5.x client, the
-        transaction id.
+        The response to a message with a delivery time contains the recall handle; the response to a half
+        message of a 5.x client contains the transaction id.
         """
         timed, handle, transaction_id = place.timed, "", ""
         append: Callable[..., TickMessage]
@@ -410,7 +410,7 @@ def topic_of_send(
 def destination(topics: TopicTable, properties: bytes) -> tuple[str, int]:
     """Return the destination (topic, queue id) of a message that has waited in another topic.
 
-    As for a send, the topic is checked and may be created. If the queue no longer exists, another one is
+    As for a send, the topic is checked and may be created. If the queue no longer exists, another queue is
     chosen.
 
     Raises:

@@ -113,7 +113,7 @@ class SendBackProcessor:
 
 
 def _kept(message: MessageExt, record: bytes) -> bytes:
-    """Return the properties of a returned message with the additional ones of a retry.
+    """Return the properties of a returned message with the properties that a retry adds.
 
     The stored bytes are edited directly, because not all stored properties can be decoded and encoded again.
     """

@@ -1,4 +1,4 @@
-"""The form in which a broker stores the property string of a send: its own properties come last.
+"""The form in which a broker stores a send's property string: the broker's own properties come last.
 
 Half messages have more properties (docs/reference/storage.md, Transactions).
 """
@@ -138,7 +138,8 @@ LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 def is_transactional(properties: bytes, reconsume_times: int) -> bool:
     """Return whether a send begins a transaction.
 
-    The copy of a failed message that a consumer sends with a delay may still have TRAN_MSG, but begins none.
+    The copy of a failed message that a consumer sends with a delay may still have TRAN_MSG, but begins no
+    transaction.
     """
     if value_of(properties, b"TRAN_MSG").lower() != b"true":
         return False

@@ -23,7 +23,7 @@ from cometmq.text import printable
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 """The properties that can contain a delivery time. Of several, the first in this order counts."""
 _PROOF_S = 60.0
-"""How long, in seconds, a clock that has jumped forward must stay there before messages are delivered by it.
+"""How long, in seconds, a clock that jumped forward must keep the new time before it delivers messages.
 
 In this time, an operator or a time daemon may correct a wrong clock. If the jump was right, the messages are
 late anyway.
@@ -71,7 +71,7 @@ class TimedSends:
             CommandError: The delivery time is invalid, or too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # it has waited already
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has waited already
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)

@@ -219,7 +219,7 @@ class TransactionChecks:
         going_on = True
         for half, verdict in todo:
             if not self.ledger.is_open(half.offset):
-                continue  # it has ended meanwhile
+                continue  # the transaction has ended meanwhile
             try:
                 then.append(self._store(half, verdict))
             except (StoreError, CommandError) as error:
@@ -251,7 +251,7 @@ class TransactionChecks:
         """Append the records for a verdict. Return a function to be called once they are committed.
 
         Raises:
-            StoreError, CommandError: They cannot be appended at present.
+            StoreError, CommandError: The records cannot be appended at present.
         """
         if verdict is None:
             self.records.op(half.offset)
@@ -264,7 +264,7 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # too long with the properties of a copy
+                why = refusal.remark  # the message is too long with the properties of a copy
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark

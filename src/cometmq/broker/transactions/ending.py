@@ -73,7 +73,8 @@ class TransactionEnds:
     def end_transaction(self, connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
         """End a transaction (37).
 
-        If the producer sends the state "unknown", nothing is recorded, and the next check asks it again.
+        If the producer sends the state "unknown", nothing is recorded, and the producer is sent another check
+        later.
         """
         header = frame.header(EndTransactionRequestHeader)
         if self.store.slave:
@@ -207,7 +208,10 @@ class TransactionEnds:
 
     @handles(RequestCode.RESUME_CHECK_HALF_MESSAGE)
     async def resume_check_half_message(self, connection: Connection, frame: Frame) -> Frame | None:
-        """Resume the checks of a half message that was given up (323). They start at zero again."""
+        """Resume the checks of a half message that was given up (323).
+
+        The number of checks restarts at zero.
+        """
         header = frame.header(ResumeCheckHalfMessageRequestHeader)
         if self.store.slave:
             return frame.response(ResponseCode.SLAVE_NOT_AVAILABLE)

@@ -130,8 +130,8 @@ class Verdict(enum.Enum):
 def judge(half: Half, now_ms: int, limits: Limits) -> Verdict:
     """Return the verdict on an open half message.
 
-    If the clock was set back, the message counts as old enough. If it was set forward, or the broker was
-    stopped for long, the message does not expire before it has been checked.
+    If the clock was set back, the message counts as old enough. If the clock was set forward, or the broker
+    was stopped for long, the message does not expire before it has been checked.
     """
     age_ms = now_ms - half.since_ms
     checks = half.checks or 0
@@ -164,8 +164,8 @@ def copy_properties(half: Half, *, checked: bool) -> bytes:
 def same_transaction(half: Half, other: Half) -> bool:
     """Return whether two half messages with the same key belong to the same transaction.
 
-    They may not: a producer that has sent a message twice has two transactions. Copies made by Apache's
-    broker contain the number of checks, but not the offset at which the transaction began.
+    The key does not prove this: a producer that has sent a message twice has two transactions. Copies made by
+    Apache's broker contain the number of checks, but not the offset at which the transaction began.
     """
     by_apache = other.prepared is None and (other.checks or 0) > (half.checks or 0)
     return by_apache or other.first == half.first

@@ -33,8 +33,8 @@ BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
 """The maximum number of half messages that a crash may have destroyed.
 
-It is far above the number stored in one second, which a crash can destroy. An op whose offset is further
-beyond the end of the queue is invalid.
+A crash can destroy the half messages stored in one second, and the limit is far above their number. An op
+whose offset is further beyond the end of the queue is invalid.
 """
 
 

@@ -18,7 +18,7 @@ For other transactions, an end that names an older copy is refused; the producer
 class Ledger:
     """The state of all half messages.
 
-    `_taken` has the offsets of those whose end or copy is being written.
+    `_taken` has the offsets of the half messages whose end or copy is being written.
     """
 
     __slots__ = ("_closed", "_newest", "_taken", "head")
@@ -112,7 +112,8 @@ class Ledger:
     def standing_for(self, first: int, offset: int) -> int | None:
         """Return the offset of a transaction's open half message, or None if the transaction has ended.
 
-        This is `offset`, which a request names, or the newest copy of the transaction that began at `first`.
+        The result is `offset`, which a request names, or the newest copy of the transaction that began at
+        `first`.
         """
         if self.is_open(offset):
             return offset

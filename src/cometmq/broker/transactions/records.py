@@ -71,7 +71,7 @@ class TransactionRecords:
     def _op_behind(self, twin: TickMessage, offset: int) -> None:
         """Append the op whose twin has just been appended.
 
-        If there is no space for it, it is recorded as owed, and written later by `pay`.
+        If there is no space for the op, it is recorded as owed, and `pay` writes it later.
         """
         try:
             self.op(offset, twin.physical_offset)
@@ -150,7 +150,10 @@ class TransactionRecords:
         prepared_position: int = 0,
         **changed: int,
     ) -> TickMessage:
-        """Append a copy of a half message. `changed` has fields of the record that differ from it."""
+        """Append a copy of a half message.
+
+        `changed` has the fields in which the copy differs from the half message.
+        """
         message = half.message
         if message.body and body_crc(message.body) != message.body_crc:
             why = f"the half message is damaged at log position {message.physical_offset}"
