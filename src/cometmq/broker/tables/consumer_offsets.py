@@ -14,8 +14,8 @@ from cometmq.protocol.codes import MAX_GROUP_LENGTH, MAX_STORED_TOPIC_LENGTH, is
 log = logs.logger(__name__)
 
 SEPARATOR = "@"
-# The maximum number of offsets: enough for 1,000 groups with 1,000 queues each, which take 130 MB. It is
-# needed because 4.9 clients may store offsets for topics and queues that do not exist.
+# The maximum number of offsets: enough for 1,000 groups with 1,000 queues each, which take 130 MB. The limit
+# is needed because 4.9 clients may store offsets for topics and queues that do not exist.
 MAX_OFFSETS = 1_000_000
 NOT_FOUND = -1
 

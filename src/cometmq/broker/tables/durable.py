@@ -55,7 +55,7 @@ class SettingsReplicas(Protocol):
         """Return the term since which this broker is the leader and may change the tables.
 
         Raises:
-            CommandError: It is not the leader.
+            CommandError: This broker is not the leader.
         """
 
     async def confirm(self) -> int:
@@ -67,7 +67,7 @@ class SettingsReplicas(Protocol):
         `since` is the term that `check` returned before the change.
 
         Raises:
-            CommandError: That failed, or another broker has been the leader meanwhile.
+            CommandError: No majority has the tables, or another broker has been the leader meanwhile.
         """
 
 
@@ -184,7 +184,7 @@ class DurableTables:
             The value to be passed to `topics_kept` or `groups_kept` after the change.
 
         Raises:
-            CommandError: They must be changed at the leader of the raft group.
+            CommandError: Topics and groups must be changed at the leader of the raft group.
         """
         return 0 if self.replicas is None else self.replicas.check()
 

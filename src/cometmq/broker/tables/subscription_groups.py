@@ -23,7 +23,7 @@ from cometmq.protocol.codes import (
 
 log = logs.logger(__name__)
 
-# If there are this many groups, no further ones are created automatically, only by administrators.
+# If there are this many groups, only administrators can create further groups.
 MAX_AUTO_CREATED_GROUPS = 15_000
 # The maximum number of groups, even for administrators. They take 30 MB.
 MAX_GROUPS = 50_000
@@ -95,10 +95,10 @@ class SubscriptionGroups:
         return True
 
     def load(self, version: DataVersion | None, groups: Mapping[str, SubscriptionGroupConfig]) -> None:
-        """Add the groups of a file or of a master to the built-in ones, which they may replace.
+        """Add the groups of a file or of a master to the built-in groups, which they may replace.
 
         Groups with invalid names are omitted. A number of retry queues above maxTopicQueueNums is lowered to
-        it.
+        that limit.
         """
         most = self.config.max_topic_queue_nums
         legal = {name: config for name, config in groups.items() if is_legal_name(name, MAX_GROUP_LENGTH)}

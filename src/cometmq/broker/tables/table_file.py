@@ -67,7 +67,7 @@ class TableFile:
         """Wait until all changes so far are on the disk.
 
         Raises:
-            OSError: The write failed. It is repeated nevertheless.
+            OSError: The write failed. The write is repeated nevertheless.
         """
         if self._saved < self._asked:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -80,7 +80,7 @@ class TableFile:
         await self.saved()
 
     async def finish(self) -> None:
-        """Write the table for the last time. If that fails, it is not repeated."""
+        """Write the table for the last time. A failed write is not repeated."""
         self._ending = True
         self.save()
         if self._task is not None:

@@ -51,12 +51,12 @@ Units = NDArray[Any]
 
 @dataclass(eq=False)
 class Known:
-    """What is known at the start about messages that are done: delivered, moved or recalled.
+    """The information at the start about messages that are done: delivered, moved or recalled.
 
     Attributes:
         mark: The saved progress.
         linked: The original positions that copies in the log contain, ascending.
-        uncounted: Those of these positions whose messages the saved progress still counts as waiting.
+        uncounted: The part of `linked` whose messages the saved progress still counts as waiting.
         apache: The queue offset and the time (ms) up to which Apache's broker has delivered, if it has used
             this store.
     """
@@ -139,7 +139,7 @@ class Follower:
         """Read all messages that still wait.
 
         Raises:
-            OSError: A read failed. The next call continues there.
+            OSError: A read failed. The next call continues with the failed read.
         """
         queue = self.queue
         if queue is None:
@@ -270,7 +270,7 @@ class Follower:
                 self.state.count(real_topic(properties), 1)
             place = place_of(record)
             if stepped_back and place is not None and place.store_timestamp_ms > self.clock.time_ms():
-                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if it were stored now
+                ahead_ms = mono_ms(self.clock) - place.store_timestamp_ms  # as if the message were stored now
         due_ms = self.carried.pop(position, None)
         if due_ms is None:
             self.pending.add(position, code, ahead_ms)

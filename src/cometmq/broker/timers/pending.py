@@ -27,8 +27,8 @@ from cometmq.store import TimerTable
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
 _MAX_DONE = 1 << 20  # maximum recorded done messages; more are reduced to one pair of maxima
-# The size, in bytes, of the parts of the log whose messages are moved together, in the order of their
-# delivery times.
+# The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
+# moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
 
 
@@ -40,7 +40,7 @@ class Times(NamedTuple):
 
     @property
     def ahead_ms(self) -> int:
-        """By how many ms the monotonic clock is ahead of the wall clock."""
+        """The lead of the monotonic clock over the wall clock, in ms."""
         return self.monotonic_ms - self.wall_ms
 
 
@@ -108,7 +108,7 @@ class Pending:
     # -- additions
 
     def add(self, position: int, code: TimerCode, ahead_ms: int) -> None:
-        """Add a message. `ahead_ms` is how far the monotonic clock was ahead when it was stored."""
+        """Add a message. `ahead_ms` is the lead of the monotonic clock when the message was stored."""
         if code.delayed:
             self._by_delay.add(code.due_ms + ahead_ms + STEP_MS, position, code.out_ms)
         else:
@@ -152,10 +152,10 @@ class Pending:
     # -- deliveries
 
     def due(self, now: Times, most: int) -> list[Waiting]:
-        """Return at most `most` due messages. Until `done` is called, each call returns the same ones.
+        """Return at most `most` due messages. Until `done` is called, each call returns the same messages.
 
-        Messages with absolute times and with delays alternate, so that many of one kind do not delay the
-        other.
+        Messages with absolute times and with delays alternate, so that many messages of one kind do not delay
+        those of the other kind.
         """
         wheels = [(self._by_wall, now.wall_ms), (self._by_delay, now.monotonic_ms)]
         for wheel, now_ms in reversed(wheels) if self._delays_first else wheels:
@@ -191,7 +191,7 @@ class Pending:
     def wait_ms(self, now: Times) -> int:
         """Return the time until the next message is due, in ms, or NEVER if no message waits.
 
-        It is correct only while the clocks are not set.
+        The result is correct only while the clocks are not set.
         """
         waits = (
             (self._by_wall.next_ms(), now.wall_ms),

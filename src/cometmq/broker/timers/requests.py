@@ -178,7 +178,7 @@ class TimerProcessor:
 
     @handles(RequestCode.LIST_TIMERS)
     async def list_timers(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return a page of waiting messages, sorted by delivery time. It includes those of delay levels.
+        """Return a page of waiting messages, sorted by delivery time, including the messages of delay levels.
 
         This is CometMQ's own request.
         """
