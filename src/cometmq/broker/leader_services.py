@@ -26,7 +26,7 @@ GRACE_S = 600.0
 """The time in seconds for which a follower keeps an expired segment that its leader has not deleted yet.
 
 The leader first stores copies of the segment's undelivered messages at the end of the log, and these copies
-must reach the follower before it deletes the segment.
+must reach the follower before the follower deletes the segment.
 """
 
 
@@ -94,7 +94,8 @@ class LeaderServices:
     async def _may_go(self, behind: int) -> bool:
         """Return whether the log up to the position `behind` may be deleted.
 
-        It may if it is committed, and its undelivered messages have been stored again behind that position.
+        The log may be deleted if it is committed, and its undelivered messages have been stored again behind
+        that position.
         """
         raft_log, now = self.store.raft_log, self.clock.boottime()
         if raft_log is None or raft_log.committed < raft_log.first:
@@ -105,7 +106,7 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted it, and the new copies are here
+        if behind <= begin and end <= committed:  # the leader has deleted this segment; its copies are here
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)

@@ -1,7 +1,7 @@
 """The broker's registration with all name servers: at the start, periodically, and after topic changes.
 
-Each name server has its own link, so that an unreachable one does not delay the others. All changes that
-occur during a registration are sent together in the next one.
+Each name server has its own link, so that an unreachable name server does not delay the others. All changes
+that occur during a registration are sent together in the next registration.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class NamesrvLink:
     """Whether the name server accepted the last registration."""
 
     def register(self) -> asyncio.Task[None]:
-        """Register, after a registration that is in progress. Return a task that ends when this is done."""
+        """Register, after a registration that is in progress.
+
+        Return a task that ends after the registration.
+        """
         if self._task is None or self._task.done():
             self._task = asyncio.get_running_loop().create_task(self._run())
         else:

@@ -209,7 +209,7 @@ class TopicTable:
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
-        """Mark the topics in `ordered`, the name servers' ORDER_TOPIC_CONFIG, as ordered, and no others."""
+        """Mark the topics in `ordered`, the name servers' ORDER_TOPIC_CONFIG, as ordered, no other topics."""
         changed = False
         for name, config in self.table.items():
             if config.order != (name in ordered):
@@ -229,10 +229,10 @@ class TopicTable:
         topics: Mapping[str, TopicConfig],
         stored: Callable[[str], int] = lambda _topic: 0,
     ) -> None:
-        """Add the topics of a file or of a master to the built-in ones, which they may replace.
+        """Add the topics of a file or of a master to the built-in topics, which they may replace.
 
         Topics with invalid names are omitted, unless a built-in topic has the name. A number of queues above
-        maxTopicQueueNums is lowered to it, but not below the number of queues that have messages.
+        maxTopicQueueNums is lowered to that limit, but not below the number of queues that have messages.
 
         Args:
             version: The version of the table.

@@ -48,15 +48,15 @@ log = logs.logger(__name__)
 
 # The maximum number of messages of one level that are delivered in one tick.
 BATCH = 32
-# The delay, in seconds, after the store has refused a message. It doubles up to ERROR_S, because a store may
-# refuse messages for hours.
+# The delay, in seconds, after the store has refused a message. The delay doubles up to ERROR_S, because a
+# store may refuse messages for hours.
 RETRY_S = 0.1
 # The delay, in seconds, after an internal error, as in Apache's broker.
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in seconds, at which a level reads the clock. It is limited because the loop's timers
-# run on another clock.
+# The maximum interval, in seconds, at which a level reads the clock. The interval is limited because the
+# loop's timers run on another clock.
 CLOCK_CHECK_INTERVAL_S = 10.0
 # If the arrival of a message differs from its store time by more than this (ms), the wall clock was set.
 MAX_SYNC_MS = 1_000
@@ -326,7 +326,7 @@ class ScheduleService:
 
         def outcome(code: int, remark: str | None) -> None:
             cursor.busy = False
-            if code != ResponseCode.SUCCESS:  # in a raft group, it may still be stored
+            if code != ResponseCode.SUCCESS:  # in a raft group, the message may still be stored
                 self._wake(cursor, self._refused(cursor, remark or ""))
                 return
             cursor.began = -1

@@ -41,13 +41,13 @@ log = logs.logger(__name__)
 
 # The maximum number of messages that are delivered in one tick, and the maximum of their total bytes.
 BATCH, BATCH_BYTES = 32, 1 << 20
-# The delay, in seconds, after the store has refused messages. It doubles up to ERROR_S.
+# The delay, in seconds, after the store has refused messages. The delay doubles up to ERROR_S.
 RETRY_S = 0.1
 ERROR_S = 10.0
 # The number of unexpected errors after which a message is skipped.
 MAX_ERRORS = 3
-# The maximum interval, in ms, at which the clocks are read. It is limited because the loop's timers run on
-# another clock.
+# The maximum interval, in ms, at which the clocks are read. The interval is limited because the loop's timers
+# run on another clock.
 CLOCK_CHECK_INTERVAL_MS = 1_000
 
 
