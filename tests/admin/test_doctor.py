@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from tests.kit.fakes import FakeServer, Script
 from tests.ports import free_port
 
 from cometmq.admin import Admin, TopicSettings
-from cometmq.admin.doctor import Finding, examine
+from cometmq.admin.doctor import Finding, connect_problem, examine
 from cometmq.broker.base.config import BrokerConfig
 from cometmq.broker.server import Broker
 from cometmq.cli.doctor import doctor, examine_settings
@@ -179,6 +180,23 @@ async def test_what_it_says_of_replication_is_told_by_its_role(
 )
 async def test_nonsense_of_a_hostile_broker_is_no_trouble(tmp_path: Path, runtime: dict[str, str]) -> None:
     async with hostile_broker(tmp_path, runtime) as (namesrv, _):
+        assert await examine([namesrv]) == []
+
+
+async def test_the_clock_of_a_broker_is_compared_when_its_answer_arrives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Other brokers that do not answer delay the findings by several seconds."""
+    own = time.time
+    async with name_server(tmp_path) as namesrv, broker(tmp_path / "a", namesrv) as one:
+
+        async def later(addr: str) -> str:
+            if addr == one.addr:
+                monkeypatch.setattr("time.time", lambda: own() + 60)
+            return await connect_problem(addr)
+
+        await one.parts.registrar.registered()
+        monkeypatch.setattr("cometmq.admin.doctor.connect_problem", later)
         assert await examine([namesrv]) == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.admin.conftest import Shell
 from cometmq import ConsumeFromWhere, MessageModel, PushConsumer, PushOptions, SyncPushConsumer
 from cometmq.admin import Admin
 from cometmq.admin.commands import mqadmin
+from cometmq.admin.errors import MAX_LISTED_NAMES, UnknownNameError
 from cometmq.errors import ConnectError
 from cometmq.protocol.bodies import ConsumerRunningInfo
 from cometmq.protocol.codes import RETRY_PREFIX
@@ -94,6 +96,32 @@ def test_with_force_it_is_done_and_the_group_is_known_from_then_on(known: Shell,
     assert group in groups(known)
     assert known.ok("consumerProgress", "-g", group, "--json").json["queues"]
     known.ok("resetOffsetByTime", "-g", group, "-t", "known", "-s", "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "problem"),
+    [
+        ("-t known", 1, "require -g/--groupName"),
+        ("-c DefaultCluster", 1, "require -g/--groupName"),
+        ("-g readers -c nosuch", 1, "no cluster named nosuch"),
+        ("-g readers -t knwn", 1, "no topic of the group named knwn; did you mean known?"),
+        ("-g readers -t known -c DefaultCluster", 0, ""),
+    ],
+)
+def test_a_filter_of_the_progress_is_applied_or_refused(
+    known: Shell, words: str, code: int, problem: str
+) -> None:
+    outcome = known.run("consumerProgress", *words.split())
+    assert (outcome.code, problem in outcome.err) == (code, True)
+    assert bool(outcome.out) == (code == 0)
+
+
+def test_an_unknown_name_lists_few_of_many_names() -> None:
+    names = [f"group-{number}" for number in range(5_000)]
+    error = pickle.loads(pickle.dumps(UnknownNameError("consumer group", "nothing", names)))
+    assert (len(error.known), error.more) == (MAX_LISTED_NAMES, 5_000 - MAX_LISTED_NAMES)
+    assert str(error).endswith(f"group-15 and {5_000 - MAX_LISTED_NAMES} more")
+    assert str(UnknownNameError("consumer group", "group-4999x", names)).endswith("did you mean group-4999?")
 
 
 @pytest.mark.parametrize("moment", ["-1", "now"])

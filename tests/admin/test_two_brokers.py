@@ -13,9 +13,11 @@ import pytest
 from tests.admin.conftest import Shell, consume
 
 from cometmq.admin import Admin, TopicSettings
+from cometmq.client.cluster.broker_api import Calls
 from cometmq.client.cluster.lookups import by_unique_key
-from cometmq.errors import CometError, ConnectError
+from cometmq.errors import CometError, ConnectError, RequestTimeout
 from cometmq.message import Message
+from cometmq.pipeline.jobs.lag import sample
 from cometmq.testing import LocalBroker, StandaloneProcess
 
 NAMES = ["broker-a", "broker-b"]
@@ -150,3 +152,94 @@ async def test_a_question_by_key_leaves_those_of_brokers_that_answer(
         for question in questions:
             with pytest.raises(ConnectError):
                 await question(missing={})
+
+
+@pytest.fixture
+def hanging(mq: Shell, cluster: StandaloneProcess, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make broker-b not answer, and return its address.
+
+    `offsets` has offsets and a lag of one message at each broker, `settings` only has settings at broker-b.
+    """
+    addr = cluster.brokers[NAMES[1]]
+    mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "lagging", "-r", "1", "-w", "1")
+    for name in NAMES:
+        mq.ok("sendMessage", "-t", "lagging", "-p", name, "-b", name, "-i", "0")
+    mq.ok("resetOffsetByTime", "-g", "offsets", "-t", "lagging", "-s", "0", "--force")
+    mq.ok("updateSubGroup", "-b", addr, "-g", "settings")
+    own = Calls.call
+
+    async def call(self: Calls, to: str, code: Any, *given: Any, **more: Any) -> Any:
+        if to == addr:
+            raise RequestTimeout(addr, code, 5.0)
+        return await own(self, to, code, *given, **more)
+
+    monkeypatch.setattr(Calls, "call", call)
+    return addr
+
+
+def test_the_lag_of_a_group_is_no_number_while_a_broker_hangs(mq: Shell, hanging: str) -> None:
+    table = mq.run("consumerProgress", "-g", "offsets", "-s", "true")
+    as_json = mq.run("consumerProgress", "-g", "offsets", "--json")
+
+    assert (table.code, as_json.code) == (1, 1)
+    assert [line.split()[:2] for line in table.lines if line.startswith("lagging ")] == [
+        ["lagging", NAMES[0]]
+    ]
+    assert table.lines[-2:] == ["Consume TPS: -", "Diff Total: -"]
+    assert hanging in table.err
+    assert [each["brokerName"] for each in as_json.json["queues"]] == [NAMES[0]]
+    assert as_json.json["consumeTps"] is None
+    error = json.loads(as_json.err)
+    assert (error["error"], error["details"]["brokers"]) == ("BrokersMissing", [NAMES[1]])
+    assert hanging in error["message"]
+
+
+def test_the_list_of_groups_names_a_broker_that_hangs(mq: Shell, hanging: str) -> None:
+    table = mq.run("consumerProgress")
+    as_json = mq.run("consumerProgress", "--json")
+
+    assert (table.code, as_json.code) == (1, 1)
+    (line,) = [each.split() for each in table.lines if each.startswith("offsets ")]
+    assert line[1:] == ["-"] * 4  # count, version, rate and lag
+    (row,) = [each for each in as_json.json if each["group"] == "offsets"]
+    assert [row[name] for name in ("count", "version", "consumeTps", "diffTotal")] == [None] * 4
+    for outcome in (table, as_json):
+        assert "settings" not in outcome.out
+        assert hanging in outcome.err
+
+
+def test_monitoring_prints_no_backlog_while_a_broker_hangs(mq: Shell, hanging: str) -> None:
+    found = mq.run("startMonitoring", "--rounds", "2", "--interval", "0.1")
+    assert (found.code, found.out, found.err.count(hanging)) == (1, "", 2)
+
+
+def test_a_group_is_not_called_unknown_while_a_broker_hangs(
+    mq: Shell, hanging: str, cluster: StandaloneProcess
+) -> None:
+    deleted = mq.ok("deleteSubGroup", "-g", "settings", "-b", cluster.brokers[NAMES[0]])
+    assert "no consumer group" not in deleted.err
+    for command in ("consumerProgress", "resetOffsetByTime -t lagging -s 0"):
+        failed = mq.run(*command.split(), "-g", "settings")
+        assert (failed.code, hanging in failed.err) == (1, True)
+        assert "no consumer group" not in failed.err
+
+
+@pytest.mark.parametrize("groups", [[], ["offsets"]])
+def test_a_lag_sample_reports_a_broker_that_hangs(
+    groups: list[str], hanging: str, cluster: StandaloneProcess
+) -> None:
+    rows, problems = sample(cluster.namesrv, groups)
+    assert [each.broker_name for each in rows if each.group == "offsets"] == [NAMES[0]]
+    named = "group offsets:" if groups else f"broker {NAMES[1]}: its groups are missing:"
+    assert [each for each in problems if each.startswith(named) and hanging in each]
+
+
+async def test_without_a_place_for_errors_a_broker_that_hangs_is_an_error(
+    hanging: str, cluster: StandaloneProcess
+) -> None:
+    async with Admin(cluster.namesrv) as admin:
+        for ask in (admin.groups, admin.group_names, admin.group_places, partial(admin.progress, "offsets")):
+            with pytest.raises(RequestTimeout, match=hanging):
+                await ask()
+        with pytest.raises(RequestTimeout, match=hanging):
+            _ = [each async for each in admin.undone()]

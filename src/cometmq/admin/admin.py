@@ -114,7 +114,8 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
 
         async def status(place: BrokerStatus) -> BrokerStatus:
             try:
-                return place.with_runtime(await self.runtime(place.broker_addr))
+                known = place.with_runtime(await self.runtime(place.broker_addr))
+                return msgspec.structs.replace(known, received_ms=int(time.time() * 1000))
             except CometError as error:
                 return msgspec.structs.replace(place, problem=str(error))
 
@@ -196,9 +197,19 @@ class Admin(StatsAdmin, MessageAdmin, OffsetAdmin, AccessAdmin):
                 found[MessageQueue(topic, name, queue_id)] = offset
         return found
 
-    async def groups(self) -> list[GroupSummary]:
-        """Return a summary of each consumer group, the largest lag first."""
-        found = [await self._summary(name, brokers) for name, brokers in (await self.group_places()).items()]
+    async def groups(self, *, missing: dict[str, CometError] | None = None) -> list[GroupSummary]:
+        """Return a summary of each consumer group, the largest lag first.
+
+        Args:
+            missing: Receives the error of each broker that fails, by broker name. The rate and the lag of a
+                group that such a broker may have are None. None: the first error is raised.
+
+        Raises:
+            CometError: A broker fails and `missing` is None.
+        """
+        failures = {} if missing is None else missing
+        places = await self.group_places(missing=missing)
+        found = [await self._summary(name, brokers, failures) for name, brokers in places.items()]
         return sorted(found, key=lambda row: (-(row.diff_total or 0), row.group))
 
     # -- raft groups

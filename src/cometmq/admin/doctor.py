@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import re
-import time
 from collections.abc import Mapping, Sequence
 
 from cometmq.admin.admin import Admin
@@ -280,7 +279,7 @@ def _runtime_findings(broker: BrokerStatus) -> list[Finding]:
             )
         )
     findings += _replication(addr, runtime)
-    skew = _skew_ms(runtime)
+    skew = _skew_ms(broker)
     if skew is not None and abs(skew) > MAX_CLOCK_SKEW_MS:
         ahead = "ahead of" if skew > 0 else "behind"
         findings.append(
@@ -317,9 +316,11 @@ def _replication(addr: str, runtime: dict[str, str]) -> list[Finding]:
     return findings
 
 
-def _skew_ms(runtime: dict[str, str]) -> int | None:
+def _skew_ms(broker: BrokerStatus) -> int | None:
     """Return by how many ms a broker's clock is ahead of this machine's, or None without a valid time."""
-    now = int(time.time() * 1000)
+    now, runtime = broker.received_ms, broker.runtime
+    if now is None:
+        return None
     time_text = runtime.get("systemTimeMillis", "")
     if _TIME(time_text):
         return int(time_text) - now

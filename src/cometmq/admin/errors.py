@@ -15,20 +15,47 @@ class UnknownNameError(CometError, Terminal):
     Attributes:
         kind: Kind of the name, for example "cluster", "broker", "consumer group" or "queue".
         name: The name.
-        known: Existing names of this kind.
+        known: Existing names of this kind, at most MAX_LISTED_NAMES. The name that is most similar to `name`
+            is included.
+        more: Number of further existing names.
     """
 
     kind: str
     name: str
     known: list[str]
+    more: int = 0
+
+    def __post_init__(self) -> None:
+        if len(self.known) > MAX_LISTED_NAMES:
+            near = get_close_matches(self.name, self.known, n=1)
+            listed = [*near, *(name for name in self.known if name not in near)][:MAX_LISTED_NAMES]
+            self.more += len(self.known) - len(listed)
+            self.known = listed
+        super().__post_init__()
 
     def __str__(self) -> str:
         near = get_close_matches(self.name, self.known, n=1)
         if near:
             return f"no {self.kind} named {self.name}; did you mean {near[0]}?"
-        listed = ", ".join(self.known[:MAX_LISTED_NAMES]) or "none"
-        more = f" and {len(self.known) - MAX_LISTED_NAMES} more" if len(self.known) > MAX_LISTED_NAMES else ""
+        listed = ", ".join(self.known) or "none"
+        more = f" and {self.more} more" if self.more else ""
         return f"no {self.kind} named {self.name}; known: {listed}{more}"
+
+
+class BrokersMissing(CometError, Transient):
+    """Brokers did not answer, so a result is incomplete.
+
+    Attributes:
+        brokers: Names of the brokers.
+        problems: The error of each broker, which contains the broker's address.
+    """
+
+    brokers: list[str]
+    problems: list[str]
+
+    def __str__(self) -> str:
+        each = "; ".join(map("{}: {}".format, self.brokers, self.problems))
+        return f"incomplete, without the groups and queues of {each}"
 
 
 class AllQueuesOnly(CometError, Terminal):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.known_groups import KnownGroups
+from cometmq.admin.servers import ask_each
 from cometmq.admin.values import (
     GroupProgress,
     GroupSubscriptions,
@@ -118,6 +119,7 @@ class GroupStates(KnownGroups):
         *,
         with_client_ip: bool = False,
         brokers: Mapping[str, str] | None = None,
+        missing: dict[str, CometError] | None = None,
     ) -> GroupProgress:
         """Return the consumer offset, the broker offset and the lag of a group in each queue.
 
@@ -126,14 +128,21 @@ class GroupStates(KnownGroups):
             with_client_ip: Ask the members which of them holds each queue.
             brokers: The brokers that have the group: address by name, as in the group's entry of
                 `group_places`. None: they are found by a request.
+            missing: Receives the error of each broker that fails, by broker name; its queues are left out.
+                None: the first error is raised.
 
         Raises:
             UnknownNameError: The group does not exist.
+            CometError: A broker fails and `missing` is None, or all brokers fail.
         """
         brokers = brokers or await self.brokers_of(group)
         owners = await self._queue_owners(brokers, group) if with_client_ip else {}
-        parts = [await self.progress_at(addr, group, owners) for addr in brokers.values()]
-        return sum_progress(group, parts)
+        parts, failures = await ask_each(brokers, lambda _, addr: self.progress_at(addr, group, owners))
+        if missing is not None:
+            missing |= failures
+        elif failures:
+            raise next(iter(failures.values()))
+        return sum_progress(group, parts.values())
 
     async def progress_at(
         self, addr: str, group: str, owners: Mapping[MessageQueue, str] | None = None
@@ -220,7 +229,10 @@ class GroupStates(KnownGroups):
     async def _queue_owners(self, brokers: Mapping[str, str], group: str) -> dict[MessageQueue, str]:
         """Return the address of the member that holds each queue. Members that do not answer are left out."""
         owners: dict[MessageQueue, str] = {}
-        connected = await self._members_if_online(brokers, group)
+        try:
+            connected = await self._members_if_online(brokers, group)
+        except RemotingError:
+            return {}
         for connection in connected.connection_set if connected else ():
             try:
                 info = await self._running_info(brokers, group, connection.client_id)
@@ -330,32 +342,42 @@ class GroupStates(KnownGroups):
                     holders[queue].append(member.client_id)
         return {str(queue): ids for queue, ids in sorted(holders.items()) if len(ids) != 1}
 
-    async def _summary(self, group: str, brokers: Mapping[str, str]) -> GroupSummary:
+    async def _summary(
+        self, group: str, brokers: Mapping[str, str], missing: Collection[str]
+    ) -> GroupSummary:
         """Return a summary of a group; unknown values are None or empty.
 
         Args:
             group: The group.
-            brokers: The group's entry of `known_groups.places`.
+            brokers: The group's entry of `group_places`.
+            missing: Names of brokers that do not answer. If they may have the group, its rate and lag are
+                unknown, and so are its members unless another broker has members.
         """
         connected: ConsumerConnection | None = None
+        count: int | None = None
+        version: str | None = None
         tps: int | None = None
         diff: int | None = None
         try:
             brokers = brokers or await self.brokers_of(group)
-            connected = await self._members_if_online(brokers, group)
-            found = await self.progress(group, brokers=brokers)
-            tps, diff = None if found.consume_tps is None else int(found.consume_tps), found.diff_total
+            answering = {name: addr for name, addr in brokers.items() if name not in missing}
+            connected = await self._members_if_online(answering, group)
+            if len(answering) == len(brokers):
+                count, version = 0, ""
+                found = await self.progress(group, brokers=brokers)
+                tps, diff = None if found.consume_tps is None else int(found.consume_tps), found.diff_total
         except CometError:
             pass  # the group is listed even if its state is unknown
         online = connected.connection_set if connected is not None else []
-        kind = model = version = ""
+        kind = model = ""
         if connected is not None and online:
+            count = len(online)
             kind = "PULL" if connected.consume_type == PULL_TYPE else "PUSH"
             model = str(connected.message_model)
             version = version_name(min(member.version for member in online))
         return GroupSummary(
             group=group,
-            count=len(online),
+            count=count,
             version=version,
             consume_type=kind,
             message_model=model,

@@ -60,44 +60,57 @@ class KnownGroups(ServerAdmin):
             found.setdefault(group, None)
         return found
 
-    async def group_names(self) -> list[str]:
-        """Return all consumer groups, sorted: those with a retry topic, settings, offsets or members."""
-        return list(await self.group_places())
+    async def group_names(self, *, missing: dict[str, CometError] | None = None) -> list[str]:
+        """Return all consumer groups, sorted: those with a retry topic, settings, offsets or members.
 
-    async def group_places(self) -> dict[str, dict[str, str]]:
+        Args:
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+        """
+        return list(await self.group_places(missing=missing))
+
+    async def group_places(
+        self, *, missing: dict[str, CometError] | None = None
+    ) -> dict[str, dict[str, str]]:
         """Return all consumer groups with the brokers that have them.
 
-        Returns:
-            For each group the address of its brokers by broker name. For a group with a retry topic this is
-                empty, because the route of the retry topic names the brokers. Brokers that do not answer are
-                left out.
-        """
-        return (await self._places())[0]
+        Args:
+            missing: Receives the error of each broker that fails, by broker name; groups that only these
+                brokers have are left out. None: the first error is raised.
 
-    async def _places(self) -> tuple[dict[str, dict[str, str]], list[CometError]]:
-        """Return `group_places`, and the errors of brokers that did not answer."""
+        Returns:
+            For each group the address of its brokers by broker name. Brokers in `missing` are included,
+                because they may have the group. For a group with a retry topic this is empty, because the
+                route of the retry topic names the brokers.
+
+        Raises:
+            CometError: A broker fails and `missing` is None.
+        """
         topics = await self.client.namesrv.topics()
         masters = await self._masters()
         at_brokers: dict[str, AtBroker] = {}
-        failures: list[CometError] = []
+        failures: dict[str, CometError] = {}
 
         async def ask(name: str) -> None:
             try:
                 at_brokers[name] = await self.groups_at(masters[name])
             except CometError as error:
-                failures.append(error)
+                failures[name] = error
 
         await for_each(masters, ask, MAX_CONCURRENT_BROKERS)
+        if missing is not None:
+            missing |= failures
+        elif failures:
+            raise next(iter(failures.values()))
         routed = {topic.removeprefix(RETRY_PREFIX) for topic in topics if topic.startswith(RETRY_PREFIX)}
-        found = {
+        return {
             group: {
-                name: masters[name]
-                for name in sorted(at_brokers)
-                if group not in routed and group in at_brokers[name]
+                name: addr
+                for name, addr in masters.items()
+                if group not in routed and (name in failures or group in at_brokers[name])
             }
             for group in group_names(topics, at_brokers.values())
         }
-        return found, failures
 
     async def _masters(self) -> dict[str, str]:
         """Return the address by broker name of each master, or of a slave that acts as the master."""
@@ -107,6 +120,8 @@ class KnownGroups(ServerAdmin):
 
     async def brokers_of(self, group: str, offsets_at: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the brokers that have a consumer group, address by broker name.
+
+        Brokers that do not answer are included, because they may have the group.
 
         Args:
             group: The consumer group.
@@ -124,17 +139,19 @@ class KnownGroups(ServerAdmin):
         except NoRouteError:
             if offsets_at:
                 return dict(offsets_at)
-        known, failures = await self._places()
+        missing: dict[str, CometError] = {}
+        known = await self.group_places(missing=missing)
         if group in known:
             return known[group]
-        found = {}
-        for name, addr in (await self._masters()).items():
+        masters = await self._masters()
+        found = set()
+        for name, addr in masters.items():
             with suppress(CometError):
                 await self.client.brokers.consumer_connection(addr, group)
-                found[name] = addr
+                found.add(name)
         if found:
-            return found
-        for failure in failures:
+            return {name: addr for name, addr in masters.items() if name in found | missing.keys()}
+        for failure in missing.values():
             # A broker that refuses the request does not count as a broker that may have the group.
             if not isinstance(failure, BrokerError):
                 raise failure

@@ -150,14 +150,23 @@ class StatsAdmin(GroupAdmin):
             addr, RequestCode.QUERY_CONSUME_QUEUE, QueryConsumeQueueBody, header, topic=topic
         )
 
-    async def undone(self) -> AsyncIterator[Undone]:
+    async def undone(self, *, missing: dict[str, CometError] | None = None) -> AsyncIterator[Undone]:
         """Yield the backlog and the failures of each group that is online, by topic.
 
-        Groups and members that do not answer are left out.
+        Members that do not answer are left out, and so are groups of which a broker does not answer.
+
+        Args:
+            missing: Receives the error of each broker that fails, by broker name. None: the first error is
+                raised.
+
+        Raises:
+            CometError: A broker fails and `missing` is None.
         """
-        for group, place in (await self.group_places()).items():
+        for group, place in (await self.group_places(missing=missing)).items():
             try:
                 brokers = place or await self.brokers_of(group)
+                if missing and missing.keys() & brokers.keys():
+                    continue  # the sum over the other brokers would be too small
                 members = (await self._members(brokers, group)).connection_set
                 rows = (await self.progress(group, brokers=brokers)).queues
             except CometError:

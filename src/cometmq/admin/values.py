@@ -47,11 +47,11 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     """A broker process with its runtime table (GET_BROKER_RUNTIME_INFO).
 
     Attributes:
-        role: SYNC_MASTER, ASYNC_MASTER or SLAVE; the raft role of a member of a raft group; MASTER or SLAVE
-            for an Apache broker, which does not report its role.
+        role: SYNC_MASTER, ASYNC_MASTER, SLAVE or a raft role. MASTER or SLAVE if the broker reports no role.
         lag: Bytes of log by which the broker is behind its master or leader. None for a master, and if the
             broker or its master did not answer.
         problem: Error of a broker that did not answer.
+        received_ms: When the runtime table was received, in ms since 1970, by this machine's clock.
     """
 
     cluster_name: str
@@ -62,6 +62,7 @@ class BrokerStatus(Value, frozen=True, kw_only=True):
     role: str = ""
     lag: int | None = None
     problem: str = ""
+    received_ms: int | None = None
 
     def first_number(self, key: str) -> float | None:
         """Return the first number in the value of a key, None if there is no finite number.
@@ -162,12 +163,12 @@ class GroupProgress(Value, frozen=True, kw_only=True):
 class GroupSummary(Value, frozen=True, kw_only=True):
     """Summary of a consumer group.
 
-    Version, type and model are empty for a group without members. Rate and lag are None if they are unknown.
+    Version, type and model are empty without members. Count, version, rate and lag are None if unknown.
     """
 
     group: str
-    count: int
-    version: str
+    count: int | None
+    version: str | None
     consume_type: str
     message_model: str
     consume_tps: int | None

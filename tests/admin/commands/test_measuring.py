@@ -6,6 +6,9 @@ import re
 
 from tests.admin.conftest import Shell
 
+from cometmq.admin.commands.measuring import mean_without_first
+from cometmq.admin.values import SendTime
+
 
 def test_sends_to_a_topic_are_measured_queue_by_queue(mq: Shell) -> None:
     mq.ok("updateTopic", "-c", "DefaultCluster", "-t", "measured", "-r", "2", "-w", "2")
@@ -60,6 +63,21 @@ def test_a_topic_that_may_not_be_written_is_a_failure(mq: Shell) -> None:
     failed = mq.run("checkMsgSendRT", "-t", "read-only", "-a", "1")
 
     assert (failed.code, "no message was sent" in failed.err) == (1, True)
+
+
+def test_the_average_counts_no_failed_send(mq: Shell) -> None:
+    failed = mq.run("checkMsgSendRT", "-t", "bad topic!", "-a", "3")
+    as_json = mq.run("checkMsgSendRT", "-t", "bad topic!", "-a", "3", "--json")
+
+    assert [line.split()[-2] for line in failed.lines[1:4]] == ["false"] * 3
+    assert failed.lines[-1] == "Avg RT: -"
+    assert as_json.json["averageMillis"] is None
+
+
+def test_the_average_is_that_of_the_successful_sends() -> None:
+    times = [(True, 500.0), (True, 4.0), (False, 0.01), (True, 6.0)]
+    rows = [SendTime(broker_name="b", queue_id=0, sent=sent, result="", millis=ms) for sent, ms in times]
+    assert mean_without_first(rows) == 5.0
 
 
 def test_a_topic_that_is_not_there_yet_is_made(mq: Shell) -> None:

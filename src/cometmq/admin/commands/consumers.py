@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -36,7 +37,8 @@ from cometmq.admin.commands.shell import (
     tell,
     wants_json,
 )
-from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.errors import BrokersMissing, UnknownNameError
+from cometmq.errors import CometError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
@@ -58,15 +60,36 @@ async def consumer_progress(
     admin: Admin, group: str | None, show_client_ip: bool, topic: str | None, cluster: str | None
 ) -> None:
     """Show a group's consumer offset, broker offset, lag and rate."""
+    missing: dict[str, CometError] = {}
     if group is None:
-        groups = await admin.groups()
+        if topic is not None or cluster is not None:
+            raise click.UsageError("-t/--topicName and -c/--cluster require -g/--groupName.")
+        groups = await admin.groups(missing=missing)
         tell(groups, formats.group_summaries(groups))
+        raise_if_missing(missing)
         return
-    progress = await admin.progress(group, with_client_ip=show_client_ip)
-    rows = await in_cluster(admin, cluster, progress.queues)
-    rows = [row for row in rows if topic in (None, row.topic)]
-    progress = msgspec.structs.replace(progress, queues=rows)
-    tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip))
+    found = await admin.progress(group, with_client_ip=show_client_ip, missing=missing)
+    in_place = await in_cluster(admin, cluster, found.queues)
+    rows = [row for row in in_place if topic in (None, row.topic)]
+    if found.queues and not rows and not missing:
+        if in_place:
+            raise UnknownNameError("topic of the group", topic or "", sorted({row.topic for row in in_place}))
+        names = (await admin.cluster_info()).cluster_addr_table
+        held = {row.broker_name for row in found.queues}
+        raise UnknownNameError(
+            "cluster with the group", cluster or "", sorted(name for name in names if held & set(names[name]))
+        )
+    tps = None if missing else found.consume_tps
+    progress = msgspec.structs.replace(found, consume_tps=tps, queues=rows)
+    total = None if missing else progress.diff_total
+    tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip, total=total))
+    raise_if_missing(missing)
+
+
+def raise_if_missing(missing: Mapping[str, CometError]) -> None:
+    """Raise BrokersMissing if brokers did not answer. The rows of the other brokers are already printed."""
+    if missing:
+        raise BrokersMissing(list(missing), list(map(str, missing.values())))
 
 
 @admin_command(
@@ -213,8 +236,9 @@ async def delete_sub_group(
     """
     addrs = await admin.target_addrs(broker_addr, cluster)
     topics = await operations.group_topics(admin, group, cluster) if cluster else {}
-    names = await admin.group_names()
-    if group not in names and not wants_json():
+    missing: dict[str, CometError] = {}
+    names = await admin.group_names(missing=missing)
+    if group not in names and not missing and not wants_json():
         # A missing group is not an error, as in Apache's command, because scripts delete groups that may
         # already be deleted.
         show_problem(str(UnknownNameError("consumer group", group, names)))
@@ -281,12 +305,16 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
     done = 0
     while True:
         began = time.monotonic()
-        async for undone in admin.undone():
+        missing: dict[str, CometError] = {}
+        async for undone in admin.undone(missing=missing):
             if wants_json():
                 show_json(undone, indent=None)
             else:
                 show(formats.undone(undone))
         done += 1
         if rounds is not None and done >= rounds:
+            raise_if_missing(missing)
             return
+        if missing:
+            show_problem(f"mqadmin: {BrokersMissing(list(missing), list(map(str, missing.values())))}")
         await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))

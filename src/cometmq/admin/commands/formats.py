@@ -195,7 +195,7 @@ def ha_status(addr: str, status: HaRuntimeInfo) -> Iterator[str]:
             yield form % (slave.addr, slave.slave_ack_offset, slave.diff, *more)
 
 
-def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator[str]:
+def group_progress(progress: GroupProgress, *, show_client_ip: bool, total: int | None) -> Iterator[str]:
     place, client_form, rest = "%-64s  %-32s  %-4s  %-20s  %-20s  ", "%-20s ", "%-20s  %s"
     yield (
         place % ("#Topic", "#Broker Name", "#QID", "#Broker Offset", "#Consumer Offset")
@@ -211,7 +211,7 @@ def group_progress(progress: GroupProgress, *, show_client_ip: bool) -> Iterator
         )
     yield ""
     yield f"Consume TPS: {fixed(progress.consume_tps, 2)}"
-    yield f"Diff Total: {known(progress.diff_total)}"
+    yield f"Diff Total: {known(total)}"
 
 
 def consumer_status(found: GroupSubscriptions) -> Iterator[str]:
@@ -257,7 +257,7 @@ def group_summaries(groups: Iterable[GroupSummary]) -> Iterator[str]:
     yield form % ("#Group", "#Count", "#Version", "#Type", "#Model", "#TPS", "#Diff Total")
     for group in groups:
         yield form % (
-            *(group.group[:64], group.count, group.version or "OFFLINE", group.consume_type),
+            *(group.group[:64], known(group.count), known(group.version) or "OFFLINE", group.consume_type),
             *(group.message_model, known(group.consume_tps), known(group.diff_total)),
         )
 

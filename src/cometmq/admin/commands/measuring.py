@@ -51,9 +51,12 @@ async def check_msg_send_rt(admin: Admin, topic: str, amount: int, size: int) ->
 
 
 def mean_without_first(rows: list[SendTime]) -> float | None:
-    """Return the mean time in ms of all sends except the first, which also connects. None: only one send."""
-    rest = rows[1:]
-    return sum(row.millis for row in rest) / len(rest) if rest else None
+    """Return the mean time in ms of the successful sends, or None if there is none.
+
+    The first send is not counted, because it also connects.
+    """
+    sent = [row.millis for row in rows[1:] if row.sent]
+    return sum(sent) / len(sent) if sent else None
 
 
 def fail_if_none_was_sent(rows: list[SendTime]) -> None:

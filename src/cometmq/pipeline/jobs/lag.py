@@ -147,8 +147,8 @@ def sample(
 ) -> tuple[list[QueueLag], list[str]]:
     """Return the current lag of groups, and a description of each failed request.
 
-    Without names, all groups that have ever been online are sampled. Raises UnknownNameError for a named
-    group that has consumed nothing, and network errors.
+    Without names, all groups are sampled. Raises UnknownNameError for a named group that does not exist, and
+    network errors if no broker of a named group answers.
     """
     addresses = parse_addresses(namesrv)
     thread = LoopThread.acquire()
@@ -275,19 +275,24 @@ def _rounds(wanted: set[tuple[MessageQueue, int]]) -> list[dict[MessageQueue, in
 async def _ask(namesrv: str, groups: Sequence[str]) -> tuple[list[GroupProgress], list[str]]:
     problems: list[str] = []
     async with Admin(namesrv) as admin:
-        if groups:
-            return await for_each(groups, admin.progress, _GROUPS_AT_ONCE), problems
-
-        places = await admin.group_places()
+        silent: dict[str, CometError] = {}
+        places = {} if groups else await admin.group_places(missing=silent)
+        problems += [f"broker {name}: its groups are missing: {error}" for name, error in silent.items()]
 
         async def ask(group: str) -> GroupProgress | None:
+            missing: dict[str, CometError] = {}
+            answering = {name: addr for name, addr in places.get(group, {}).items() if name not in silent}
             try:
-                return await admin.progress(group, brokers=places[group])
+                found = await admin.progress(group, brokers=answering, missing=missing)
             except CometError as error:
+                if groups:
+                    raise
                 problems.append(f"group {group}: {error}")
                 return None
+            problems.extend(f"group {group}: {error}" for error in missing.values())
+            return found
 
-        found = await for_each(places, ask, _GROUPS_AT_ONCE)
+        found = await for_each(groups or places, ask, _GROUPS_AT_ONCE)
     return [each for each in found if each is not None], problems
 
 
