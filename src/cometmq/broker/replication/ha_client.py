@@ -243,7 +243,8 @@ class HaClient:
         """Return normally if this master's log can continue the slave's log.
 
         Raises:
-            LogsDiverged: It cannot. If this is the current master, the slave stops to follow it.
+            LogsDiverged: The master's log cannot continue it. If this is the current master, the slave stops
+                to follow it.
             CometError: The master did not answer.
         """
         try:

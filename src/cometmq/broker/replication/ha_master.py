@@ -26,7 +26,7 @@ import msgspec
 TURN_INTERVAL_S = 0.5
 """The maximum interval, in seconds, between two calls of `turn`, which also detects timeouts."""
 SEND_BYTES = 1 << 20
-"""The maximum number of log bytes in one Send. A slave that is further behind receives several."""
+"""The maximum number of log bytes in one Send. A slave that is further behind receives several Sends."""
 NOWHERE = 1 << 62
 """A position that is greater than that of any log."""
 

@@ -137,7 +137,7 @@ class HaSlave:
     # -- events
 
     def follow(self, now: float, master: MasterAddress | None) -> None:
-        """Follow `master`. None means that no master is known now; the slave then keeps its last one."""
+        """Follow `master`. None means that no master is known now; the slave then keeps its last master."""
         if master is None or master == self.master:
             return
         if self.phase in (Phase.COMPARING, Phase.CONNECTING, Phase.FOLLOWING):

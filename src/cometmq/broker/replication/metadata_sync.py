@@ -63,7 +63,7 @@ Table = TypeVar("Table", bound=Body)
 FIRST_S, PERIOD_S = 3.0, 10.0
 TIMEOUT_S = 3.0
 MAX_RETURNED_OFFSETS = 10_000
-"""The maximum number of offsets sent to a master in one cycle. The others are sent in the next cycles."""
+"""The maximum number of offsets sent to a master in one cycle. Further offsets wait for the next cycles."""
 
 Offsets = Mapping[str, Mapping[int, int]]
 """Consumer offsets: the key "topic@group" maps to the offsets by queue id."""
@@ -240,7 +240,7 @@ class MetadataSync:
         self.delete()
 
     async def _confirm_log(self) -> None:
-        """Check that the master's log matches this broker's log. Raises CometError if it does not."""
+        """Check that the master's log matches this broker's log. Raises CometError if the logs differ."""
         asked = self.master_addr
         await self._confirm(asked)
         if asked != self.master_addr:
@@ -274,7 +274,7 @@ class MetadataSync:
     async def _is_gone(self, topic: str) -> bool:
         """Return whether the master has deleted a topic that its table lacks.
 
-        If it still has the topic's queues, the topic was not deleted, but the table was lost.
+        If the master still has the topic's queues, the topic was not deleted, but the table was lost.
         """
         longest = max(self._store.queues.of_topic(topic), key=lambda queue: queue.max_offset)
         header = GetMaxOffsetRequestHeader(topic=topic, queue_id=longest.queue_id)

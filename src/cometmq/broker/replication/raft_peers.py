@@ -31,7 +31,7 @@ A connection that has lasted this long ends the interval.
 """
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20
-"""The maximum number of bytes in the write buffer of a connection. Messages beyond it are dropped."""
+"""The maximum number of bytes in the write buffer of a connection. Further messages are dropped."""
 MAX_INCOMPLETE_BYTES = 4 * raft_wire.MAX_FRAME_BYTES
 """The maximum number of bytes of incomplete frames on all connections together.
 
