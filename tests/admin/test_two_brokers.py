@@ -190,7 +190,7 @@ def test_the_lag_of_a_group_is_no_number_while_a_broker_hangs(mq: Shell, hanging
     assert [each["brokerName"] for each in as_json.json["queues"]] == [NAMES[0]]
     assert as_json.json["consumeTps"] is None
     error = json.loads(as_json.err)
-    assert (error["error"], error["details"]["brokers"]) == ("BrokersMissing", [NAMES[1]])
+    assert (error["error"], len(error["details"]["problems"])) == ("Incomplete", 1)
     assert hanging in error["message"]
 
 
@@ -211,6 +211,18 @@ def test_the_list_of_groups_names_a_broker_that_hangs(mq: Shell, hanging: str) -
 def test_monitoring_prints_no_backlog_while_a_broker_hangs(mq: Shell, hanging: str) -> None:
     found = mq.run("startMonitoring", "--rounds", "2", "--interval", "0.1")
     assert (found.code, found.out, found.err.count(hanging)) == (1, "", 2)
+    found = mq.run("startMonitoring", "--rounds", "2", "--interval", "0.1", "--json")
+    assert [json.loads(line)["error"] for line in found.err.splitlines()] == ["Incomplete"] * 2
+
+
+@pytest.mark.parametrize("command", ["statsAll", "topicList -c"])
+@pytest.mark.parametrize("form", [(), ("--json",)])
+def test_lists_of_topics_name_a_broker_that_hangs(
+    mq: Shell, hanging: str, command: str, form: tuple[str, ...]
+) -> None:
+    found = mq.run(*command.split(), *form)
+    assert (found.code, found.err.count(hanging)) == (1, 2 if form else 1)
+    assert bool(found.out)
 
 
 def test_a_group_is_not_called_unknown_while_a_broker_hangs(
@@ -238,7 +250,8 @@ async def test_without_a_place_for_errors_a_broker_that_hangs_is_an_error(
     hanging: str, cluster: StandaloneProcess
 ) -> None:
     async with Admin(cluster.namesrv) as admin:
-        for ask in (admin.groups, admin.group_names, admin.group_places, partial(admin.progress, "offsets")):
+        asks: list[Callable[[], Awaitable[Any]]] = [admin.groups, admin.group_names, admin.group_places]
+        for ask in (*asks, admin.topic_uses, partial(admin.progress, "offsets")):
             with pytest.raises(RequestTimeout, match=hanging):
                 await ask()
         with pytest.raises(RequestTimeout, match=hanging):

@@ -42,20 +42,13 @@ class UnknownNameError(CometError, Terminal):
         return f"no {self.kind} named {self.name}; known: {listed}{more}"
 
 
-class BrokersMissing(CometError, Transient):
-    """Brokers did not answer, so a result is incomplete.
+class Incomplete(CometError, Transient):
+    """Brokers did not answer, so a result is incomplete. `problems` has their errors, with the addresses."""
 
-    Attributes:
-        brokers: Names of the brokers.
-        problems: The error of each broker, which contains the broker's address.
-    """
-
-    brokers: list[str]
     problems: list[str]
 
     def __str__(self) -> str:
-        each = "; ".join(map("{}: {}".format, self.brokers, self.problems))
-        return f"incomplete, without the groups and queues of {each}"
+        return f"the result is incomplete: {'; '.join(self.problems)}"
 
 
 class AllQueuesOnly(CometError, Terminal):

@@ -12,7 +12,7 @@ from cometmq.admin.values import QueueStatus, TopicUse
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.allocate import AllocateAveragely
-from cometmq.errors import CometError, NoRouteError
+from cometmq.errors import CometError, NoRouteError, RemotingError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     ClusterInfo,
@@ -209,20 +209,32 @@ class TopicAdmin(GroupStates):
         """Return the names of all topics, sorted, including system, retry and dead-letter topics."""
         return await self.client.namesrv.topics()
 
-    async def topic_uses(self) -> list[TopicUse]:
-        """Return each topic with its cluster and consumer groups, without retry and dead-letter topics."""
+    async def topic_uses(self, *, missing: dict[str, CometError] | None = None) -> list[TopicUse]:
+        """Return each topic with its cluster and consumer groups, without retry and dead-letter topics.
+
+        Args:
+            missing: Receives the error of each topic of which a broker does not answer, by topic; its groups
+                are left out. None: the first error is raised.
+
+        Raises:
+            RemotingError: A broker does not answer and `missing` is None.
+        """
         info = await self.client.namesrv.cluster_info()
         uses: list[TopicUse] = []
         for topic in await self.topics():
             if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)):
                 continue
+            found, consumers = list[str](), list[str]()
             try:
                 route = await self.route(topic)
                 found = _clusters_of(route, info)
                 consumers = await self._groups_of_topic(route, topic)
+            except RemotingError as error:
+                if missing is None:
+                    raise
+                missing[topic] = error
             except CometError:
-                # A topic is listed even if none of its brokers answers, as in Apache's tool.
-                found, consumers = [], []
+                pass  # the topic is listed even if it was deleted meanwhile, as in Apache's tool
             uses.append(
                 TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
             )

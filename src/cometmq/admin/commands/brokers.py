@@ -21,6 +21,7 @@ from cometmq.admin.commands.shell import (
     name_option,
     number,
     opt,
+    raise_if_incomplete,
     show,
     show_json,
     show_problem,
@@ -29,8 +30,8 @@ from cometmq.admin.commands.shell import (
     wants_json,
 )
 from cometmq.admin.stats import counted_runtime
-from cometmq.admin.values import SettingsChange
-from cometmq.errors import CometError
+from cometmq.admin.values import SettingsChange, TopicStats
+from cometmq.errors import CometError, RemotingError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 
@@ -181,14 +182,18 @@ async def delete_expired_commit_log(admin: Admin, broker_addr: str | None, clust
 )
 async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
     """Show rates and lag of topics and their groups."""
-    shown, rows = False, []
+    shown, rows = False, list[TopicStats]()
+    missing: dict[str, CometError] = {}
     for name in await admin.topics():
         if name.startswith((RETRY_PREFIX, DLQ_PREFIX)) or topic not in (None, name):
             continue
         try:
             found = await admin.topic_stats(name)
+        except RemotingError as error:
+            missing[name] = error
+            continue
         except CometError:
-            continue  # the topic was deleted after it was listed, or none of its brokers answers
+            continue  # the topic was deleted after it was listed
         found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
         rows += found
         if not wants_json():
@@ -198,6 +203,7 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
         show_json(rows)
     elif not shown:
         show(formats.topic_stats([], title=True))
+    raise_if_incomplete(missing)
 
 
 @admin_command(

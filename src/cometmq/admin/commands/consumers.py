@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import click
@@ -24,11 +23,14 @@ from cometmq.admin.commands.shell import (
     execute,
     flag,
     in_cluster,
+    incomplete,
     list_of,
     name_option,
     number,
     opt,
+    raise_if_incomplete,
     show,
+    show_error,
     show_if_text,
     show_json,
     show_problem,
@@ -37,7 +39,7 @@ from cometmq.admin.commands.shell import (
     tell,
     wants_json,
 )
-from cometmq.admin.errors import BrokersMissing, UnknownNameError
+from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import CometError
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
@@ -66,7 +68,7 @@ async def consumer_progress(
             raise click.UsageError("-t/--topicName and -c/--cluster require -g/--groupName.")
         groups = await admin.groups(missing=missing)
         tell(groups, formats.group_summaries(groups))
-        raise_if_missing(missing)
+        raise_if_incomplete(missing)
         return
     found = await admin.progress(group, with_client_ip=show_client_ip, missing=missing)
     in_place = await in_cluster(admin, cluster, found.queues)
@@ -83,13 +85,7 @@ async def consumer_progress(
     progress = msgspec.structs.replace(found, consume_tps=tps, queues=rows)
     total = None if missing else progress.diff_total
     tell(progress, formats.group_progress(progress, show_client_ip=show_client_ip, total=total))
-    raise_if_missing(missing)
-
-
-def raise_if_missing(missing: Mapping[str, CometError]) -> None:
-    """Raise BrokersMissing if brokers did not answer. The rows of the other brokers are already printed."""
-    if missing:
-        raise BrokersMissing(list(missing), list(map(str, missing.values())))
+    raise_if_incomplete(missing)
 
 
 @admin_command(
@@ -313,8 +309,8 @@ async def start_monitoring(admin: Admin, rounds: int | None, interval_s: float) 
                 show(formats.undone(undone))
         done += 1
         if rounds is not None and done >= rounds:
-            raise_if_missing(missing)
+            raise_if_incomplete(missing)
             return
-        if missing:
-            show_problem(f"mqadmin: {BrokersMissing(list(missing), list(map(str, missing.values())))}")
+        if error := incomplete(missing):
+            show_error(error)
         await asyncio.sleep(max(0.0, interval_s - (time.monotonic() - began)))

@@ -6,7 +6,7 @@ import asyncio
 import functools
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import click
@@ -16,10 +16,11 @@ from click.shell_completion import CompletionItem
 from cometmq import yaml_file
 from cometmq.admin.admin import Admin
 from cometmq.admin.commands import formats
+from cometmq.admin.errors import Incomplete
 from cometmq.admin.operations import Operation
 from cometmq.client import ClientOptions
 from cometmq.client.cluster.options import environment_credentials
-from cometmq.errors import BodyError, ConfigError, YamlError
+from cometmq.errors import BodyError, CometError, ConfigError, YamlError
 from cometmq.protocol.json_body import Body
 from cometmq.protocol.lenient import loads
 from cometmq.text import did_you_mean, is_utf8, printable, printable_json
@@ -326,6 +327,26 @@ def show(lines: Iterable[str]) -> None:
 def show_problem(text: str) -> None:
     """Print one line to standard error, with control characters escaped."""
     click.echo(printable(text, MAX_PROBLEM_CHARS), err=True)
+
+
+def show_error(error: CometError) -> None:
+    """Print an error after which the command continues: a line, or a JSON object with `--json`."""
+    if wants_json():
+        value = {"error": type(error).__name__, "message": str(error)}
+        click.echo(printable_json(msgspec.json.encode(value)), err=True)
+    else:
+        show_problem(f"mqadmin: {error}")
+
+
+def incomplete(missing: Mapping[str, CometError]) -> Incomplete | None:
+    """Return an error that contains each of these errors once, or None if there are none."""
+    return Incomplete(list(dict.fromkeys(map(str, missing.values())))) if missing else None
+
+
+def raise_if_incomplete(missing: Mapping[str, CometError]) -> None:
+    """Raise Incomplete if brokers did not answer. The command has already printed the rest of the result."""
+    if error := incomplete(missing):
+        raise error
 
 
 def show_json(value: Any, *, indent: int | None = 2) -> None:

@@ -24,6 +24,7 @@ from cometmq.admin.commands.shell import (
     list_of,
     number,
     opt,
+    raise_if_incomplete,
     show,
     show_if_text,
     show_json,
@@ -34,6 +35,7 @@ from cometmq.admin.commands.shell import (
     wants_json,
 )
 from cometmq.admin.errors import UnknownNameError
+from cometmq.errors import CometError
 from cometmq.protocol.bodies import TopicConfig
 from cometmq.protocol.codes import MASTER_ID, ORDER_TOPIC_CONFIG
 from cometmq.text import counted
@@ -130,8 +132,10 @@ async def purge_topic(admin: Admin, topic: str, queue_id: int | None, before: st
 async def topic_list(admin: Admin, cluster_model: bool) -> None:
     """List topics."""
     if cluster_model:
-        uses = await admin.topic_uses()
+        missing: dict[str, CometError] = {}
+        uses = await admin.topic_uses(missing=missing)
         tell(uses, formats.topic_uses(uses))
+        raise_if_incomplete(missing)
     else:
         topics = await admin.topics()
         tell(topics, topics)
