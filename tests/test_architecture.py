@@ -40,6 +40,7 @@ COMMON = {
     "private",
     "clock",
     "yaml_file",
+    "number_range",
 }
 
 # The rooms that each room may import, beside COMMON; "*" is any.
@@ -53,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "private": set(),
     "clock": set(),
     "yaml_file": set(),
+    "number_range": set(),
     "protocol": set(),
     "remoting": set(),
     "store": set(),
@@ -148,7 +150,7 @@ ONLY_IN: dict[str, tuple[str, ...]] = {
         "protocol/properties/columns.py",
     ),
     "obstore": ("pipeline/table/objects.py",),
-    "click": ("cli/", "cli.py", "admin/"),
+    "click": ("cli/", "cli.py", "admin/", "number_range.py"),
     "deltalake": ("pipeline/table/delta.py",),
     "fastavro": ("pipeline/table/body_avro.py",),
     "google": ("pipeline/table/body_protobuf.py",),

@@ -49,7 +49,7 @@ cli/test_archive_command.py: cli/pipeline/archive cli/pipeline/audit cli/pipelin
     cli/pipeline/group cli/pipeline/job cli/pipeline/lag cli/pipeline/rebuild cli/pipeline/replay
     cli/pipeline/reports cli/pipeline/run cli/pipeline/throughput cli/pipeline/trace
 cli/test_client_commands.py: cli/consume cli/options
-cli/test_lazy.py: cli/app
+cli/test_lazy.py: cli/app number_range
 cli/test_running.py: cli/conf
 cli/test_send_input.py: cli/send
 cli/test_servers.py: cli/console cli/doctor cli/local_cluster cli/outcome cli/shutdown cli/standalone

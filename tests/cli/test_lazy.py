@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import click
 import pytest
 
 from cometmq.admin.commands import mqadmin
+from cometmq.cli import main
 from cometmq.cli.app import EPILOG, cometmq
 from cometmq.cli.outcome import run_command
 from cometmq.cli.servers import mqbroker, mqnamesrv
@@ -20,7 +22,10 @@ PROGRAMS: dict[str, click.Command] = {
     "cometmq": cometmq, "mqnamesrv": mqnamesrv, "mqbroker": mqbroker, "mqadmin": mqadmin,
     "mqshutdown": mqshutdown,
 }  # fmt: skip
-ENVIRONMENT = re.compile(r"\b(?:COMETMQ_[A-Z_]+|NAMESRV_ADDR|ROCKETMQ_HOME)\b")
+OWN_VARIABLE = re.compile(r"\bCOMETMQ_[A-Z_]+\b")
+READ_VARIABLE = re.compile(
+    r'(?:os\.environ\.(?:get|setdefault)\(|os\.environ\[|getenv\(|envvar=)\s*"([A-Z0-9_]+)"(?!\]\s*=)'
+)
 
 
 def below(path: str, command: click.Command) -> dict[str, click.Command]:
@@ -123,12 +128,113 @@ def test_the_lists_have_headings_and_columns_as_wide_as_the_longest_name(typed: 
 
 
 def test_the_help_names_every_environment_variable() -> None:
-    sources = (ROOT / "src" / "cometmq").rglob("*.py")
-    used = {name for path in sources for name in ENVIRONMENT.findall(path.read_text("utf-8"))}
-    assert set(ENVIRONMENT.findall(EPILOG)) == used
+    texts = [path.read_text("utf-8") for path in (ROOT / "src").rglob("*.py")]
+    used = {name for each in (OWN_VARIABLE, READ_VARIABLE) for text in texts for name in each.findall(text)}
+    assert {"JAVA_HOME", "SPARK_REMOTE", "NAMESRV_ADDR", "COMETMQ_TLS"} <= used
+    assert set(re.findall(r"\b[A-Z0-9]+_[A-Z0-9_]+\b", EPILOG)) == used
 
 
-@pytest.mark.parametrize("options", ["--delay 1s --at 1", "-d 1 --delay 1s", "-d 1 --at 1"])
+@pytest.mark.parametrize("path", COMMANDS)
+def test_each_option_shows_at_most_one_default_which_is_not_empty(path: str) -> None:
+    command = COMMANDS[path]
+    context = command.make_context(path, [], resilient_parsing=True)
+    records = [record for each in command.params if (record := each.get_help_record(context)) is not None]
+    assert [text for _, text in records if 'default: ""' in text or text.count("default:") > 1] == []
+
+
+MISSING = [
+    path
+    for path, command in COMMANDS.items()
+    for first in [next((each for each in command.params if each.required), None)]
+    if first is not None and isinstance(first.type, click.Choice)
+]
+
+
+@pytest.mark.parametrize("path", MISSING)
+def test_a_missing_choice_is_reported_in_one_line(path: str, typed: Typed) -> None:
+    assert typed(path).code != 0
+    assert re.fullmatch(r"Error: Missing .* Choose from: [\w, -]+", typed.err.splitlines()[-1])
+    assert typed(f"{path} --json").code != 0
+    assert "\\n" not in typed.err
+
+
+FLOATS = [
+    pytest.param(path, each, id=f"{path} {each.opts[-1]}")
+    for path, command in COMMANDS.items()
+    for each in command.params
+    if isinstance(each.type, type(click.FLOAT))
+]
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "1e300"])
+@pytest.mark.parametrize(("path", "option"), FLOATS)
+def test_a_number_that_is_not_finite_is_refused(path: str, option: click.Option, text: str) -> None:
+    with pytest.raises(click.BadParameter, match="is not a number up to 1000000000"):
+        option.type.convert(text, option, click.Context(COMMANDS[path]))
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_closed_output_is_an_error(program: str, monkeypatch: pytest.MonkeyPatch, typed: Typed) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert typed(f"{program} --help").code == 1
+    assert typed.err == f"{program}: standard output is closed\n"
+
+
+class Interrupted(ModuleType):
+    """A module during whose import Ctrl-C is pressed."""
+
+    def __getattr__(self, name: str) -> object:
+        raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("program", "module"),
+    [("mqadmin", "admin.commands"), ("mqshutdown", "cli.shutdown"), ("cometmq", "cli.app")]
+    + [(server, "cli.servers") for server in ("mqbroker", "mqnamesrv")],
+)
+def test_ctrl_c_during_the_imports_prints_nothing(
+    program: str, module: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, f"cometmq.{module}", Interrupted(module))
+    monkeypatch.setattr(sys, "argv", ["cometmq", *([program] if program != "cometmq" else [])])
+    with pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        main()
+    assert isinstance(ended.value, SystemExit)
+    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("NAMESRV_ADDR", "garbage"), ("NAMESRV_ADDR", " ;"), ("COMETMQ_ACCESS_KEY", "me")]
+)
+@pytest.mark.parametrize("line", ["cometmq send t x", "cometmq dlq list g", "mqadmin topicList"])
+def test_an_invalid_variable_is_named_in_the_error(
+    name: str, value: str, line: str, monkeypatch: pytest.MonkeyPatch, typed: Typed
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert typed(line).code == 1
+    shown = ("COMETMQ_SECRET_KEY", "") if name == "COMETMQ_ACCESS_KEY" else (name, value)
+    assert typed.err.startswith(f"{line.split()[0]}: {shown[0]} = {shown[1]!r}: expected ")
+
+
+NAMES = [
+    pytest.param(path, each, id=f"{path} {each.opts[-1]}")
+    for path, command in COMMANDS.items()
+    for each in command.params
+    if (path.startswith("mqadmin") and each.metavar == "NAME" and each.opts[0] in ("-a", "-b", "-g", "-t"))
+    or (path.startswith("cometmq dlq") and each.name == "group")
+]
+
+
+@pytest.mark.parametrize("text", ["", " "])
+@pytest.mark.parametrize(("path", "option"), NAMES)
+def test_a_name_cannot_be_empty(path: str, option: click.Parameter, text: str) -> None:
+    with pytest.raises(click.BadParameter, match="a name cannot be empty"):
+        option.type.convert(text, option, click.Context(COMMANDS[path]))
+
+
+@pytest.mark.parametrize(
+    "options", ["--delay 1s --at 1", "-d 1 --delay 0s", "--delay 0s --at 1", "-d 0 --at 1"]
+)
 def test_send_has_examples_and_refuses_two_delivery_times(options: str, typed: Typed) -> None:
     shown = typed("cometmq send --help").out
     assert 'cometmq send orders "hello"' in shown

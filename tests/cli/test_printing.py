@@ -39,7 +39,7 @@ class TestOutputThatCannotBeWritten:
         assert sorted(message["body"] for message in messages) == list("abc")
         assert {message["reconsumeTimes"] for message in messages} == {0}
 
-    @pytest.mark.parametrize("command", ["consume", "tail"])
+    @pytest.mark.parametrize("command", ["consume", "tail", "send"])
     def test_a_closed_one_is_an_error_before_anything_is_received(self, run: Run, command: str) -> None:
         run("cometmq", "send", f"closed-{command}", "x")
         shell = ["bash", "-c", 'exec "$0" "$@" >&-', str(BIN / "cometmq")]

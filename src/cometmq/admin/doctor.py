@@ -367,7 +367,13 @@ async def _group(admin: Admin, group: str) -> list[Finding]:
     try:
         found = await admin.subscriptions(group)
     except UnknownNameError as error:
-        return [_bad(group, str(error), "is the name right? A group exists once a member has started")]
+        return [
+            _bad(
+                group,
+                str(error),
+                "is the name right? A group exists with settings, stored offsets, a retry topic or members",
+            )
+        ]
     except BrokerError as error:
         if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
             return [_bad(group, f"its members cannot be queried: {error}", "see the findings about brokers")]

@@ -5,6 +5,7 @@ Each entry point imports its modules when it runs, so that the start of a broker
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
 
@@ -14,6 +15,13 @@ STARTED_S = time.monotonic()
 
 def main() -> None:
     """Run `cometmq`, which contains all commands, for example `cometmq mqadmin`."""
+    try:
+        _run()
+    except KeyboardInterrupt:  # during the imports; `run_command` handles later ones
+        sys.exit(128 + signal.SIGINT)
+
+
+def _run() -> None:
     scripts = {each.__name__: each for each in (mqnamesrv, mqbroker, mqadmin, mqshutdown)}
     script = scripts.get("".join(sys.argv[1:2]))
     if script is not None:

@@ -38,7 +38,14 @@ def acl() -> None:
     metavar="DIR",
     help="Directory of plain_acl.yml. [default: conf below ROCKETMQ_HOME, else the working directory]",
 )
-@click.option("--from", "host", default="", metavar="ADDRESS", help="The client's address, for white lists.")
+@click.option(
+    "--from",
+    "host",
+    default="",
+    show_default=False,
+    metavar="ADDRESS",
+    help="The client's address, for white lists.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print the result as a line of JSON.")
 def explain(
     user: str, action: str, resource: str, config_file: str | None, conf: str | None, host: str, as_json: bool

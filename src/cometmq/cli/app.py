@@ -62,6 +62,15 @@ Environment variables:
   COMETMQ_RUN_DIR          Directory of the running servers' process ids.
   COMETMQ_TRACEBACK        1: print the traceback of an error.
   ROCKETMQ_HOME            RocketMQ's directory, with conf/ and tools.yml.
+  SPARK_REMOTE, SPARK_MASTER
+                           Spark of jobs without --master.
+  JAVA_HOME, PYSPARK_PYTHON
+                           Java and Python of a local Spark.
+  AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3
+                           Address of an S3-compatible storage for jobs.
+  XDG_RUNTIME_DIR, XDG_CACHE_HOME
+                           Parents of the default directories for process ids
+                           and for message bodies.
 """
 
 

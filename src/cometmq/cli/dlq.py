@@ -9,12 +9,13 @@ from typing import Any
 import click
 
 from cometmq.admin.admin import Admin
-from cometmq.admin.commands.shell import json_option, show, show_json, show_problem
+from cometmq.admin.commands.shell import json_option, nonempty_name, show, show_json, show_problem
 from cometmq.admin.dead_letters import Resending, Selection, view
 from cometmq.admin.errors import IndexSilent, ResendStopped
 from cometmq.admin.values import DeadLetterCount, DeadLetterView, Resend, ResendResult
 from cometmq.cli.lazy import CometGroup
 from cometmq.cli.options import COUNT, HELP, F, check_utf8, moment, namesrv_option, with_admin
+from cometmq.number_range import FiniteRange
 from cometmq.text import counted, local_time
 
 SELECTING = (
@@ -61,7 +62,7 @@ def dlq() -> None:
 
 
 @dlq.command("list", context_settings=HELP)
-@click.argument("group", required=False)
+@click.argument("group", type=nonempty_name, required=False)
 @namesrv_option
 @selecting_options
 @LIMIT
@@ -92,7 +93,7 @@ def list_letters(group: str | None, namesrv: str, limit: int | None, as_json: bo
 
 
 @dlq.command("show", context_settings=HELP)
-@click.argument("group")
+@click.argument("group", type=nonempty_name)
 @click.argument("ids", nargs=-1, required=True, metavar="ID...")
 @namesrv_option
 @json_option
@@ -122,7 +123,7 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
 
 
 @dlq.command(context_settings=HELP)
-@click.argument("group")
+@click.argument("group", type=nonempty_name)
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @namesrv_option
 @selecting_options
@@ -137,7 +138,7 @@ def show_letters(group: str, ids: tuple[str, ...], namesrv: str, as_json: bool) 
 @click.option("--again", is_flag=True, help="Include dead letters that were resent before.")
 @click.option("--dry-run", is_flag=True, help="Print what would be sent, and send nothing.")
 @click.option(
-    "--rate", type=click.FloatRange(min=0, min_open=True), metavar="N", help="At most N messages per second."
+    "--rate", type=FiniteRange(min=0, min_open=True), metavar="N", help="At most N messages per second."
 )
 @json_option
 def resend(

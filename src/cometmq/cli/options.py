@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from cometmq.number_range import FiniteRange
 from cometmq.text import is_utf8
 
 if TYPE_CHECKING:
@@ -101,7 +102,7 @@ LISTENING = (
     click.option(
         "--timeout",
         "idle_s",
-        type=click.FloatRange(min=0, min_open=True),
+        type=FiniteRange(min=0, min_open=True),
         metavar="SECONDS",
         help="Stop after this time without a message.",
     ),

@@ -38,15 +38,19 @@ SERVER_EXITS = Exits(usage=255, store=253, failure=255)
 
 
 def run_command(command: click.Command, prog: str, exits: Exits = COMET_EXITS) -> NoReturn:
-    """Run a click command with the process's arguments, and exit with its exit code."""
+    """Run a click command with the process's arguments, and exit with its exit code.
+
+    A command whose standard output is closed fails before it does anything.
+    """
     if isinstance(sys.stdout, io.TextIOWrapper):
         # Characters that the terminal cannot show, and undecodable bytes of arguments, are shown as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        if sys.stdout is None:
+            raise click.ClickException("standard output is closed")
         code = command.main(prog_name=prog, standalone_mode=False)
         # Flush here, so that a closed pipe (`| head`) is detected before the interpreter shuts down.
-        if sys.stdout is not None:
-            sys.stdout.flush()
+        sys.stdout.flush()
     except click.UsageError as error:
         show_usage_error(error)
         code = exits.usage
@@ -93,7 +97,7 @@ def show_error(prog: str, error: Exception) -> None:
 
 def show_usage_error(error: click.UsageError) -> None:
     """Print the usage line and the error to standard error."""
-    text = printable(error.format_message(), MAX_ERROR_CHARS)
+    text = describe(error)
     if json_wanted():
         show_json_error(error, text)
         return

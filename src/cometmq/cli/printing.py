@@ -28,12 +28,10 @@ class LinePrinter:
     """Writes lines to standard output, at most `limit` of them, in a separate thread.
 
     If no program reads the output, only this thread is blocked. Construct the object in the running event
-    loop. Raises ClickException if standard output is closed.
+    loop.
     """
 
     def __init__(self, limit: int | None = None) -> None:
-        if sys.stdout is None:
-            raise click.ClickException("standard output is closed")
         self.limit = limit
         self.printed = 0
         self.problem: OSError | None = None

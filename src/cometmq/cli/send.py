@@ -88,7 +88,6 @@ Examples:
     "-d",
     "--delay-level",
     type=click.IntRange(0, 18),
-    default=0,
     metavar="LEVEL",
     help="Deliver later: 1 is 1 s, 2 is 5 s, 3 is 10 s, 18 is 2 h.",
 )
@@ -111,7 +110,7 @@ def send(
     tag: str | None,
     keys: tuple[str, ...],
     properties: tuple[tuple[str, str], ...],
-    delay_level: int,
+    delay_level: int | None,
     delay_ms: int | None,
     deliver_at_ms: int | None,
     group: str,
@@ -121,7 +120,7 @@ def send(
     from cometmq.client import Producer
     from cometmq.message import Message
 
-    if sum(map(bool, (delay_level, delay_ms, deliver_at_ms))) > 1:
+    if sum(given is not None for given in (delay_level, delay_ms, deliver_at_ms)) > 1:
         raise click.UsageError("Give one of --delay-level, --delay and --at.")
     check_utf8(tag, *keys, *(word for pair in properties for word in pair))
 
@@ -131,7 +130,7 @@ def send(
             body=text,
             tags=tag,
             keys=keys,
-            delay_level=delay_level,
+            delay_level=delay_level or 0,
             delay_ms=delay_ms or 0,
             deliver_at_ms=deliver_at_ms or 0,
             properties=dict(properties),

@@ -11,6 +11,7 @@ import click
 
 from cometmq.cli.options import HELP
 from cometmq.cli.running import running
+from cometmq.number_range import FiniteRange
 
 POLL_INTERVAL_S = 0.05
 
@@ -21,7 +22,7 @@ POLL_INTERVAL_S = 0.05
     "-w",
     "--wait",
     "wait_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     metavar="SECONDS",
     help="Maximum time to wait for the processes to stop; exit code 1 if one is still running then.",

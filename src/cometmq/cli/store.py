@@ -39,11 +39,14 @@ def store_options(command: F) -> F:
         look = {"config": store_config(config_file), "commit_log_dir": commit_log_dir}
         return command(directory, look, **options)
 
-    where = "Directory of the log. [default: DIR/commitlog]"
+    where = "Directory of the log."
+    place = "DIR/commitlog"
     conf = "The broker's configuration, if there is no broker.conf in DIR."
     for decorate in (
         click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-        click.option("--commitlog", "commit_log_dir", metavar="DIR", default="", help=where),
+        click.option(
+            "--commitlog", "commit_log_dir", metavar="DIR", default="", show_default=place, help=where
+        ),
         click.option("-c", "--config", "config_file", metavar="FILE", help=conf),
         click.argument("directory", metavar="DIR", type=click.Path(exists=True, file_okay=False)),
     ):

@@ -9,6 +9,7 @@ from cometmq.admin.commands.shell import (
     admin_command,
     changes,
     execute,
+    name_option,
     opt,
     switch,
     target_options,
@@ -18,7 +19,7 @@ from cometmq.protocol.headers import CreateAccessConfigRequestHeader
 from cometmq.text import local_time
 
 HIDDEN = "******"
-KEY = opt("-a", "--accessKey", required=True, metavar="NAME", help="The account.")
+KEY = name_option("-a", "--accessKey", required=True, help="The account.")
 
 
 async def _targets(admin: Admin, broker_addr: str | None, cluster: str | None) -> list[str]:

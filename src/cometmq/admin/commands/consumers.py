@@ -41,6 +41,7 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.errors import UnknownNameError
 from cometmq.errors import CometError
+from cometmq.number_range import FiniteRange
 from cometmq.protocol.bodies import SubscriptionGroupConfig
 from cometmq.settings import INT_MAX, LONG_MAX
 
@@ -289,7 +290,7 @@ async def broker_consume_stats(
     opt(
         "--interval",
         "interval_s",
-        type=click.FloatRange(min=0.1),
+        type=FiniteRange(min=0.1),
         default=MONITOR_INTERVAL_S,
         show_default=True,
         help="Seconds between two rounds (CometMQ only).",

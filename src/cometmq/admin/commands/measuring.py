@@ -23,6 +23,7 @@ from cometmq.admin.commands.shell import (
 )
 from cometmq.admin.errors import UnknownNameError
 from cometmq.admin.values import SendTime
+from cometmq.number_range import FiniteRange
 from cometmq.text import local_time
 
 COUNT = click.IntRange(1, 1_000_000)
@@ -109,7 +110,7 @@ async def send_msg_status(admin: Admin, broker_name: str, size: int, count: int)
     opt(
         "-i",
         "--interval",
-        type=click.FloatRange(min=0.1),
+        type=FiniteRange(min=0.1),
         default=10,
         show_default=True,
         help="Seconds between two rounds.",

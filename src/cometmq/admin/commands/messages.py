@@ -45,7 +45,7 @@ TIMES = (
 
 def consume_directly_options(command: F) -> F:
     """Add `-g/--consumerGroup` and `-d/--clientId`, which make a consumer process a message immediately."""
-    group = opt("-g", "--consumerGroup", "group", metavar="NAME", help="With -d: the consumer's group.")
+    group = name_option("-g", "--consumerGroup", "group", help="With -d: the consumer's group.")
     client = opt("-d", "--clientId", metavar="ID", help="Have this consumer process the message.")
     return client(group(command))
 
@@ -208,7 +208,7 @@ async def query_msg_trace_by_id(
 @opt("-p", "--body", required=True, metavar="TEXT", help="Message body, as UTF-8 text.")
 @opt("-k", "--key", "keys", metavar="KEYS", help="Message keys, separated by blanks.")
 @opt("-c", "--tags", metavar="TAG", help="Message tag.")
-@opt("-b", "--broker", "broker_name", metavar="NAME", help="Name of the broker to send to; needs -i.")
+@name_option("-b", "--broker", "broker_name", help="Name of the broker to send to; needs -i.")
 @number("-i", "--qid", "queue_id", metavar="ID", help="Queue to send to; needs -b.")
 @switch("-m", "--msgTraceEnable", "trace", help="Trace the message.")
 async def send_message(
@@ -246,14 +246,13 @@ def past_time(text: str) -> int:
 
 @admin_command("consumeMessage")
 @TOPIC
-@opt("-b", "--brokerName", metavar="NAME", help="Only this broker.")
+@name_option("-b", "--brokerName", help="Only this broker.")
 @number("-i", "--queueId", metavar="ID", help="Only this queue; needs -b.")
 @number("-o", "--offset", metavar="OFFSET", help="First offset; needs -i.")
-@opt(
+@name_option(
     "-g",
     "--consumerGroup",
     "group",
-    metavar="NAME",
     help="Existing consumer group of the pulls; no offset is committed.",
 )
 @opt("-s", "--beginTimestamp", "begin", type=past_time, metavar="TIME", help="Start of the time range.")

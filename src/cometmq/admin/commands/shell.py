@@ -59,7 +59,17 @@ def number(*names: str, low: int = 0, high: int | None = None, **how: Any) -> Ca
 
 
 flag = functools.partial(opt, is_flag=True)
-name_option = functools.partial(opt, type=str.strip, metavar="NAME")
+
+
+def nonempty_name(text: str) -> str:
+    """Return a name without surrounding white space. Raises click.BadParameter if nothing remains."""
+    name = text.strip()
+    if not name:
+        raise click.BadParameter("a name cannot be empty")
+    return name
+
+
+name_option = functools.partial(opt, type=nonempty_name, metavar="NAME")
 TOPIC = name_option("-t", "--topic", required=True, help="Topic name.")
 BROKER = click.option("-b", "--brokerAddr", "broker_addr", metavar="HOST:PORT", help="This broker.")
 switch = functools.partial(opt, type=bool, default=False, metavar="BOOL")

@@ -18,6 +18,7 @@ import click
 
 from cometmq.cli.progress import progress_bar
 from cometmq.errors import ConfigError
+from cometmq.number_range import FiniteRange
 from cometmq.pipeline.base.declare import Option, declared
 from cometmq.text import counted, printable, printable_json
 
@@ -61,7 +62,7 @@ def options_of(struct: type) -> Callable[[F], F]:
                 text += " May be repeated."
             command = click.option(
                 *flags[each.name], each.name, help=text.replace("None: ", "Default: "), default=each.default,
-                show_default=each.shown, **_typed(each),
+                show_default=each.shown or each.default != "", **_typed(each),
             )(command)  # fmt: skip
         return command
 
@@ -83,7 +84,7 @@ def _typed(each: Option) -> dict[str, Any]:
     if kind in (int, float):
         metavar = each.metavar or next((word for unit, word in _UNITS if each.name.endswith(unit)), "N")
         low = next((low for low in (each.typed_low, each.low, each.above) if low is not None), None)
-        scale: Any = click.IntRange if kind is int else click.FloatRange
+        scale: Any = click.IntRange if kind is int else FiniteRange
         above = each.above is not None and each.typed_low is None
         return {"type": kind if low is None else scale(low, min_open=above), "metavar": metavar}
     if each.words and each.metavar is None:

@@ -196,7 +196,10 @@ def environment_credentials() -> Credentials | None:
 
     Raises ConfigError if one of the two keys is missing.
     """
-    return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
+    try:
+        return credentials_of(*(os.environ.get(name) for name in CREDENTIALS_ENV))
+    except ConfigError as error:
+        raise ConfigError(f"COMETMQ_{error.key.upper()}", error.value, error.expected) from None
 
 
 def environment_tls() -> str | bool:
@@ -221,17 +224,20 @@ def namesrv_addresses(
     Raises:
         ConfigError: An address is invalid, or there is none.
     """
-    given = namesrv if namesrv is not None else os.environ.get("NAMESRV_ADDR")
+    environment = os.environ.get("NAMESRV_ADDR")
+    given = namesrv if namesrv is not None else environment
     if not given and namesrv is None:
         if namesrv_domain is not None:
             return ()
         given = "127.0.0.1:9876"
     assert given is not None
+    # The command line passes the variable's value as an argument.
+    key = "NAMESRV_ADDR" if given == environment else "namesrv"
     parts = given.replace(",", ";").split(";") if isinstance(given, str) else list(given)
     addresses = tuple(dict.fromkeys(part.strip().rpartition("/")[2] for part in parts if part.strip()))
     for address in addresses:
         if parse_address(address) is None:
-            raise ConfigError("namesrv", address, "host:port, several separated by ';'")
+            raise ConfigError(key, address, "host:port, several separated by ';'")
     if not addresses:
-        raise ConfigError("namesrv", str(namesrv), "host:port, several separated by ';'")
+        raise ConfigError(key, str(given), "host:port, several separated by ';'")
     return addresses
