@@ -172,8 +172,8 @@ class Console:
             names.add(self.options.host)
         hosts = {f"[{name}]" if ":" in name and not name.startswith("[") else name for name in names}
         permitted = {f"{host}:{self.port}" for host in hosts}
-        # Names without a port are permitted, too, because a proxy may use another port, and browsers omit the
-        # default port.
+        # Names without a port are permitted, too: a proxy may listen on a different port than the console,
+        # and browsers omit the default port.
         permitted |= set(self.options.names)
         if self.port == (443 if self.options.cert else 80):
             permitted |= hosts
@@ -218,7 +218,7 @@ class Console:
         for each in (*PAGES, not_found_page):
             self._serve(each)
         core.app.config.socket_io_js_transports = ["websocket"]
-        core.sio.on("log", lambda *_args: None)  # otherwise browsers could write text into the server's log
+        core.sio.on("log", lambda *_args: None)  # keeps texts from browsers out of the server's log
         for event in ("handshake", "event", "javascript_response", "ack"):
             core.sio.on(event, _of_its_page(core.sio.handlers["/"][event]))
         core.app.config.quasar_config = {**core.app.config.quasar_config, "brand": COLORS}
@@ -301,7 +301,7 @@ async def _no_file(_request: Request) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """The web server without its own signal handlers; the command installs others."""
+    """The web server without its own signal handlers, because the console's command installs handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -37,7 +37,7 @@ _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
 _MAX_CONCURRENT_HASHES = 2  # limited because each hash takes 64 MiB of memory and 0.1 s
 _MAX_WAITING_LOGINS = 32
-_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file; a change takes a few milliseconds
+_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file, seconds between two of them
 
 
 class Role(StrEnum):
@@ -101,7 +101,8 @@ class Accounts:
     def browser_token(self, name: str) -> str:
         """Return the value of the cookie that shows that the account has logged in with this browser before.
 
-        The value can only be computed from the file, and it changes with the password. Raises AccountError.
+        The value is computed from the account's entry in the file, so it changes with the password. Raises
+        AccountError.
         """
         account = self.get(name)
         key = account.hash if account is not None else self._dummy_hash
@@ -176,7 +177,7 @@ class Accounts:
         return password
 
     def prepare(self, name: str, role: Role, password: str | None = None) -> tuple[str, Account]:
-        """Return the password and the account that `put` would write, so that `replace` can write it.
+        """Return the password and the account that `put` would write; `replace` can then write the account.
 
         Hashing takes 0.1 s, so call this in a thread. Raises AccountError.
         """
@@ -201,7 +202,7 @@ class Accounts:
     def set_role(self, name: str, role: Role) -> None:
         """Change the role of an account, which ends the account's sessions.
 
-        Raises AccountError as `remove` does.
+        Raises AccountError for an unknown account, and if no administrator would remain.
         """
         with self._exclusive():
             self._change({**self._known, name: Account(self._existing(name).hash, role)})

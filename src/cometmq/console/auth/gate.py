@@ -63,11 +63,12 @@ class Gate:
 
     Attributes:
         hosts: Permitted Host headers, `name:port` in lower case.
-        port: Part of the names of cookies, because browsers share cookies between the ports of a host.
+        port: Port of the console. It is part of the cookies' names, because browsers share cookies between
+            the ports of a host.
         secure: Whether the console has a TLS certificate.
-        by_address: Failed logins by address.
-        by_account: Failed logins by account.
-        by_known: Failed logins by account, from browsers that have logged in to the account before.
+        by_address: Limiter of failed logins by client address.
+        by_account: Limiter of failed logins by account.
+        by_known: Limiter of failed logins by account, for browsers that have logged in to the account before.
     """
 
     app: App
@@ -158,8 +159,9 @@ class Gate:
             scope.setdefault("state", {})[SESSION] = session
             await self.app(scope, receive, send)
         elif http.header(scope, "sec-fetch-site") == "cross-site":
-            # The request may have a session whose cookie the browser omits because the link is on another
-            # site's page. When a page of the console loads the same path again, the browser sends the cookie.
+            # The user may have a session although the request has no cookie, because browsers omit the cookie
+            # if the link is on another site's page. So the response makes the browser load the same path
+            # again; that request comes from a page of the console and contains the cookie.
             where = _target(scope)
             html = f'<!doctype html><meta http-equiv="refresh" content="0;url={where}">'.encode()
             await http.respond(send, 200, html, kind="text/html; charset=utf-8")

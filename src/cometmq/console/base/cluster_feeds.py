@@ -200,7 +200,10 @@ def put_rate(broker: BrokerStatus) -> float | None:
 
 
 def get_rate(broker: BrokerStatus) -> float | None:
-    """Return how many messages per second consumers received. Brokers of 4.9 and 5.x use different keys."""
+    """Return how many messages per second consumers received, or None if the broker does not report it.
+
+    Both keys of this metric are tried, because brokers of 4.9 and of 5.x spell the key differently.
+    """
     rate = broker.first_number("getTransferredTps")
     return broker.first_number("getTransferedTps") if rate is None else rate
 
@@ -391,7 +394,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Return the sum of the rates for each first part of a key."""
+    """Add up the rates of all keys that begin with the same part, and return the sums by that part."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate

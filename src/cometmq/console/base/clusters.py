@@ -96,7 +96,7 @@ class Clusters:
         self._unusable_standard = ""
         self._reasons: dict[str, str] = {}
         self._unreadable = ""
-        self._content: bytes | None = None  # of the file, as it was last read or written; None: no file
+        self._content: bytes | None = None  # content of the file as last read or written; None: no file
         self.standard = STARTED
         self.connections = {STARTED: ClusterConnection(STARTED, namesrv, signed=True)}
 
@@ -185,14 +185,14 @@ class Clusters:
     async def put(
         self, name: str, namesrv: str, *, shown: ClusterConnection | None = None, signed: bool = False
     ) -> None:
-        """Add a cluster, or change one. Raises ClusterError.
+        """Add a cluster, or change an existing cluster. Raises ClusterError.
 
         Args:
             name: The name of the cluster.
             namesrv: The cluster's name servers, as `host:port;host:port`.
             shown: The cluster to change, as the page showed it; None to add a cluster. The change fails if
                 another administrator has added, changed or removed the cluster since the page showed it.
-            signed: Whether to sign requests to its brokers with the console's account.
+            signed: Whether to sign requests to the cluster's brokers with the console's account.
         """
         addrs = _addresses(_legal(_changeable(name)), namesrv)
         async with self._changing:

@@ -26,7 +26,7 @@ T = TypeVar("T")
 MAX_FEEDS = 256
 """Maximum number of feeds that are kept in memory although no page watches them."""
 FRESH_SHARE = 0.5
-"""If a value is younger than this share of the interval, it is not requested when a page becomes visible."""
+"""A page that becomes visible requests a value only if its age exceeds this share of the interval."""
 PAUSE_S, PAUSE_SHARE = 0.5, 0.1
 """Minimum pause between two requests: PAUSE_S, or PAUSE_SHARE of the interval if that is shorter."""
 TOPS, MAX_TOPS_KEPT = 5, 20
@@ -211,7 +211,7 @@ class Ring:
 
 
 class Tops:
-    """The history of the largest among many numbers, by name, for at most MAX_TOPS_KEPT names.
+    """The histories of the largest among many numbers, by name, for at most MAX_TOPS_KEPT names.
 
     The history of a name starts when its value is among the TOPS largest. `size` and `step_s` are those of
     Ring.

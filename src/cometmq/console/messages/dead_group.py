@@ -162,9 +162,9 @@ def _columns() -> list[Column[DeadLetterView]]:
 
 
 def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterView]) -> tuple[Selection, str]:
-    """Return a selection of exactly these rows, limited to the range of their store times, and their number.
+    """Return a selection of exactly these rows, and the number of rows as a text.
 
-    Raises NothingSelected if there are no rows.
+    The selection's time range is that of the rows' store times. Raises NothingSelected if there are no rows.
     """
     if not rows:
         raise NothingSelected(view.t("dead.choose"))

@@ -29,7 +29,7 @@ TRACKS = {
     TrackType.NOT_ONLINE: ("one_message.not_online", "bad"),
     TrackType.UNKNOWN: ("one_message.unknown", "bad"),
 }
-"""The key of the text and the CSS class for each state of the consumption."""
+"""The key of the displayed text and the CSS class for each state that a message can have in a group."""
 
 
 class ListenerFailed(ConsoleError):

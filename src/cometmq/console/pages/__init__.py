@@ -25,4 +25,7 @@ PAGES = (
     *(timers.timers_page, transactions.transactions_page),
     *(access.access_page, jobs.jobs_page, jobs.job_page, users.users_page),
 )
-"""The order matters: a page comes before every page whose path could match its path, too."""
+"""All pages, in the order in which the framework compares their paths with an address.
+
+If the paths of two pages match the same address, the page with the more specific path must come first.
+"""

@@ -34,8 +34,9 @@ class BrokerAccess:
     """The access control of a broker.
 
     Attributes:
-        versions: Versions of its files; None if the broker has no access control or does not respond.
-        accounts: Its accounts; None if the broker does not list them, as Apache's brokers.
+        versions: Data versions of its ACL files; None if the broker has no access control or does not
+            respond.
+        accounts: Its accounts; None if the broker cannot list them. Apache's brokers cannot.
         white: Addresses on the white lists, by file.
         problem: Why versions or accounts are missing.
     """
@@ -92,7 +93,10 @@ def merged(brokers: Sequence[BrokerAccess]) -> list[AccountRow]:
 
 
 def _rules(account: AclAccount) -> tuple[object, ...]:
-    """Return the permissions of an account in a form that compares equal in any order and for any file."""
+    """Return the permissions of an account as a tuple that is equal for equal permissions.
+
+    The order of the permissions and the file that contains the account make no difference.
+    """
     return (
         *(account.admin, account.white_remote_address),
         *(account.default_topic_perm, account.default_group_perm),
@@ -191,9 +195,9 @@ def _permission_check(view: View) -> None:
 
 
 async def verdicts(admin: Admin, fields: SearchFields) -> list[tuple[str, bool | None, str]]:
-    """Return (address, whether it permits the action, the rule that decided) for each broker.
+    """Return each broker's address, whether it permits the action, and the rule that decided.
 
-    If a broker does not report it, the second value is None and the third one is an error text.
+    If a broker does not report its decision, the second value is None and the third is an error text.
     """
     user, action, resource, host = (fields.value(name) for name in ("user", "action", "resource", "host"))
 

@@ -23,7 +23,7 @@ _SECRET_BYTES = 24
 
 
 async def ask_account(view: View, present: AclAccount | None) -> None:
-    """Ask for the values of an account and write it. A generated secret is shown once.
+    """Ask the user for the values of an account, and write the account. A generated secret is shown once.
 
     `present` is the account to change, or None for a new account.
     """
@@ -87,12 +87,12 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         },
         again=operation, accepted=accepted, refresh=[FEED],
     ).run(view)  # fmt: skip
-    if accepted and generated:  # Even if other brokers failed: the secret cannot be shown later.
+    if accepted and generated:  # even if other brokers failed: the secret cannot be shown later
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
 
 async def ask_deletion(view: View, key: str) -> None:
-    """Ask for a cluster and delete an account there."""
+    """Ask the user for a cluster, and delete an account at the cluster's brokers."""
     form = Form(view, view.t("access.delete_of", name=key))
     cluster = await cluster_choice(view, form)
     if not await form.submitted():
@@ -110,7 +110,7 @@ async def ask_deletion(view: View, key: str) -> None:
 
 
 async def ask_white_list(view: View) -> None:
-    """Ask for a new global white list, and replace that of the default file."""
+    """Ask the user for a new global white list, and write it to the brokers' default ACL file."""
     form = Form(view, view.t("access.set_white"), [view.t("access.white_says")])
     cluster = await cluster_choice(view, form)
     patterns = form.text("access.patterns", max_length=MAX_LIST_LENGTH, lines=True)
@@ -130,6 +130,6 @@ async def ask_white_list(view: View) -> None:
 
 
 def _joined(text: object) -> str:
-    """Return a text whose items are separated by lines or commas as a list separated by commas."""
+    """Return the items of a text, which are separated by commas or line ends, separated by commas only."""
     items = str(text or "").replace("\n", ",").split(",")
     return ",".join(item.strip() for item in items if item.strip())

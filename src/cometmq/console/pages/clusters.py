@@ -50,7 +50,7 @@ def section(view: View) -> None:
 
 
 async def put(view: View, row: ClusterConnection | None) -> None:
-    """Ask for the values of a cluster, and add it or change its name servers.
+    """Ask the user for the values of a cluster, and add the cluster or change its name servers.
 
     `row` is the cluster to change, or None for a new cluster.
     """

@@ -180,9 +180,9 @@ def _queue_columns(
 
 
 def owner_of(row: QueueProgress, found: GroupSubscriptions | None, nobody: str) -> str | None:
-    """Return the members to which a queue is assigned, or `nobody` if there is none.
+    """Return the members to which a queue is assigned, or `nobody` if it is not assigned.
 
-    Return None if it is unknown because some members have not reported their queues.
+    Return None if the assignment is unknown, because some members have not reported their queues.
     """
     if found is None:
         return None

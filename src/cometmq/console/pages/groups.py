@@ -28,7 +28,7 @@ MAX_RETRIES = 1_000_000
 class GroupLine:
     """A group in the list.
 
-    `lag` and `rate` are None if the brokers' answers do not contain the group: nothing was counted.
+    `lag` and `rate` are None if no broker has reported them for the group.
     """
 
     row: GroupRow

@@ -27,7 +27,7 @@ class NameServer:
         clusters: Number of clusters. Like all numbers, it is None if the name server does not respond.
         brokers: Number of broker processes.
         millis: Response time in milliseconds.
-        differs: Whether it lists other brokers than another name server.
+        differs: Whether its list of brokers differs from that of another name server.
         problem: Error text if the name server does not respond.
     """
 

@@ -92,7 +92,7 @@ def _tiles(view: View, brokers: list[BrokerStatus]) -> None:
 
 
 def lost_broker_notes(view: View) -> None:
-    """Add a note for each broker that the name servers have recently stopped to list."""
+    """Add a note for each broker that the name servers have recently stopped listing."""
     for each in view.cluster.lost:
         status, at = each.status, view.format("time", int(each.at_s * 1000))
         place = {"name": status.broker_name, "id": status.broker_id, "addr": status.broker_addr}

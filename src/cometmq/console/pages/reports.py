@@ -65,7 +65,7 @@ class JobResult:
 
 
 class _Summary(msgspec.Struct):
-    """The only field that is decoded from a job's JSON summary."""
+    """A job's JSON summary, of which only the field below is decoded."""
 
     complete: bool | None = None
 
@@ -119,7 +119,7 @@ def read(root: Path, path: str) -> tuple[JobResult, bytes]:
 
 
 _Known = dict[str, tuple[tuple[int, ...], JobResult]]
-"""The result in each file and the file's identity when it was read, by path."""
+"""For each file, by path: the file's identity when it was last read, and the result that it contained."""
 
 
 class _Search:

@@ -52,7 +52,7 @@ class TopicState:
 
 
 async def ask(admin: Admin, topic: str, fanout: Fanout[list[QueueStatus]]) -> TopicState:
-    """Return the state of a topic. Raises NoRouteError for a topic that no name server knows."""
+    """Return the state of a topic. Raises NoRouteError for a topic without a route."""
     route = await admin.route(topic)
     found = await fanout.request(broker_addrs(route), lambda addr: admin.topic_status_at(addr, topic))
     rows = [row for rows in found.values.values() for row in rows]
@@ -130,7 +130,7 @@ def _groups_of(lags: ClusterLags, topic: str) -> list[tuple[str, Lag]]:
 
 
 def retention_hours(config: TopicConfig) -> float | None:
-    """Return the retention, in hours, that a topic has set for itself, or None without a valid number."""
+    """Return a topic's own retention in hours, or None if its attribute is missing or not a valid number."""
     value = (config.attributes or {}).get(RETENTION_MS, "")
     return int(value) / HOUR_MS if value.isascii() and value.isdigit() and len(value) < 20 else None
 

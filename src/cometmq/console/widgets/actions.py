@@ -181,9 +181,9 @@ class Action:
             operation: The operation, which has a name, a target and requests, and may be dangerous.
             effects: As in Action.
             details: As in Action.
-            again: Returns the operation for the servers that there are when it is called. The action is
-                refused if they are other servers than those of `operation`. Required if the page does not
-                name the servers itself, because they may change while the dialog is open.
+            again: Creates the operation once more after the confirmation, for the servers that exist then.
+                The action is refused if they differ from the servers of `operation`. Required if the page
+                does not name the servers itself, because they may change while the dialog is open.
             accepted: Receives the addresses of the servers that executed a request, even if others failed.
             result: Returns a text about the results of the requests, or None.
             how: Values for the other fields of Action.

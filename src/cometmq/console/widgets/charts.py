@@ -17,7 +17,7 @@ MIN_SPAN_MS = 15 * 60_000
 """Minimum length of a chart's time axis, in ms."""
 MAX_NAME_LENGTH = 32
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7")
-_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # visible on the light and dark theme
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # visible in both the light and the dark theme
 _TEXT = {"color": "#888", "fontSize": 11}
 
 

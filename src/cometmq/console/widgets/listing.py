@@ -121,7 +121,7 @@ class Listing(Generic[T]):
         """Show the rows in the values of a feed, with the age of the value.
 
         Args:
-            feed: The feed. The list's own `refresh` draws its latest value again.
+            feed: The feed. The list's method `refresh` draws the feed's latest value again.
             pick: Returns the rows in a value; None if they are unknown.
             notes: Draws notes about a value above the list.
         """

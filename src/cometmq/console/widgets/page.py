@@ -38,7 +38,7 @@ V = TypeVar("V")
 
 LANGUAGE_COOKIE, THEME_COOKIE, CLUSTER_COOKIE = "cometmq_lang", "cometmq_theme", "cometmq_cluster"
 FIRST_ANSWERS_TIMEOUT_S = 0.6
-"""Seconds for which a new page waits for its first values. Values that are missing then follow later."""
+"""Seconds for which a new page waits for its first values. Values that arrive later are then added."""
 MAX_NOTIFICATION_LENGTH = 2000
 YEAR_S = 365 * 86_400
 _COOKIE = f"path=/; max-age={YEAR_S}; samesite=strict"
@@ -388,7 +388,7 @@ def delete_unopened(page_id: str | None) -> None:
 
 
 class Age:
-    """The age of a feed's value, which the browser counts up, and a button that requests a new value."""
+    """The age of a feed's value, which the browser updates, and a button that requests a new value."""
 
     def __init__(self, view: View, feed: Feed[Any]) -> None:
         with ui.element("div").classes("aged"):
@@ -480,7 +480,10 @@ def _icon_button(view: View, icon: str, key: str, on_click: Callable[[], Any] | 
 
 
 def _logout_button(view: View) -> None:
-    """Add a form with the session's token. A link would not do, because a logout must be a POST request."""
+    """Add a form with the session's token.
+
+    A link is not possible, because a logout must be a POST request.
+    """
     user = view.t("frame.user", name=view.session.name, role=view.t(f"frame.{view.session.role}"))
     with ui.element("form").props("method=post action=/logout"):
         ui.element("input").props("type=hidden name=csrf").props["value"] = view.session.csrf
