@@ -50,7 +50,7 @@ async def serve(config: BrokerConfig, ready: Callable[[Broker], None], with_pare
 
 
 def say_ready(broker: Broker) -> None:
-    """Print a line of JSON that tells a waiting parent process that the broker is ready."""
+    """Print a line of JSON that notifies a waiting parent process that the broker is ready."""
     line = {"name": broker.config.broker_name, "addr": broker.addr, "port": broker.port, "pid": os.getpid()}
     sys.stdout.write(json.dumps(line) + "\n")
     sys.stdout.flush()

@@ -187,7 +187,7 @@ class Registrar:
         config = self.config
         topics = self.topics.table
         if config.broker_permission & READ_WRITE != READ_WRITE:
-            # If brokerPermission is restricted, the registered topics must not have more permissions.
+            # If brokerPermission is restricted, register each topic with at most the broker's permissions.
             topics = {
                 name: msgspec.structs.replace(topic, perm=topic.perm & config.broker_permission)
                 for name, topic in topics.items()

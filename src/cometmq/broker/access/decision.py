@@ -79,7 +79,7 @@ class Policy:
         return permitted(account, rights())
 
     def _white_listed(self, access_key: str, host: str) -> Verdict | None:
-        """Return the decision of the white list that allows an address, or None if it does not.
+        """Return the decision of a white list that allows an address, or None if the list does not allow it.
 
         `access_key` selects the white list of an account; "" selects the global white list.
         """

@@ -86,9 +86,9 @@ class AclFiles:
     def reload(self) -> Policy | None:
         """Return the new policy if a file has changed, and None otherwise.
 
-        A change is applied only if two successive checks find the same files: while a file is being written,
-        its first half may be valid, but with other permissions. If a file is invalid, the previous policy
-        stays in force; the error is logged once per change.
+        A change is applied only if two successive checks find the files in the same state: while a file is
+        being written, its first half may be valid, but with other permissions. If a file is invalid, the
+        previous policy stays in force; the error is logged once per change.
         """
         stamps: dict[str, Stamp | None] = {}
         try:

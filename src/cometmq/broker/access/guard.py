@@ -46,7 +46,7 @@ class Guard:
         self.refused = 0
         self._log_limit = logs.LogLimiter()
         self._accounts: dict[Connection, str | None] = {}
-        """The access key of the last heartbeat on each connection."""
+        """The access key in the last heartbeat on each connection."""
         loop = asyncio.get_running_loop()
         self._looks = Periodic(loop, FILE_CHECK_INTERVAL_S, self.reload, name="look at the files of accounts")
 

@@ -45,7 +45,7 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Return the right to use a topic. The right to a retry topic is that to consume as the topic's group."""
+    """Return the right to use a topic. For a retry topic, it is the right to consume as the topic's group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)
@@ -59,8 +59,8 @@ def group_right(name: str) -> Right:
 def by_default(right: Right) -> bool:
     """Return whether defaultTopicPerm or defaultGroupPerm of an account can grant a right.
 
-    They cannot grant the right to read system topics (which hold delayed, half and timer messages, and
-    traces), reply topics, or the right to act as a system group. For these, an account needs an explicit
+    They cannot grant the right to act as a system group, or the right to read reply topics or system topics
+    (which hold delayed, half and timer messages, and traces). For these, an account needs an explicit
     permission.
     """
     if right.group:

@@ -215,8 +215,9 @@ class ProgressAdmin:
     async def get_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
         """Return a group's offsets in each queue of the requested topics.
 
-        A request without topics is about all topics in which the group has offsets. Its rate includes all
-        topics to which the group subscribes, because the members of a broadcasting group store the offsets.
+        A request without topics is about all topics in which the group has offsets. The rate in the response
+        then also includes topics to which the group subscribes without having offsets there, because the
+        members of a broadcasting group store their own offsets.
         """
         header = frame.header(GetConsumeStatsRequestHeader)
         group = header.consumer_group
@@ -233,7 +234,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return, for each group with settings or offsets, its offsets in every topic that has any."""
+        """Return the offsets of each group with settings or offsets, in every topic in which it has any."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0
@@ -260,7 +261,7 @@ class ProgressAdmin:
         """Return the offsets of a group in each queue of these topics.
 
         For an online group, topics to which it does not subscribe are omitted. The rate is the sum over the
-        other topics and those in `counted`.
+        remaining topics and the topics in `counted`.
         """
         rated = set(counted)
         online = self.consumers.groups.get(group)

@@ -136,7 +136,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     register_name_server_period: Annotated[int, _MS, START] = 30_000
     register_broker_timeout_mills: Annotated[int, Range(1, 600_000, "milliseconds")] = 6_000
     compressed_register: bool = False
-    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache: 10912, but 4.9 opens listenPort + 1
+    ha_listen_port: Annotated[int, _HA_PORT, FIXED] = 0  # Apache's default: 10912; 4.9 opens listenPort + 1
     ha_master_address: Annotated[str, FIXED] = ""
     ha_send_heartbeat_interval: Annotated[int, _PERIOD] = 5_000
     ha_housekeeping_interval: Annotated[int, _PERIOD] = 20_000
@@ -149,7 +149,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
-    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache: 3 days
+    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
         4_000_000  # CometMQ's own; each message takes 30 bytes of memory
     )

@@ -19,7 +19,7 @@ from cometmq.store import TickMessage
 
 
 class Sender(msgspec.Struct, frozen=True, gc=False):
-    """The sender of a message, who expects a response.
+    """The sender of a message, to whose request the broker must respond.
 
     Attributes:
         opaque: The request's number, in decimal digits.

@@ -161,7 +161,8 @@ class Stats:
     def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
         """Record the total number of messages stored in each topic. It is called about every 10 s.
 
-        The first call only sets the totals from which later calls count.
+        The first call counts no messages: it only records the totals with which the next call compares its
+        own.
         """
         before = self._topic_totals
         if before is not None:

@@ -13,7 +13,7 @@ T = TypeVar("T")
 QUEUES_PER_TURN = 64
 """The number of items between two pauses. 64 items of up to 20 µs each block the loop for about 1 ms."""
 ENTRIES_INLINE = 512
-"""Maximum entries of a response that the loop encodes, at 3 µs each. A thread encodes longer responses."""
+"""The event loop encodes a response with at most this many entries, at 3 µs each; otherwise a thread does."""
 
 
 class Turns:

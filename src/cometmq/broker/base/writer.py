@@ -31,8 +31,8 @@ FLUSH_FAILED = 1 << 16  # greater than every response code
 
 NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
 
-# A callback with a response code and a remark. It is called once an append is durable, is stored but late, or
-# has failed.
+# A callback with a response code and a remark. It is called when an append is durable, when it is stored but
+# not durable in time, or when it has failed.
 Outcome = Callable[[int, "str | None"], None]
 
 

@@ -40,14 +40,17 @@ A compilation slows the event loop even though it runs in a thread, so pauses li
 _MAX_REST_S = 0.1
 _MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
 MAX_VERDICT_TABLES = 32
-"""The maximum number of filters with cached verdicts: the last used filters. Their verdicts take 10 MiB."""
+"""The maximum number of filters with cached verdicts, which take 10 MiB in all.
+
+If there are more filters, only the most recently used ones have cached verdicts.
+"""
 MAX_VERDICTS = 1_000
 """The maximum number of cached verdicts of one filter."""
 MAX_VALUES_BYTES = 64
 """The maximum length, in bytes, of the property values for which a verdict is cached."""
 PAUSED_SCANS = 100
 """The number of scans for which a table of verdicts that saved few evaluations is not used."""
-_WORTHWHILE = 4  # minimum number of checked records per evaluation for which a table pays
+_WORTHWHILE = 4  # below this number of checked records per evaluation, a table is not worth its cost
 
 Key = tuple[str, bool]  # expression; whether words such as CONTAINS are operators
 
@@ -235,8 +238,9 @@ class FilterScan:
     ) -> tuple[int, bool | None]:
         """Return the index of the first unit whose record matches, and True. See RecordFilter.
 
-        A damaged record matches, so that its consumer sees the damage. After the time limit, the result is
-        None. The first record of a scan is always checked.
+        The second value is None if the time limit has ended the scan, and False if no checked record matches.
+        A damaged record matches, so that its consumer sees the damage. The first record of a scan is always
+        checked.
         """
         length, read, now_s, until = len(data), self._read, self._now_s, self._until
         verdicts, is_cached, over = self.verdicts, self._is_cached, self._over

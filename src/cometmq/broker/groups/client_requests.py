@@ -328,5 +328,8 @@ def _queues(frame: Frame) -> LockBatchBody:
 
 
 def _may_be_locked(queue: MessageQueue) -> bool:
-    """Return whether a queue with such names can exist. Locks of other queues are not stored."""
+    """Return whether a queue with this topic and broker name can exist.
+
+    No locks of other queues are stored.
+    """
     return is_legal_name(queue.topic, MAX_TOPIC_LENGTH) and len(queue.broker_name) <= MAX_BROKER_NAME_LENGTH

@@ -48,7 +48,8 @@ def tag_codes(expression: str | None) -> frozenset[int] | None:
 
 
 def _codes(expression: str) -> frozenset[int]:
-    # Like Java's split, ignore empty pieces at the end: an expression of separators only has no pieces.
+    # Like Java's split, ignore empty pieces at the end. So an expression that consists only of separators has
+    # no pieces.
     if not expression.replace(SEPARATOR, ""):
         raise ExpressionError("subString split error")
     return frozenset(java_hash(tag) for tag in map(str.strip, expression.split(SEPARATOR)) if tag)

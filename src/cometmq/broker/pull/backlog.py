@@ -79,7 +79,7 @@ class Backlog(Generic[Request]):
     def missed(self, reader: Reader) -> None:
         """Limit this reader from now on, because one of its pulls has to read from the disk."""
         self._saved_s -= MISS_S
-        if len(self.readers) >= MAX_READERS:  # readers that still read from the disk are added again
+        if len(self.readers) >= MAX_READERS:  # readers that still read from the disk will be added again
             self.readers.clear()
         self.readers.add(reader)
 

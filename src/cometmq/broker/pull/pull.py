@@ -3,13 +3,13 @@
 A pull is checked on arrival. Then it is served at once from the page cache, or by a thread if the records are
 not in memory (then the reader's next pulls must wait, see backlog.py), or it is parked until messages arrive.
 A pull that has waited is checked again before it is served, because its topic, group or subscription may have
-changed. A woken pull is served once more, and always answered then. The commit offset of a pull is stored
-once, on arrival.
+changed. A woken pull without an SQL92 filter is served once more, and always answered then. The commit offset
+of a pull is stored once, on arrival.
 
 A pull with an SQL92 filter waits in `_filter_scans` for its turn. Then the properties of each record are
-checked for at most FILTER_SCAN_S; its client pulls again for the rest. Bulk pulls wait there, too, because
-they cost as much. A woken pull with an SQL92 filter also waits there; if nothing matches up to the end of its
-queue, it is parked again.
+checked for at most FILTER_SCAN_S; its client pulls again for the rest. Bulk pulls wait in `_filter_scans`,
+too, because they cost as much CPU time. A woken pull with an SQL92 filter also waits there; if nothing
+matches up to the end of its queue, it is parked again.
 
 The number of parked pulls per connection and per queue is limited. A pull beyond a limit receives "nothing
 found" after a short wait, as if long polling were disabled; the wait is needed because clients pull again

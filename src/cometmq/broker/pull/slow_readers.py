@@ -18,7 +18,10 @@ MAX_SLOW_READERS = 10_000  # maximum number of recorded readers
 
 @dataclass(eq=False)
 class SlowReaders:
-    """The readers (group, queue) whose last pull was over consumerFallbehindThreshold before the log end."""
+    """The readers (group, queue) that are further behind than consumerFallbehindThreshold.
+
+    The threshold is a number of bytes between the end of a reader's last pull and the end of the log.
+    """
 
     config: BrokerConfig
     groups: SubscriptionGroups

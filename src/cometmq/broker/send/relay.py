@@ -29,7 +29,7 @@ from cometmq.remoting import Connection, Handler, RemotingClient, Shortcut
 RELAY_S = 60.0
 """How long, in seconds, a former leader relays sends: two intervals of the Java clients' route updates."""
 HOLD_S = 2.0
-"""How long, in seconds, a send is held at most. A transfer of the leadership is aborted earlier."""
+"""The maximum time, in seconds, for which a send is held. A leadership transfer ends or is aborted sooner."""
 ANSWER_S = 2.8
 """The time, in seconds, within which a send is answered. It is less than the Java clients' timeout of 3 s."""
 RETRY_INTERVAL_S = 0.05

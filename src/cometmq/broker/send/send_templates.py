@@ -44,11 +44,11 @@ MAX_HEADER_BYTES = 2_048  # maximum length of a header that is learnt
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # a number that begins with 0 is 0, or invalid in JSON
+ZERO = ord("0")  # in JSON, a number that begins with 0 is either 0 or invalid
 _word = struct.Struct(">I").pack
-# Matches the bytes after BORN: the three values, and the constant parts after each of them. The atomic group
-# (`?>`) ends at the first unique key. Otherwise the search would be repeated at each further key, which a
-# hostile header could contain many times.
+# Matches the bytes that follow BORN in a header: the three values, and the constant parts after each of them.
+# The atomic group (`?>`) ends at the first unique key. Otherwise the search would be repeated at each further
+# key, which a hostile header could contain many times.
 PARTS = re.compile(
     rb'(?>(\d{1,18})(".*?UNIQ_KEY\\u0001)([0-9A-Za-z]+)(?=\\u0002|"))(.*"opaque":)(\d+)(.*)', re.DOTALL
 )
@@ -187,9 +187,10 @@ class SendTemplates:
         return True
 
     def _long_way(self, head: bytes, parts: Parts) -> tuple[str, int, StoredForm, Traits] | None:
-        """Return what the normal path produces for a header, without the three values, or None on a mismatch.
+        """Return what the normal path produces for a header, without the three values.
 
-        The result contains the topic, queue id, stored form and traits.
+        The result contains the topic, queue id, stored form and traits. It is None if the normal path reads
+        other values from the header, or if the header is not that of a single plain message.
         """
         born, _, unique, _, opaque, _ = parts
         header = head + BORN + b"".join(parts)

@@ -1,9 +1,7 @@
 """Delay offsets: for each delay level, the offset of the next message to deliver.
 
-Their file is delayOffset.json.
-
-The file also contains a log position: the offsets include all deliveries before it. Apache's broker does not
-know this field.
+Their file is delayOffset.json. The file also contains a log position: the offsets include all deliveries
+before it. Apache's broker ignores this field.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class SettingsReplicas(Protocol):
         """
 
     async def confirm(self) -> int:
-        """Make the check of `check`, and wait until the others confirm that this broker is the leader."""
+        """Like `check`, but also wait until the other members confirm that this broker is the leader."""
 
     async def keep(self, since: int) -> None:
         """Wait until a majority of the members has the current tables.
@@ -84,7 +84,7 @@ class DurableTables:
         self._topics_changed = topics_changed
         self.versions = Versions(clock.time_ms)
         self.replicas: SettingsReplicas | None = None
-        """The brokers that must have a change of topics or groups before it is acknowledged, or None."""
+        """In a raft group: the members that must have a change before it is acknowledged. Otherwise None."""
         self.topics = topics = TopicTable(config, self.versions, self._save_topics)
         self.groups = groups = SubscriptionGroups(config, self.versions, self._save_groups)
         self.offsets = ConsumerOffsets()

@@ -53,7 +53,7 @@ class TableFile:
         return self._file.load()
 
     def load_or_empty(self) -> dict[str, Any]:
-        """Like `load`, but return an empty table for an unreadable file, if it can be recomputed."""
+        """Like `load`, but for a table that can be recomputed: return an empty one for an unreadable file."""
         return self._file.load_or_empty()
 
     def save(self) -> None:

@@ -20,7 +20,8 @@ class TimerState:
 
     Attributes:
         waiting: The number of waiting messages, including recalls.
-        counted: A version of `counts`: how often they have changed since the start, and when they last did.
+        counted: The version of `counts`: the number of changes since the start, and the time of the last
+            change.
     """
 
     def __init__(self, now_ms: Callable[[], int]) -> None:

@@ -209,7 +209,7 @@ class TopicTable:
         return True
 
     def set_ordered(self, ordered: Mapping[str, str]) -> None:
-        """Mark the topics in `ordered`, the name servers' ORDER_TOPIC_CONFIG, as ordered, no other topics."""
+        """Mark exactly the topics in `ordered`, the name servers' ORDER_TOPIC_CONFIG, as ordered."""
         changed = False
         for name, config in self.table.items():
             if config.order != (name in ordered):

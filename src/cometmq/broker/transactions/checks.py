@@ -84,7 +84,7 @@ class TransactionChecks:
         self._timer = Periodic(self._loop, self._interval_s, self.round, name="check of transactions")
         self._turn = count()
         self._next = 0  # the offset at which the next round begins
-        self._room = 0  # bytes that this round may still move
+        self._room = 0  # bytes that this round may still copy
         self._log_limit = logs.LogLimiter()
         # Pairs of ends, of the ops' and of the half messages' queue, at one moment. When the head has passed
         # the second end, the ops before the first end are no longer needed.
@@ -161,7 +161,7 @@ class TransactionChecks:
             halves, behind = await self.store.executor.query(partial(self._read, offset, most))
         except OSError as error:
             if most > 1:
-                return await self._piece(offset, limit, most // 2)  # until the unreadable message is alone
+                return await self._piece(offset, limit, most // 2)  # until one unreadable message is left
             self._say_unread(offset, error)
             return self.ledger.next_open(offset + 1)
         if behind <= offset:
@@ -209,9 +209,9 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Carry out the verdicts on half messages. None means that only the op is missing.
+        """Carry out the verdicts on half messages. The verdict None means that only the op is missing.
 
-        The result of the future is whether that succeeded.
+        The result of the future is whether all verdicts were carried out.
         """
         done: asyncio.Future[bool] = self._loop.create_future()
         then: list[Callable[[], None]] = []

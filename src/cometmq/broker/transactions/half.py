@@ -174,8 +174,8 @@ def same_transaction(half: Half, other: Half) -> bool:
 def ends(message: MessageExt, half: Half, positions: set[int]) -> bool:
     """Return whether `message` is the message that the commit of a transaction has stored.
 
-    It contains the log position of one of the transaction's half messages, or the queue offset at which the
-    transaction began.
+    Such a message contains the log position of one of the transaction's half messages, or the queue offset at
+    which the transaction began.
     """
     properties = message.properties
     return (

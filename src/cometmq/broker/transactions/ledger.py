@@ -105,15 +105,19 @@ class Ledger:
             self._newest[first] = copy
 
     def ended(self, first: int, offset: int) -> None:
-        """Forget the newest copy of the transaction that began at `first`, if it is at `offset` and ended."""
+        """Forget the newest copy of a transaction that has ended with the half message at `offset`.
+
+        `first` is the offset at which the transaction began. If `offset` is not the newest copy's, nothing
+        changes.
+        """
         if self._newest.get(first) == offset:
             del self._newest[first]
 
     def standing_for(self, first: int, offset: int) -> int | None:
         """Return the offset of a transaction's open half message, or None if the transaction has ended.
 
-        The result is `offset`, which a request names, or the newest copy of the transaction that began at
-        `first`.
+        `first` is the offset at which the transaction began, and `offset` is the half message that a request
+        names. If that half message is closed, the transaction's newest copy is used in its place.
         """
         if self.is_open(offset):
             return offset

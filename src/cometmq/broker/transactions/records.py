@@ -120,13 +120,13 @@ class TransactionRecords:
         return twin
 
     def give_up(self, half: Half) -> None:
-        """Store a half message in the topic of those that are no longer checked, and close it."""
+        """Store a half message in the topic for half messages that are no longer checked, and close it."""
         self.topics.ensure(TRANS_CHECK_MAX_TIME_TOPIC, 1)
         twin = self._append(TRANS_CHECK_MAX_TIME_TOPIC, 0, half, half.properties)
         self._op_behind(twin, half.offset)
 
     def filler(self, offset: int) -> None:
-        """Store a filler as the next half message, and close it: an op with its offset exists already."""
+        """Store a filler as the next half message, and an op that closes the filler."""
         self.store.appender.append(
             TRANS_HALF_TOPIC,
             0,
