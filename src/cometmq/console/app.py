@@ -212,8 +212,8 @@ class Console:
     def _application(self, secure: bool) -> Any:
         ui.add_head_html(HEAD, shared=True)
         framework.add_static_files("/static", STATIC)
-        # Without this route, the framework would build its page for unknown paths even if the request has no
-        # session.
+        # Paths below /_nicegui/ need no session. For an unknown path of this kind, the framework would build
+        # a page; this route responds with an error instead.
         framework.add_route("/_nicegui/{path:path}", _no_file)
         for each in (*PAGES, not_found_page):
             self._serve(each)

@@ -37,7 +37,7 @@ _NAME = re.compile(rf"[A-Za-z0-9._@-]{{1,{MAX_NAME_LENGTH}}}")
 _SECRET_BYTES = 15
 _MAX_CONCURRENT_HASHES = 2  # limited because each hash takes 64 MiB of memory and 0.1 s
 _MAX_WAITING_LOGINS = 32
-_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # attempts to lock the file, seconds between two of them
+_LOCK_TRIES, _LOCK_INTERVAL_S = 50, 0.01  # number of attempts to lock the file, seconds between them
 
 
 class Role(StrEnum):
@@ -163,7 +163,7 @@ class Accounts:
         try:
             self.replace(FIRST_NAME, None, account)
         except AccountChanged:
-            return None  # another starting console has created the account
+            return None  # another console, starting at the same time, has created the account
         return password
 
     def put(self, name: str, role: Role, password: str | None = None) -> str:

@@ -29,7 +29,7 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # by key: when its failures no longer count
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # by key: the time when its failures expire
 
     def __len__(self) -> int:
         return len(self._free_at)

@@ -115,7 +115,7 @@ class Audit:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # ends a partial line that a full disk or a kill has left
+                line = b"\n" + line  # ends a partial line, left by a full disk or a killed process
             if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

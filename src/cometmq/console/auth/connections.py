@@ -38,7 +38,7 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # false if the next request has already begun
+        if self.cycle.response_complete:  # false once the next request has begun
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:
@@ -52,8 +52,8 @@ class TimedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def _close(self) -> None:
-        # The connection is closed gracefully, so that the client can still read bytes that are already
-        # written. The connection is aborted if the graceful close takes too long.
+        # Close the connection gracefully, so that the client can still read bytes that are already written.
+        # If the graceful close takes too long, abort the connection.
         self._start_timer(EXCHANGE_TIMEOUT_S, self.transport.abort)
         self.transport.close()
 

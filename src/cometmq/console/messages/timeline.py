@@ -117,7 +117,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         if end_ms is None and begin_ms is not None:
             end_ms = begin_ms + max(0, ended.cost_ms)
         if begin_ms is not None and end_ms is not None:
-            end_ms = max(begin_ms, end_ms)  # the client's clock may have been set back
+            end_ms = max(begin_ms, end_ms)  # because the client's clock may have been set back
     return Span(
         kind="call",
         group=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),

@@ -26,7 +26,8 @@ def is_text(body: bytes) -> bool:
 
 def as_text(body: bytes) -> str:
     """Return the beginning of a body as text, with U+FFFD for invalid UTF-8."""
-    # Four times as many bytes are decoded, because a character may have up to four bytes.
+    # Decode four times as many bytes as the maximum number of characters, because a character may have four
+    # bytes.
     return body[: 4 * MAX_TEXT_LENGTH].decode("utf-8", "replace")[:MAX_TEXT_LENGTH]
 
 
@@ -68,7 +69,7 @@ def as_hex(body: bytes) -> str:
 def preview(body: bytes) -> str:
     """Return the beginning of a body in one line, as text or, if it is not text, as hexadecimal bytes."""
     try:
-        # An incremental decoder accepts a last character that was split by the cut.
+        # The cut may have split the last character, which only an incremental decoder accepts.
         text = codecs.getincrementaldecoder("utf-8")().decode(body[:MAX_PREVIEW_BYTES])
     except UnicodeDecodeError:
         return body[:_ROW_BYTES].hex(" ")

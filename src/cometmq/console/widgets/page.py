@@ -75,8 +75,8 @@ class View:
         self._send_at_s = time.monotonic() + FIRST_ANSWERS_TIMEOUT_S
         delete_unopened(session.add_page(self.client.id))
         session.on_end[self] = self._session_ended
-        # The name is read once, so that an open page keeps its cluster when the browser's user chooses
-        # another one.
+        # Read the name once, so that an open page keeps its cluster when the browser's user chooses another
+        # cluster.
         self.cluster_name = cookies.get(CLUSTER_COOKIE, "")
         self._connection = services.clusters.find(self.cluster_name)
         if self._connection is not None:
