@@ -33,7 +33,7 @@ from cometmq.store import Clock
 
 log = logs.logger(__name__)
 
-EXPIRED_MS = 30_000  # registrations are repeated every 10 s, so three have been missed
+EXPIRED_MS = 30_000  # three times the interval of 10 s at which a filter server registers
 SCAN_S = 5.0
 START_S = 5.0
 STOP_S = 5.0
@@ -52,7 +52,7 @@ class FilterServers:
     def __post_init__(self) -> None:
         self._count = self.config.filter_server_nums
         self._token = secrets.token_hex(32)
-        self._known: dict[Connection, tuple[str, int]] = {}  # address, time of the last registration in ms
+        self._known: dict[Connection, tuple[str, int]] = {}  # address, and last registration time in ms
         self._complete = asyncio.Event()  # set once all required filter servers have registered
         self.processes: list[subprocess.Popen[bytes]] = []
         self._timer = Periodic(
@@ -123,7 +123,7 @@ class FilterServers:
             if process.returncode == os.EX_UNAVAILABLE and self._count:  # the filter server has logged why
                 log.error("filter servers cannot run on this machine and are not started again")
                 self._count = 0
-                self._complete.set()  # `start` must not wait any longer
+                self._complete.set()  # ends the wait in `start`
             self.processes.remove(process)
             _close(process)
         try:

@@ -52,7 +52,7 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # end of the segment to delete, time of the request
+        self._asked: tuple[int, float] = (-1, 0.0)  # end of the segment to delete, and time of the request
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 
@@ -106,7 +106,7 @@ class LeaderServices:
         if self._leads:
             return await self.timers.move_on(behind)
         begin, end = self.leader_log()
-        if behind <= begin and end <= committed:  # the leader has deleted this segment; its copies are here
+        if behind <= begin and end <= committed:  # the leader has deleted the segment; the copies are here
             return True
         if self._asked[0] != behind:
             self._asked = (behind, now)
@@ -116,7 +116,7 @@ class LeaderServices:
         for stop in (self.schedule.stop, self.timers.stop, self.transactions.stop):
             try:
                 await stop()
-            except Exception:  # an exception must not prevent this member from leading again
+            except Exception:  # after an exception, this member must still be able to lead again
                 log.exception("a leader service did not stop cleanly")
 
     async def stop(self) -> None:

@@ -89,7 +89,7 @@ class BrokerParts:
         self._clock = clock
         self._address = address
         self._settings_lock = asyncio.Lock()
-        self._unwritten: set[str] = set()  # keys of changed settings that the settings file lacks
+        self._unwritten: set[str] = set()  # keys of changed settings that are not in the settings file yet
         self._loop = asyncio.get_running_loop()
         self._limits_due = False  # whether a call of _use_topic_limits is scheduled
         self.store = store
@@ -462,7 +462,7 @@ class BrokerParts:
     def _topics_changed(self) -> None:
         self.sends.forget_rules()
         self.registrar.register()
-        if not self._limits_due:  # examine all topics once per tick, not per change
+        if not self._limits_due:  # so that all topics are examined once per tick, and not after each change
             self._limits_due = True
             self._loop.call_soon(self._use_topic_limits)
 

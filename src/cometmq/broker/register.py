@@ -60,7 +60,7 @@ class NamesrvLink:
         return self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # so that all changes of one tick are sent together
+        await asyncio.sleep(0)  # lets the tick end, so that all its changes are sent together
         while True:
             self._again = False
             try:
@@ -161,7 +161,7 @@ class Registrar:
 
     def register(self) -> list[asyncio.Task[None]]:
         """Register with every name server, of the setting namesrvAddr or else of the address server."""
-        if self._stopped or not self.address.port:  # not listening yet: no address to register
+        if self._stopped or not self.address.port:  # before the broker listens, it has no address
             return []
         addresses = self.config.namesrv_addresses or self._found
         for addr in addresses:

@@ -26,7 +26,7 @@ from cometmq.yaml_file import Node
 MAX_FILE_BYTES = 1 << 20
 MAX_YAML_NODES = 50_000
 """The maximum number of YAML nodes in one file: enough for 3,500 accounts with a few permissions each."""
-_SHOWN = 80  # maximum characters of an invalid value that an error text shows
+_SHOWN = 80  # maximum number of characters of an invalid value that an error text contains
 
 
 class Perm(IntFlag):
@@ -229,7 +229,7 @@ class _Reader:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f" (did you mean {near[0]}?)" if near else ""
-                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # a secret may follow, as in `secretKey:x`
+                word = re.split(r"[^A-Za-z]", name, maxsplit=1)[0]  # the rest may be a secret: `secretKey:x`
                 raise YamlError(item.line, f"{what}: unknown key {shortened(word, _SHOWN)!r}{hint}")
         return node.value
 

@@ -155,7 +155,7 @@ class AclFiles:
         return next((each for each in found if each.access_key == access_key), None)
 
     def _home_of(self, access_key: str) -> str | None:
-        self._look()  # the files may have been edited since they were last read
+        self._look()  # users may have edited the files since the last read
         for path, each in self._read.items():
             if any(account.access_key == access_key for account in each.content.accounts):
                 return path
@@ -183,7 +183,7 @@ class AclFiles:
         return policy
 
     def _read_one(self, path: str) -> _Read:
-        stamp = _stamp(path)  # taken before the read, so that the next check detects a write during the read
+        stamp = _stamp(path)  # taken before the read, so that the next check detects a concurrent write
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ConfigError("aclEnable", "true", "a file: this is none, and is not read", path)
         with open(path, "rb") as file:

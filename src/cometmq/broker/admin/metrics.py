@@ -39,7 +39,7 @@ MAX_LATENCIES = 2_000
 
 For further queues, only the number of unconsumed messages is reported.
 """
-# The suffix of rocketmq-exporter's metric name, by key of the broker's runtime table.
+# The suffix of the metric name in rocketmq-exporter for each key of the broker's runtime table.
 RUNTIME = {
     "msgPutTotalTodayNow": "msg_put_total_today_now",
     "msgGetTotalTodayNow": "msg_gettotal_today_now",
@@ -82,7 +82,7 @@ RATES = {
 CONSUME_MODES = dict(zip(CONSUME_TYPES, ("pull", "push", "pop"), strict=True))
 BROADCASTING, CLUSTERING = MESSAGE_MODELS
 BYTES, MILLISECONDS = "bytes", "milliseconds"
-Lag = tuple[str, str, int, int]  # group, topic, queue id, messages
+Lag = tuple[str, str, int, int]  # group, topic, queue id, number of messages
 
 
 @dataclass(eq=False, kw_only=True)
@@ -151,7 +151,7 @@ class BrokerMetrics:
         place = {**self._of_broker(), "brokerIP": self.address.text}
         labels = {
             **place,
-            "brokerHost": "",  # an empty value, as in rocketmq-exporter
+            "brokerHost": "",  # rocketmq-exporter leaves this label empty, too
             "des": table["brokerVersionDesc"],
             "boottime": table["bootTimestamp"],
             "broker_version": table["brokerVersion"],

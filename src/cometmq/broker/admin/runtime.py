@@ -241,7 +241,8 @@ def store_facts(store: MessageStore) -> dict[str, str]:
         "consumeQueueDiskRatio": ratio(fullness.queue_ratio),
         "dispatchBehindBytes": "0",
         "remainHowManyDataToFlush": size_text(store.log.end - store.flusher.flushed),
-        # These values are not measured, but rocketmq-exporter refuses a table without the keys.
+        # rocketmq-exporter refuses a runtime table without these keys, so they have fixed values although
+        # nothing is measured.
         "putMessageDistributeTime": "{}",
         "putMessageEntireTimeMax": "0",
         "getMessageEntireTimeMax": "0",

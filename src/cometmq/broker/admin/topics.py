@@ -171,7 +171,7 @@ class TopicAdmin:
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"topic {name} was not deleted: {error.strerror or error}"
             ) from error
-        since = tables.check_changeable()  # another broker may have become the leader during the deletion
+        since = tables.check_changeable()  # during the deletion, another broker may have become the leader
         if tables.topics.delete(name):
             log.info("topic %s deleted by %s", name, connection.peer)
         tables.offsets.remove_topic(name)
@@ -239,7 +239,7 @@ class TopicAdmin:
 
         System topics are excepted, because their messages may still be waiting for delivery.
         """
-        await self.tables.confirm_changeable()  # a follower deletes only what its leader deletes
+        await self.tables.confirm_changeable()  # because a follower deletes only what its leader deletes
         topics = self.tables.topics
         try:
             # Pass a function rather than a set of all names: many such requests may wait for each other, and

@@ -71,7 +71,7 @@ def local_address() -> str:
     """Return the address from which this machine sends to other networks, or 127.0.0.1 if there is none."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
-        probe.connect(("192.0.2.1", 9))  # TEST-NET address; connecting a UDP socket sends nothing
+        probe.connect(("192.0.2.1", 9))  # an address for documentation; connecting a UDP socket sends nothing
         return str(probe.getsockname()[0])
     except OSError:
         return "127.0.0.1"
@@ -120,7 +120,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     max_held_pulls_per_connection: Annotated[int, _PARKED] = 16_384  # CometMQ's own setting
     max_held_pulls_per_queue: Annotated[int, _PARKED] = 4_096  # CometMQ's own setting
     notify_consumer_ids_changed_enable: bool = True
-    enable_property_filter: bool = True  # SQL92 filters; Apache's default is false
+    enable_property_filter: bool = True  # enables SQL92 filters; Apache's default is false
     slave_read_enable: bool = False
     start_accept_send_request_time_stamp: Annotated[int, Range(0, LONG_MAX, "milliseconds since 1970")] = 0
     broker_fast_failure_enable: bool = True
@@ -153,7 +153,7 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
         4_000_000  # CometMQ's own; each message takes 30 bytes of memory
     )
-    recall_message_enable: bool = True  # Apache's default is false
+    recall_message_enable: bool = True  # enables recalls; Apache's default is false
     reject_transaction_message: bool = False
     store_reply_message_enable: bool = True
     transaction_time_out: Annotated[int, Range(0, INT_MAX, "milliseconds")] = 6_000
@@ -162,11 +162,11 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     trace_on: bool = True
     region_id: str = "DefaultRegion"
     filter_server_nums: Annotated[int, Range(0, 64, "processes"), FIXED] = 0
-    tls_server_mode: Annotated[str, FIXED] = ""  # "": permissive if tls.config.file is set
+    tls_server_mode: Annotated[str, FIXED] = ""  # "" means permissive if tls.config.file is set
     tls_config_file: Annotated[str, FIXED] = ""
     use_tls: Annotated[bool, FIXED] = False
     acl_enable: Annotated[bool, FIXED] = False
-    rocketmq_home: Annotated[str, FIXED] = ""  # with aclEnable: the ACL files are in its directory `conf`
+    rocketmq_home: Annotated[str, FIXED] = ""  # with aclEnable, its directory `conf` holds the ACL files
     log_level: str = ""  # CometMQ's own setting
     broker_config_path: Annotated[str, FIXED] = ""
     extra: dict[str, str] = msgspec.field(default_factory=dict)

@@ -90,7 +90,7 @@ class DueTimes:
         """
         self._delay_ms = delay_ms
         self._stored = stored
-        self._latest_ms = monotonic_ms + delay_ms  # upper limit for messages from before the start
+        self._latest_ms = monotonic_ms + delay_ms  # latest delivery time of messages from before the start
         self.steps = ClockSteps(now_ms, monotonic_ms)
 
     def due_ms(self, offset: int, store_timestamp_ms: int) -> int:

@@ -40,7 +40,7 @@ WITHOUT_USE = {
     "putMsgIndexHightWater": "600000", "expectConsumerNumUseFilter": "32",
     "maxErrorRateOfBloomFilter": "20", "filterDataCleanTimeSpan": "86400000",
     "autoDeleteUnusedStats": "false",
-    # settings that 5.x has added
+    # Release 5.x of Apache's broker has added the following settings.
     "waitTimeMillsInAckQueue": "3000", "waitTimeMillsInAdminBrokerQueue": "5000",
     "timerRollWindowSlot": "172800", "timerFlushIntervalMs": "1000", "mappedFileSizeTimerLog": "104857600",
     "appendTopicForTimerDeleteKey": "false",

@@ -66,8 +66,8 @@ class Protection:
         late_ms = int((self._loop.time() - self._due) * 1000)
         flusher = self.store.flusher
         self.load = Load(
-            # The minimum of two measurements ignores a single stall that is already over: the requests that
-            # waited during it are best served now.
+            # Use the smaller one of two measurements, so that a single stall that is already over causes no
+            # refusals: the requests that waited during the stall are best served now.
             lag_ms=min(late_ms, self._late_ms),
             sync_ms=int(flusher.syncing_s * 1000) if self.store.config.sync_flush else 0,
             waiting=self.writer.waiting,
@@ -75,7 +75,7 @@ class Protection:
         )
         self._late_ms = late_ms
         if 0 < self.config.max_unflushed_bytes <= 2 * self.load.unflushed:
-            flusher.request()  # half the limit is reached, so sync before the flush interval ends
+            flusher.request()  # half of the limit is reached, so sync before the flush interval ends
         self._refuse(exceeded(self.load, self.config))
         self.start()
 

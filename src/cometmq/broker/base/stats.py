@@ -16,7 +16,7 @@ import msgspec
 # The periods, in seconds, over which rates are reported.
 SPANS_S = (10, 60, 600)
 DAY_MS = 86_400_000
-GROUP_SPAN_MS = 10_000  # length of a span in which messages per group are counted
+GROUP_SPAN_MS = 10_000  # length, in ms, of a span in which the messages of each group are counted
 GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
 """The maximum number of totals, one per group and topic. If it is exceeded, all totals restart at 0."""
@@ -89,7 +89,7 @@ class Stats:
     def __init__(self, now_ms: int, mono_ms: int) -> None:
         self.boot_ms = now_ms
         self.boot_mono_ms = mono_ms
-        self.boot_log_end = 0  # the end of the log when this broker opened the log
+        self.boot_log_end = 0  # where the log ended when this broker opened it
         self.put = 0
         self.put_failed = 0
         self.get = 0
@@ -105,8 +105,8 @@ class Stats:
         self.group_counts: SpanCounts[tuple[str, str]] = SpanCounts(mono_ms)
         self.topic_counts: SpanCounts[str] = SpanCounts(mono_ms)
         self.broker_counts: SpanCounts[str] = SpanCounts(mono_ms)
-        self._counted = {"put": 0, "transferred": 0}  # counter values that `broker_counts` includes
-        self.group_totals: dict[tuple[str, str], int] = {}  # totals since the start, without the current span
+        self._counted = {"put": 0, "transferred": 0}  # counter values at the last update of `broker_counts`
+        self.group_totals: dict[tuple[str, str], int] = {}  # totals since the start, except the current span
         self._topic_totals: Mapping[str, int] | None = None
         self._day = now_ms // DAY_MS
         self.put_this_morning = self.put_yesterday_morning = 0

@@ -27,7 +27,7 @@ log = logs.logger(__name__)
 SUCCESS = int(ResponseCode.SUCCESS)
 FLUSH_DISK_TIMEOUT = int(ResponseCode.FLUSH_DISK_TIMEOUT)
 SYSTEM_ERROR = int(ResponseCode.SYSTEM_ERROR)
-FLUSH_FAILED = 1 << 16  # greater than every response code
+FLUSH_FAILED = 1 << 16  # a value greater than every response code
 
 NOT_COMMITTED = "the raft group has not committed it in time: it may be stored, or not"
 
@@ -78,7 +78,7 @@ class Writer:
         self._tick = tick
         self.configure()
         self._appender = store.appender
-        self._outcomes: list[tuple[Outcome, bool]] = []  # outcomes of this tick; True: wait for durability
+        self._outcomes: list[tuple[Outcome, bool]] = []  # outcomes of this tick; True: wait until durable
         self._ticks = 0  # number of ticks whose senders still wait
         self.waiting = 0  # number of senders that wait for a flush or slaves
         self._idle = asyncio.Event()

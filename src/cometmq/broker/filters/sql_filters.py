@@ -38,7 +38,7 @@ REST = 4.0
 A compilation slows the event loop even though it runs in a thread, so pauses limit its share of the time.
 """
 _MAX_REST_S = 0.1
-_MAX_SINGLE_READS = 3  # number of properties that are read singly before all are decoded
+_MAX_SINGLE_READS = 3  # maximum number of properties that are read singly; for more, all are decoded
 MAX_VERDICT_TABLES = 32
 """The maximum number of filters with cached verdicts, which take 10 MiB in all.
 
@@ -52,7 +52,7 @@ PAUSED_SCANS = 100
 """The number of scans for which a table of verdicts that saved few evaluations is not used."""
 _WORTHWHILE = 4  # below this number of checked records per evaluation, a table is not worth its cost
 
-Key = tuple[str, bool]  # expression; whether words such as CONTAINS are operators
+Key = tuple[str, bool]  # the expression, and whether words such as CONTAINS are operators in it
 
 
 class NotCompiled(Exception):
@@ -137,7 +137,7 @@ class SqlFilters:
             try:
                 found = await asyncio.to_thread(self._compiler, expression, string_words=string_words)
             except SqlError as error:
-                found = SqlError(error.column, error.problem)  # a copy without the traceback
+                found = SqlError(error.column, error.problem)  # a copy of the error without its traceback
             self._not_before = loop.time() + min(REST * (loop.time() - began), _MAX_REST_S)
             self._table[key] = found
             self._characters += len(expression) + _EXTRA_CHARACTERS

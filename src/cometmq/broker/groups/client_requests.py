@@ -55,14 +55,14 @@ from cometmq.store import Clock, MessageStore
 # The maximum number of groups and subscriptions in one heartbeat. Decoding each takes 2 µs, and the limit
 # bounds that time, so groups and subscriptions are counted before they are decoded.
 MAX_OBJECTS = 50_000
-MAX_LANGUAGE_LENGTH = 32  # maximum length in characters
-MAX_BROKER_NAME_LENGTH = 255  # characters; queues of brokers with longer names cannot be locked
+MAX_LANGUAGE_LENGTH = 32  # maximum length of a client's language, in characters
+MAX_BROKER_NAME_LENGTH = 255  # characters; the queues of brokers with longer names cannot be locked
 
 
 log = logs.logger(__name__)
 
-MAX_KEPT = 1_000  # maximum number of stored differences, and of stored groups
-MAX_REPEATED_CHECKS = 10  # maximum number of groups that one call compares again; each may be large
+MAX_KEPT = 1_000  # maximum number of stored digests, and of stored groups
+MAX_REPEATED_CHECKS = 10  # maximum number of groups that one call compares again, as each may be large
 
 
 @dataclass(eq=False)

@@ -24,9 +24,9 @@ EXPIRED_MS = 120_000
 # The maximum number of consumer groups, and also of producer groups, of one connection. A group with long
 # subscriptions counts as several groups. Real clients have only a few.
 MAX_GROUPS_PER_CONNECTION = 1_000
-WEIGHT_CHARACTERS = 16_384  # characters of subscriptions that count as one more group
-MAX_TOPICS_PER_GROUP = 1_000  # maximum subscriptions of a group
-MAX_CLIENT_ID_LENGTH = 1_024  # maximum characters; real ids have about 40
+WEIGHT_CHARACTERS = 16_384  # number of subscription characters for which a group counts once more
+MAX_TOPICS_PER_GROUP = 1_000  # maximum number of subscriptions of a group
+MAX_CLIENT_ID_LENGTH = 1_024  # maximum number of characters; real client ids have about 40
 
 Client = tuple[str, str, int]  # client id, language, version
 
@@ -78,8 +78,8 @@ class ConsumerGroup(Group):
         super().__init__()
         self.consume_type = self.message_model = self.consume_from_where = ""  # set by each heartbeat
         self.subscriptions: dict[str, SubscriptionData] = {}
-        self.limits_told = False  # whether different retry limits of members have been logged
-        self.own_limit_told = RETRY_MAX_TIMES  # the last configured retry limit that was logged as overridden
+        self.limits_told = False  # whether a log line has reported that members have different retry limits
+        self.own_limit_told = RETRY_MAX_TIMES  # the group's limit when a log line last reported it
 
     def wants(self) -> dict[str, Wants]:
         """Return the subscriptions by client id; of several connections, the newest one counts."""
@@ -119,7 +119,7 @@ class ClientTable(Generic[G]):
     def __init__(self, new_group: type[G]) -> None:
         self.groups: dict[str, G] = {}
         self._new_group = new_group
-        self.groups_of: dict[Hashable, dict[str, int]] = {}  # by channel: its groups and their weights
+        self.groups_of: dict[Hashable, dict[str, int]] = {}  # groups and their weights, by channel
 
     def join(self, group: str, channel: Hashable, client: Client, now_ms: int, weight: int = 1) -> bool:
         """Add a client to a group, or renew its membership.
@@ -196,7 +196,7 @@ class ProducerTable(ClientTable[Group]):
         super().__init__(Group)
         self._may_replace = may_replace
         self._channel_of: dict[str, Any] = {}
-        self._id_of: dict[Hashable, str] = {}  # by channel: its last client id
+        self._id_of: dict[Hashable, str] = {}  # the last client id of each channel
 
     def channel(self, client_id: str) -> Any:
         """Return the connection to which replies for a client id are sent, or None."""

@@ -37,7 +37,7 @@ class GroupNotices:
 
     def __post_init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._changed: dict[str, bool] = {}  # whether a group has changed since its last notification
+        self._changed: dict[str, bool] = {}  # by group: whether it has changed since its last notification
 
     def changed(self, group: str) -> None:
         """Notify the members of a group that it has changed: at once, or after the minimum interval."""

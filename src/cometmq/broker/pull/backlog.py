@@ -22,9 +22,9 @@ from typing import Generic, TypeVar
 Request = TypeVar("Request")
 Reader = tuple[str, str, int]  # group, topic, queue id
 
-PART = 0.08  # share of the CPU time of all other work; the I/O of pulls costs as much again
-MIN_SAVED_S = 0.0003  # CPU time in s that must be saved before pulls are served beside sends
-NEAR = 64 << 20  # distance in bytes to the log's end at which a reader has nearly caught up
+PART = 0.08  # CPU time of pulls as a share of all other work; their I/O costs as much again
+MIN_SAVED_S = 0.0003  # CPU time in s that must be saved before pulls are served in ticks with sends
+NEAR = 64 << 20  # a reader has nearly caught up if it is at most this many bytes before the log's end
 MISS_S = 0.0003  # extra CPU time in s of a pull that reads from the disk in a thread
 MAX_SAVED_S = 0.001
 MAX_OWED_S = 0.002
@@ -73,8 +73,8 @@ class Backlog(Generic[Request]):
         self._end = log_end()
         self._sent_at = now_s()
         self._left_at = cpu_s()  # CPU time of this thread at the last call of serve_some
-        self._saved_s = 0.0  # CPU time that pulls may use; negative after an excess
-        self._begun = False  # whether enough was saved to begin serving
+        self._saved_s = 0.0  # CPU time in s that pulls may still use; negative if they have used too much
+        self._begun = False  # whether the saved CPU time has sufficed to begin serving pulls
 
     def missed(self, reader: Reader) -> None:
         """Limit this reader from now on, because one of its pulls has to read from the disk."""

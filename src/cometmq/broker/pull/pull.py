@@ -99,8 +99,8 @@ class PullRequest:
     header: PullMessageRequestHeader
     wanted: Wanted
     may_hold: bool
-    offset: int  # the next offset to read
-    aside: bool = False  # whether the pull was put aside, and its connection is held
+    offset: int  # the offset from which to read
+    aside: bool = False  # whether the pull was put aside, which pauses the reads from its connection
     until_ms: int = 0  # the deadline of a pull that has been parked
 
     @property
@@ -250,7 +250,7 @@ class PullProcessor:
             try:
                 request.wanted = self.checks.check(connection, request.version, request.header)
                 self._serve(request)
-            except NotCompiled as missing:  # the group's subscription has changed meanwhile
+            except NotCompiled as missing:  # the subscription now has a filter that must be compiled first
                 request.may_hold = False
                 self._beside(connection, self._compile_first(request, missing))
             except Exception as error:
@@ -377,8 +377,8 @@ class PullProcessor:
             at_ms = self.long_poll.park(topic, queue_id, parked, now_ms, hold_ms)
         else:
             request.aside = True
-            request.until_ms = 0  # 0: when the pull is served again, it must be answered
-            connection.hold()  # reads no further request until some pulls are answered
+            request.until_ms = 0  # 0 means that the pull must be answered when it is served next
+            connection.hold()  # reads no further request from the connection until some pulls are answered
             at_ms = self.long_poll.put_aside(
                 parked, now_ms, max(0, min(hold_ms, config.short_polling_time_mills, MAX_SUSPENSION_MS))
             )
@@ -426,7 +426,7 @@ class PullProcessor:
         self._filter_scans.serve_all()
         if self._beside_tasks:
             await asyncio.gather(*self._beside_tasks, return_exceptions=True)
-        self._filter_scans.serve_all()  # pulls whose filter was compiled by one of the tasks
+        self._filter_scans.serve_all()  # serves pulls whose filter one of the tasks has compiled
 
     def arrived(self, arrivals: Arrivals) -> None:
         """Wake the pulls whose filter matches messages that have become visible."""
@@ -434,7 +434,7 @@ class PullProcessor:
             return
         arrived, waited_for = self.long_poll.arrived, self.long_poll.queues
         for topic, queue_id, next_offset, tags_code, _ in arrivals:
-            if (topic, queue_id) not in waited_for:  # an earlier message of the batch has woken all pulls
+            if (topic, queue_id) not in waited_for:  # an earlier message has woken all pulls of the queue
                 continue
             woken = arrived(topic, queue_id, next_offset, tags_code)
             if woken:

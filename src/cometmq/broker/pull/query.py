@@ -61,7 +61,7 @@ class QueryProcessor:
     async def _by_id(self, connection: Connection, frame: Frame) -> Frame:
         offset = frame.header(ViewMessageRequestHeader).offset
         store, raft_log, record = self.store, self.store.raft_log, None
-        if raft_log is None or offset < raft_log.shown:  # raft may still remove later entries
+        if raft_log is None or offset < raft_log.shown:  # raft may remove entries after `shown`
             record = await store.executor.query(partial(store.lookups.record_at, offset))
         if record is None:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"can not find message by the offset, {offset}")

@@ -13,7 +13,7 @@ from cometmq.protocol.codes import is_system_group
 log = logs.logger(__name__)
 
 CHECK_S = 180.0
-MAX_SLOW_READERS = 10_000  # maximum number of recorded readers
+MAX_SLOW_READERS = 10_000  # maximum number of readers whose lag is recorded
 
 
 @dataclass(eq=False)

@@ -75,10 +75,10 @@ class Relay:
         self._loop = asyncio.get_running_loop()
         self._active = False
         self._until = 0.0
-        self._held_bytes = 0  # size of the requests that are held, or forwarded and not answered
+        self._held_bytes = 0  # total size of requests that are held, or forwarded and not answered yet
         self._held: list[_Held] = []  # held requests in the order of their arrival
         self._numbers = count()
-        self._passed = 0  # number of requests that are forwarded and not answered
+        self._passed = 0  # number of requests that are forwarded and not answered yet
         self._task: asyncio.Task[None] | None = None
         self._wake = asyncio.Event()
         self._leader = ""
@@ -113,7 +113,7 @@ class Relay:
     def _handler(self, handler: Handler) -> Handler:
         def send(connection: Connection, frame: Frame) -> Frame | Awaitable[Frame | None] | None:
             if frame.flag & RELAYED_FLAG:
-                if not self._group.accepts:  # a refusal based on old tables could be wrong
+                if not self._group.accepts:  # a check against this member's old tables could be wrong
                     return frame.response(ResponseCode.SERVICE_NOT_AVAILABLE, "not the leader")
             elif self._active and self._takes():
                 if self._held_bytes >= MAX_HELD_BYTES:
@@ -153,7 +153,7 @@ class Relay:
                 self._wake.clear()
                 await self._step()
                 if self._group.accepts and not self._passed:
-                    await asyncio.sleep(0)  # let the handlers run before later requests
+                    await asyncio.sleep(0)  # lets the handlers run before later requests arrive
                     continue
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(RETRY_INTERVAL_S):
@@ -177,7 +177,7 @@ class Relay:
             for held in self._held[: None if self._open else 1]:
                 self._pass(connection, held)
                 del self._held[0]
-        except RemotingError:  # nothing was sent
+        except RemotingError:  # the requests are still held, because nothing was sent
             self._back_off()
 
     def _answer_here(self, all_of_them: bool) -> None:
@@ -203,7 +203,7 @@ class Relay:
             answer = connection.request(request, held.since + ANSWER_S - self._loop.time())
         except RemotingError:
             raise
-        except CometError as error:  # for instance, the signature has made the frame too long
+        except CometError as error:  # for instance, the signature made the frame too long
             held.answer.set_exception(error)
             return
         self._passed += 1

@@ -32,7 +32,7 @@ from cometmq.store import Appender, ConsumeQueue, QueueTable, TickMessage, Trait
 
 # The maximum number of learnt headers: enough for 2,000 topics of 10 queues.
 MAX_TEMPLATES = 20_000
-MAX_BYTES = 16 << 20  # maximum bytes of learnt headers; 20,000 usual ones take 9 MB
+MAX_BYTES = 16 << 20  # maximum total size of learnt headers, in bytes; 20,000 usual headers take 9 MB
 MAX_CUTS = 8  # maximum number of ways to divide headers of the same length
 # After MAX_MISSES headers that could not be learnt, learning pauses for PAUSE_HEADERS headers. This is for
 # producers whose other properties differ in each message: trying to learn a header costs 2 µs, and the pause
@@ -40,11 +40,11 @@ MAX_CUTS = 8  # maximum number of ways to divide headers of the same length
 # queues in turn is learnt without a pause.
 MAX_MISSES = 12_000
 PAUSE_HEADERS = 100_000
-MAX_HEADER_BYTES = 2_048  # maximum length of a header that is learnt
+MAX_HEADER_BYTES = 2_048  # maximum length of a header that can be learnt, in bytes
 INT32_MAX = 2**31 - 1
 
 BORN = b'"g":"'
-ZERO = ord("0")  # in JSON, a number that begins with 0 is either 0 or invalid
+ZERO = ord("0")  # first digit of numbers that are 0, or invalid in JSON
 _word = struct.Struct(">I").pack
 # Matches the bytes that follow BORN in a header: the three values, and the constant parts after each of them.
 # The atomic group (`?>`) ends at the first unique key. Otherwise the search would be repeated at each further

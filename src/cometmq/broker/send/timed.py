@@ -71,7 +71,7 @@ class TimedSends:
             CommandError: The delivery time is invalid, or too many messages are waiting already.
         """
         name = next((name for name in TIMES if value_of(properties, name)), None)
-        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # the message has waited already
+        if name is None or value_of(properties, b"TIMER_OUT_MS"):  # no delivery time, or a wait that is over
             return None
         recall = bool(value_of(properties, b"TIMER_DEL_UNIQKEY"))
         self._refuse_if_not_taken(recall=recall)
@@ -151,7 +151,7 @@ class TimedSends:
             )
         timers = self.tables.timers
         most, waiting = self.config.timer_max_waiting, timers.waiting
-        if recall:  # allow as many recalls as waiting messages, even above the limit
+        if recall:  # recalls may be as many as the limit or, if greater, the number of waiting messages
             most, waiting = max(most, waiting - timers.recalls), timers.recalls
         if waiting >= most:
             raise CommandError(

@@ -136,7 +136,7 @@ class DurableTables:
         if not self._store.recovered.clean:
             version = self.offsets.version
             for key, lowered in self.offsets.lower(self._store.max_offset):
-                if version is not None:  # so that the copy of another member counts as newer
+                if version is not None:  # a lower version, so that another member's is newer
                     older = msgspec.structs.replace(version, counter=version.counter - 1)
                     self.offsets.version = older
                 log.warning(

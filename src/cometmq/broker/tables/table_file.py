@@ -42,7 +42,7 @@ class TableFile:
     def __post_init__(self) -> None:
         self._file = JsonTable(self.path, self.disk)
         self._task: asyncio.Task[None] | None = None
-        self._asked = 0  # number of changes so far
+        self._asked = 0  # number of changes of the table so far
         self._saved = 0  # number of changes that the file contains
         self._changed = asyncio.Event()
         self._waiters: list[tuple[int, asyncio.Future[None]]] = []
@@ -87,7 +87,7 @@ class TableFile:
             await self._task
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # so that one write contains all changes of a tick
+        await asyncio.sleep(0)  # lets the tick end, so that one write contains all its changes
         retry = Backoff(RETRY_S, MAX_RETRY_INTERVAL_S)
         while self._saved < self._asked:
             asked = self._asked
@@ -118,7 +118,7 @@ class TableFile:
             await asyncio.to_thread(self._file.save, content)
         except OSError as error:
             return error
-        except Exception as error:  # end the waits, and keep writing later changes
+        except Exception as error:  # an unexpected error ends the waits, and later changes are still written
             log.exception("%s", self._file.path)
             return OSError(errno.EIO, repr(error))
         return None

@@ -58,7 +58,7 @@ log = logs.logger(__name__)
 
 AT_ONCE = 32
 BYTES_AT_ONCE = 1 << 20
-PAUSE_S = 0.01  # seconds between two pieces, for other work of the loop
+PAUSE_S = 0.01  # seconds between two pieces of a round, in which the event loop does other work
 MAX_CYCLE_S = 60.0
 MAX_MARKS = 64
 
@@ -219,7 +219,7 @@ class TransactionChecks:
         going_on = True
         for half, verdict in todo:
             if not self.ledger.is_open(half.offset):
-                continue  # the transaction has ended meanwhile
+                continue  # the transaction has ended since its half message was read
             try:
                 then.append(self._store(half, verdict))
             except (StoreError, CommandError) as error:
@@ -264,7 +264,7 @@ class TransactionChecks:
             except StoreRefused as refusal:
                 if refusal.response_code != ResponseCode.MESSAGE_ILLEGAL:
                     raise
-                why = refusal.remark  # the message is too long with the properties of a copy
+                why = refusal.remark  # with the properties of a copy, the message is too long
             self.records.give_up(half)
         except Damaged as damage:
             why = damage.remark

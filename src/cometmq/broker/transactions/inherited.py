@@ -28,7 +28,7 @@ from cometmq.store import WAITING, GetStatus, MessageStore
 log = logs.logger(__name__)
 
 OPS_AT_ONCE = 32
-SAME_KEY = 64  # maximum number of messages with the same key that are examined
+SAME_KEY = 64  # maximum number of messages with the same key that a search examines
 BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
 """The maximum number of half messages that a crash may have destroyed.
@@ -109,7 +109,7 @@ class Inherited:
         if half.offset >= self.end:
             return False
         if not half.group:
-            return True  # only fillers have no group
+            return True  # a half message without a group is a filler
         if not half.key:
             return False
         positions = {half.message.physical_offset}

@@ -7,7 +7,7 @@ has a bit, so a million half messages take 125 kB.
 
 from __future__ import annotations
 
-CHUNK = 4096  # bits in one integer of the bitmap
+CHUNK = 4096  # number of bits in one integer of the bitmap
 MAX_COPIES = 100_000
 """The maximum number of transactions whose newest copy is recorded.
 
