@@ -349,7 +349,7 @@ def _target(scope: Scope) -> str:
 
 
 def own_path(where: str) -> str:
-    """Return the path if it is a path of this console, or "/" if it leads to another site."""
+    """Return the given path if it is a path of this console, or "/" if it leads to another site."""
     plain = where.startswith("/") and not where.startswith(("//", "/\\")) and where.isprintable()
     if not plain or "\\" in where or len(where) > 4096:
         return "/"

@@ -109,7 +109,7 @@ class Sessions:
         return session
 
     def is_valid(self, session: Session) -> bool:
-        """Return whether a session may continue. If it has expired or its account has changed, end it."""
+        """Return whether a session may continue. End an expired session, or one whose account has changed."""
         now = self._clock()
         over = now - session.used_s > self._idle_s or now - session.began_s > self._life_s
         if not session.ended and (over or self._accounts.get(session.name) != session.account):

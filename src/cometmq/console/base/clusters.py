@@ -220,7 +220,8 @@ class Clusters:
     async def remove(self, shown: ClusterConnection) -> None:
         """Remove a cluster from the console.
 
-        Raises ClusterError, also if another administrator has changed or removed it since the page showed it.
+        Raises ClusterError, also if another administrator has changed or removed the cluster since the page
+        showed it.
         """
         name = _changeable(shown.name)
         async with self._changing:
@@ -234,7 +235,8 @@ class Clusters:
     async def make_standard(self, shown: ClusterConnection) -> None:
         """Make a cluster the default, which a browser shows until its user chooses a cluster.
 
-        Raises ClusterError, also if another administrator has changed or removed it since the page showed it.
+        Raises ClusterError, also if another administrator has changed or removed the cluster since the page
+        showed it.
         """
         async with self._changing:
             self._check_shown(shown)

@@ -19,7 +19,7 @@ class NotAllowed(ConsoleError):
 
 
 class TargetsChanged(ConsoleError):
-    """The servers or steps of a confirmed operation are no longer those that it had in the confirmation."""
+    """The servers or steps of an operation have changed since the user was asked to confirm the operation."""
 
 
 class PartlyDone(ConsoleError):

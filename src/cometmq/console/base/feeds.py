@@ -86,7 +86,7 @@ class Feed(Generic[T]):
     async def first(self, timeout_s: float) -> Reading[T]:
         """Return the latest reading.
 
-        If there is none, wait for the first one for at most `timeout_s` seconds.
+        Before the first reading, wait at most `timeout_s` seconds for it.
         """
         if self.latest.at_s or self.latest.problem:
             return self.latest
@@ -249,7 +249,7 @@ class Rate:
     def observe(self, at_s: float, counters: dict[Hashable, int]) -> dict[Hashable, float]:
         """Return the growth per second by key. A key that is observed for the first time is omitted.
 
-        If a counter has become smaller, because it was reset, its growth is 0.
+        The growth of a counter that has become smaller, because it was reset, is 0.
         """
         span = at_s - self._at_s
         before, self._before, self._at_s = self._before, counters, at_s

@@ -166,7 +166,7 @@ async def deliver(view: View, message: MessageExt, group: str) -> None:
 
 
 async def resend(view: View, message: MessageExt) -> None:
-    """Send the message to its topic as a new one."""
+    """Send the message to its topic once more, as a new message."""
 
     async def work(_progress: ActionProgress) -> str:
         return sent_text(view, await view.admin.send_again(message))

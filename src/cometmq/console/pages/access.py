@@ -50,7 +50,7 @@ class BrokerAccess:
 
 @dataclass(frozen=True)
 class AccountRow:
-    """An account. `differs` is True if a broker lacks the account or has other permissions for it."""
+    """An account. `differs` is True if a broker lacks the account or has different permissions for it."""
 
     account: AclAccount
     brokers: tuple[str, ...]
@@ -180,7 +180,7 @@ def _white_lists(view: View, found: list[BrokerAccess]) -> None:
 
 
 def _permission_check(view: View) -> None:
-    """Add fields for an account, an action and a resource. Each broker reports whether it permits them."""
+    """Add fields for an account, an action and a resource. Each broker then reports its decision."""
     view.note(view.t("access.explain_says"))
 
     async def find(place: Element) -> None:

@@ -66,7 +66,7 @@ class ActionProgress:
             self._bar.set_value(min(max(share, 0.0), 1.0))
 
     def check_targets(self, shown: Operation, now: Operation) -> None:
-        """Raise TargetsChanged if an operation has other steps or servers now than when it was shown."""
+        """Raise TargetsChanged if an operation's steps or servers have changed since it was shown."""
         then_steps, now_steps = (
             [(step.deed, sorted(step.addrs)) for step in each.steps] for each in (shown, now)
         )

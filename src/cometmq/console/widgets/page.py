@@ -131,7 +131,7 @@ class View:
     async def first_reading(self, feed: Feed[V]) -> Reading[V]:
         """Return the latest reading of a feed.
 
-        If there is none, wait until FIRST_ANSWERS_TIMEOUT_S has passed.
+        Before the feed's first reading, wait for it for at most FIRST_ANSWERS_TIMEOUT_S.
         """
         return await feed.first(max(0.0, self._send_at_s - time.monotonic()))
 
@@ -498,7 +498,7 @@ def _set_cookie(view: View, name: str, value: str) -> None:
 
 
 def _cluster_choice(view: View) -> None:
-    """If there are several clusters, add a field in which the user chooses one."""
+    """If there are several clusters, add a field in which the user chooses a cluster."""
     clusters = view.services.clusters
     if not (clusters.several and view.has_cluster):
         return
