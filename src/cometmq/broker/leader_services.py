@@ -94,8 +94,8 @@ class LeaderServices:
     async def _may_go(self, behind: int) -> bool:
         """Return whether the log up to the position `behind` may be deleted.
 
-        The log may be deleted if it is committed, and its undelivered messages have been stored again behind
-        that position.
+        This part of the log may be deleted if it is committed and copies of its undelivered messages are
+        stored after it.
         """
         raft_log, now = self.store.raft_log, self.clock.boottime()
         if raft_log is None or raft_log.committed < raft_log.first:

@@ -112,7 +112,7 @@ class Registrar:
     address: BrokerAddress
     client: RemotingClient
     on_master: Callable[[str, str], None] = lambda _addr, _ha_addr: None
-    """Called with the master's address and HA address, if a name server returns them (to a slave)."""
+    """Called with the master's address and HA address, if a name server returns these to a slave."""
     lacks_master: Callable[[], bool] = lambda: False
     """Returns whether this broker is a slave that does not know its master."""
     filter_servers: Sequence[str] = ()  # addresses of this broker's filter servers
@@ -178,7 +178,7 @@ class Registrar:
             await asyncio.wait(tasks, timeout=self.timeout_s)
 
     def state(self) -> tuple[int, int]:
-        """Return two numbers: the name servers that this broker is registered with, and all name servers."""
+        """Return the number of name servers that have registered this broker, and of all name servers."""
         links = self._links.values()
         return sum(link.known for link in links), len(links)
 

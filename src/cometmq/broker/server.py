@@ -96,8 +96,8 @@ class Broker:
     async def _open_store(self) -> MessageStore:
         """Open the store in a thread.
 
-        If this task is cancelled, the thread continues, so wait for it and close the store; otherwise the
-        store's directory would stay locked.
+        If this task is cancelled, the thread continues. So wait for the thread and close the store, because
+        otherwise the store's directory would stay locked.
         """
         opening = asyncio.create_task(
             asyncio.to_thread(MessageStore.open, self.config.store, self._disk, self._clock)

@@ -54,8 +54,8 @@ class Account(msgspec.Struct, frozen=True, kw_only=True):
     """An account.
 
     `white` holds the addresses from which requests of this account are allowed without a signature. As in
-    Apache's broker, an admin without topic and group permissions may do everything; an admin with such
-    permissions may use only the topics and groups that these permissions allow.
+    Apache's broker, an admin without topic and group permissions may do everything, and an admin with topic
+    or group permissions may use only the topics and groups that they allow.
     """
 
     access_key: str

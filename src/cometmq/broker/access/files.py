@@ -121,7 +121,7 @@ class AclFiles:
     # -- changes by requests
 
     def put(self, account: Account) -> Policy:
-        """Replace an account in the file that contains it, or add a new one to the default file."""
+        """Replace an account in the file that contains it. Add an account that is new to the default file."""
         path = self._home_of(account.access_key) or self.default
         content = self._content(path)
         others = [each for each in content.accounts if each.access_key != account.access_key]
@@ -257,7 +257,7 @@ def _stamp(path: str) -> Stamp:
 
 
 def replace_private(path: str, data: bytes) -> None:
-    """Replace a file atomically with one that only its owner can read."""
+    """Replace a file atomically with a file that only its owner can read."""
     beside = f"{path}.new"
     with open_private(beside) as file:
         file.write(data)

@@ -136,8 +136,8 @@ class Guard:
     def sign(self, frame: Frame) -> None:
         """Sign a request to the master as the first admin account, because the master has the same accounts.
 
-        Requests to name servers are not signed: a name server does not check signatures, and could misuse
-        them.
+        Requests to name servers are not signed: a name server does not check signatures, and could misuse the
+        signatures that it receives.
         """
         admin = self.policy.first_admin
         if admin is not None and frame.code not in NAMESRV_REQUESTS:

@@ -39,7 +39,7 @@ log = logs.logger(__name__)
 
 @dataclass(eq=False, kw_only=True)
 class AclRequests:
-    """Handles requests about access control. Without a guard (aclEnable=false), it refuses all of them."""
+    """Handles requests about access control. Without a guard (aclEnable=false), it refuses all requests."""
 
     config: BrokerConfig
     address: BrokerAddress
@@ -150,9 +150,9 @@ class AclRequests:
 
 
 def changed(before: Account | None, header: CreateAccessConfigRequestHeader) -> Account:
-    """Return the account that results from a request to change or create it.
+    """Return the account that results from a request to create or change an account.
 
-    Values that the request lacks stay as they are in `before`.
+    The account keeps the values of `before` that the request does not contain.
 
     Raises:
         ConfigError: A value is invalid.

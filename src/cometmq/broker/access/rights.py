@@ -1,8 +1,8 @@
 """The rights that each kind of request requires (docs/security.md, Access).
 
-Apache's 4.9 broker checks the topics and groups of ten requests, reserves five requests for admins, and
-requires only a signature for all others. Here every request that is not listed below requires an admin, so a
-request that is added later is refused until this module permits it.
+Apache's 4.9 broker checks the topics and groups of ten kinds of requests, reserves five kinds for admins, and
+requires only a signature for all other kinds. In CometMQ, every kind that this module does not list requires
+an admin, so a kind that is added later is refused to other accounts until this module permits it.
 """
 
 from __future__ import annotations

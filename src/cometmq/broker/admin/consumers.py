@@ -41,7 +41,7 @@ STATUS_TIMEOUT_S = 5.0
 
 
 class ClientStatus(GetConsumerStatusBody):
-    """The answer of one client to GET_CONSUMER_STATUS_FROM_CLIENT: its offsets."""
+    """The offsets of one client, as its answer to GET_CONSUMER_STATUS_FROM_CLIENT."""
 
     MAX_LENIENT_BYTES = MAX_SERVER_BYTES
 
@@ -57,10 +57,10 @@ class ConsumerAdmin:
 
     @handles(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET)
     async def invoke_broker_to_reset_offset(self, connection: Connection, frame: Frame) -> Frame:
-        """Calculate new offsets for a group and send them to its online consumers, which then apply them.
+        """Calculate new offsets for a group and send them to the group's online consumers, which apply them.
 
-        The request contains a point in time, which determines the new offset of each queue. A request for a
-        single queue may contain the new offset itself (5.x).
+        The request contains a point in time, which determines the new offset of each queue. A request of 5.x
+        for a single queue may contain the new offset itself.
         """
         header = frame.header(ResetOffsetRequestHeader)
         topic, group = header.topic, header.group

@@ -170,7 +170,7 @@ class ProgressAdmin:
         )
 
     async def _stored_before(self, topic: str, queue_id: int, offset: int) -> int:
-        """Return the store time (ms) of the message just before an offset, or 0 if there is none."""
+        """Return the store time (ms) of the message just before an offset, or 0 without such a message."""
         if offset <= 0:
             return 0
         queue = self.store.queues.find_queue(topic, queue_id)
@@ -290,7 +290,8 @@ class ProgressAdmin:
     async def clone_group_offset(self, _connection: Connection, frame: Frame) -> Frame:
         """Copy a group's offsets to another group.
 
-        If the source group is online, copy only its offsets in the topics to which it subscribes.
+        If the source group is online, copy only its offsets in the topics to which the source group
+        subscribes.
         """
         header = frame.header(CloneGroupOffsetRequestHeader)
         check_group(header.dest_group, frame.version)

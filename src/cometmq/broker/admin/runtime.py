@@ -52,8 +52,8 @@ NO_CONTAINER = (
 class RuntimeAdmin:
     """Shows and changes the broker's settings, and shows its runtime table.
 
-    `settings_changed` is called with the keys of changed settings. It applies the new values and writes them
-    to the settings file.
+    The function `settings_changed` is called with the keys of changed settings. It applies the new values and
+    writes them to the settings file.
     """
 
     config: BrokerConfig
@@ -73,10 +73,10 @@ class RuntimeAdmin:
 
     @handles(RequestCode.UPDATE_BROKER_CONFIG)
     async def update_broker_config(self, connection: Connection, frame: Frame) -> Frame:
-        """Change settings and write them to the settings file, if the broker was started with one.
+        """Change settings and write them to the settings file, if the broker was started with such a file.
 
-        Unknown keys are ignored. The response lists them, and the changed settings that only take effect at
-        the next start.
+        Unknown keys are ignored. The response lists the unknown keys, and the changed settings that only take
+        effect at the next start.
         """
         properties = requested_settings(frame.body)
         refused = NOT_BY_REQUEST & properties.keys()

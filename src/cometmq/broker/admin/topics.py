@@ -103,7 +103,7 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST)
     async def update_and_create_topic_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace several topics, or none of them if one is invalid (a request of 5.x)."""
+        """Create or replace several topics (a request of 5.x). If one topic is invalid, change none."""
         try:
             found = TopicConfigList.decode(frame.body).topic_config_list
         except BodyError as error:
@@ -158,8 +158,8 @@ class TopicAdmin:
     async def delete_topic_in_broker(self, connection: Connection, frame: Frame) -> Frame:
         """Delete a topic, its queues and its consumer offsets. The response for an unknown topic is SUCCESS.
 
-        The queues are deleted before the topic's entry in the table. In the other order, after a failure in
-        between, the old messages would reappear when the topic is created again.
+        The queues are deleted before the topic's entry in the table. If the entry were deleted first and the
+        deletion of the queues failed, the old messages would reappear when the topic is created again.
         """
         tables = self.tables
         tables.check_changeable()
@@ -269,7 +269,10 @@ class TopicAdmin:
 
     @handles(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST)
     async def update_and_create_subscriptiongroup_list(self, connection: Connection, frame: Frame) -> Frame:
-        """Create or replace several consumer groups, or none of them if one is invalid (a request of 5.x)."""
+        """Create or replace several consumer groups (a request of 5.x).
+
+        If one group is invalid, change none.
+        """
         try:
             found = SubscriptionGroupList.decode(frame.body).group_config_list
         except BodyError as error:

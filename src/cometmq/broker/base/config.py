@@ -68,7 +68,7 @@ def host_name() -> str:
 
 
 def local_address() -> str:
-    """Return the address from which this machine sends to other networks, or 127.0.0.1 if there is none."""
+    """Return the address from which this machine sends to other networks, or 127.0.0.1 without a network."""
     probe = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     try:
         probe.connect(("192.0.2.1", 9))  # an address for documentation; connecting a UDP socket sends nothing

@@ -60,7 +60,11 @@ class ClockSteps:
             self.notes.append((offset, ahead_ms))
 
     def ahead_ms(self, offset: int) -> int:
-        """Return the ms to add to the store time of the record at this offset to get its monotonic time."""
+        """Return the difference, in ms, between the monotonic time and the store time of a record.
+
+        Args:
+            offset: The queue offset of the record.
+        """
         found = self.notes[0][1]
         for first, ahead_ms in self.notes:
             if first > offset:

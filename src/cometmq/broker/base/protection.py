@@ -1,8 +1,8 @@
-"""Back-pressure: measures the load of a broker and refuses requests while it is overloaded.
+"""Back-pressure: measures the load of a broker and refuses requests while the broker is overloaded.
 
-A timer measures the load 50 times per second. While requests of some code are refused, the server's handler
-for this code is replaced, so the check costs accepted requests nothing. pressure.py decides which codes to
-refuse.
+A timer measures the load 50 times per second. While the broker refuses requests with some request code, a
+handler that refuses them replaces the server's handler for this code. So accepted requests need no check. The
+module pressure.py decides which request codes to refuse.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ DAY_MS = 86_400_000
 GROUP_SPAN_MS = 10_000  # length, in ms, of a span in which the messages of each group are counted
 GROUP_SPANS = 7
 MAX_GROUP_TOTALS = 100_000
-"""The maximum number of totals, one per group and topic. If it is exceeded, all totals restart at 0."""
+"""The maximum number of totals, one per group and topic. Beyond this number, all totals restart at 0."""
 
 
 K = TypeVar("K")
@@ -161,8 +161,7 @@ class Stats:
     def count_topics(self, totals: Mapping[str, int], mono_ms: int) -> None:
         """Record the total number of messages stored in each topic. It is called about every 10 s.
 
-        The first call counts no messages: it only records the totals with which the next call compares its
-        own.
+        Each call counts the messages since the previous call. The first call counts no messages.
         """
         before = self._topic_totals
         if before is not None:

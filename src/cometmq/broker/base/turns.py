@@ -35,7 +35,7 @@ class Turns:
 
 
 async def slices(items: Sequence[T], size: int = 1024) -> AsyncIterator[Sequence[T]]:
-    """Yield a long list in slices of `size` items, and let the event loop run other tasks between them."""
+    """Yield a long list in slices of `size` items, and let other tasks run between two slices."""
     for at in range(0, len(items), size):
         if at:
             await asyncio.sleep(0)

@@ -89,7 +89,7 @@ class Writer:
         self._sync = self.store.config.sync_flush
 
     def appended(self, outcome: Outcome | None = None, wait: bool = False) -> None:
-        """Record that a message was appended, so that this tick, or a new one, commits it.
+        """Record that a message was appended, so that the current tick or a new tick commits it.
 
         Args:
             outcome: Is called with the result.

@@ -33,9 +33,10 @@ It bounds the memory of the cache, because each character of an expression takes
 """
 _EXTRA_CHARACTERS = 100
 REST = 4.0
-"""The pause after a compilation, as a multiple of its duration.
+"""The pause after a compilation, as a multiple of the compilation's duration.
 
-A compilation slows the event loop even though it runs in a thread, so pauses limit its share of the time.
+A compilation slows the event loop even though it runs in a thread, so pauses limit the compilations' share of
+the time.
 """
 _MAX_REST_S = 0.1
 _MAX_SINGLE_READS = 3  # maximum number of properties that are read singly; for more, all are decoded

@@ -1,7 +1,7 @@
 """Queue locks. A lock gives one client of a group the exclusive right to consume a queue.
 
-Orderly consumers need them. CometMQ's other consumers use them to hand queues over to each other
-(client/consumer/handoff.py).
+Orderly consumers need queue locks. CometMQ's other consumers use queue locks for the handoff of a queue from
+one consumer to another (client/consumer/handoff.py).
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ class GroupNotices:
 
 
 def send_oneway(channel: Connection, frame: Frame) -> None:
-    """Send a one-way request. If the connection is closed, do nothing: the close has its own handler."""
+    """Send a one-way request. If the connection is closed, do nothing: another handler handles the close."""
     if channel.closed:
         return
     try:

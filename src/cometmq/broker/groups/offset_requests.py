@@ -70,7 +70,7 @@ class OffsetProcessor:
 
     @handles(RequestCode.UPDATE_CONSUMER_OFFSET)
     def update_consumer_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store a group's offset in a queue. Most of these requests are one-way."""
+        """Store a group's offset in a queue. Most requests of this kind are one-way."""
         header = frame.header(UpdateConsumerOffsetRequestHeader)
         if not (header.topic and header.consumer_group):  # names_checked does not check blank names
             check_topic(header.topic, frame.version)

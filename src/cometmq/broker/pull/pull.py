@@ -79,11 +79,11 @@ MAX_SUSPENSION_MS = 1_000
 # The number of characters of a parked pull's subscription that count as one more pull of its connection.
 CHARACTERS_OF_A_PULL = 256
 FILTER_SCAN_S = 0.001
-"""The maximum duration of one filter scan, in seconds; it blocks the event loop."""
+"""The maximum duration of one filter scan, in seconds, as a filter scan blocks the event loop."""
 FILTER_SCAN_SHARE = 0.5
 """The CPU time that filter scans may use beside sends, as a share of all other CPU time.
 
-It is large, so that consumers with filters can keep up with the sends.
+The share is large, so that consumers with filters can keep up with the sends.
 """
 MAX_FILTER_SCANS_PER_TICK = 4
 """The maximum number of filter scans per tick without sends."""
@@ -150,7 +150,7 @@ class PullProcessor:
 
     @handles(RequestCode.PULL_MESSAGE, RequestCode.LITE_PULL_MESSAGE)
     def pull_message(self, connection: Connection, frame: Frame) -> None:
-        """Check a pull, then serve it, park it, or make it wait for its turn."""
+        """Check a pull. Then serve the pull, park it, or make it wait for its turn."""
         header = frame.header(PullMessageRequestHeader)
         may_hold = bool(header.sys_flag & SUSPEND)
         request = PullRequest(
@@ -221,7 +221,7 @@ class PullProcessor:
             self._answer(request, got)
 
     def _beside(self, connection: Connection, work: Coroutine[Any, Any, None]) -> None:
-        """Complete a pull in a task. Read no requests from its connection until the task ends."""
+        """Complete a pull in a task. Until the task ends, read no requests from the pull's connection."""
         connection.hold()
         task = self._loop.create_task(work)
         self._beside_tasks.add(task)
@@ -445,7 +445,7 @@ class PullProcessor:
         self.wake(self.long_poll.wake_topic(topic))
 
     def wake(self, pulls: Sequence[ParkedPull]) -> None:
-        """Serve these pulls in this tick and, beyond its limits, in the next ones."""
+        """Serve these pulls: in this tick up to the limits per tick, and the others in the next ticks."""
         if pulls:
             self._ready.extend(pull.request for pull in pulls)
             self.tick.schedule()

@@ -71,7 +71,7 @@ class QueryProcessor:
 
 
 def _holding(connection: Connection, size: int, answer: Awaitable[Frame]) -> Awaitable[Frame]:
-    """Await a response. Meanwhile, count the request as `size` bytes in progress on its connection."""
+    """Await a response. Meanwhile, `size` bytes count as in progress on the request's connection."""
 
     async def finish() -> Frame:
         try:

@@ -1,7 +1,7 @@
 """The broker's part of request-reply (docs/reference/remoting.md, Request-reply).
 
-A replier sends a reply with request 324 or 325. The broker pushes it with request 326 to the client that
-waits for it.
+A replier sends a reply with request 324 or 325. The broker pushes the reply with request 326 to the client
+that waits for the reply.
 """
 
 from __future__ import annotations
@@ -94,7 +94,10 @@ class ReplyProcessor:
         return frame.response(code, problem or None, header=answer)
 
     def _check(self, topic: str, body: bytes | memoryview) -> None:
-        """Raise CommandError for a reply that could not be stored, before it is pushed."""
+        """Raise CommandError for a reply that cannot be stored.
+
+        This check runs before the reply is pushed.
+        """
         if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) or is_system_topic(topic):
             raise CommandError(ResponseCode.NO_PERMISSION, f"a reply to topic {topic} is forbidden")
         largest = self.sends.store.appender.limits.body
@@ -111,7 +114,10 @@ class ReplyProcessor:
         properties: bytes,
         body: bytes | memoryview,
     ) -> str:
-        """Push a reply. Return why the client did not receive it, in Apache's words, or "" if it did."""
+        """Push a reply.
+
+        Return "" on success, or in Apache's words why the client did not receive the reply.
+        """
         client_id = value_of(properties, b"REPLY_TO_CLIENT").decode("utf-8", "replace")
         if not client_id:
             return "reply message properties[REPLY_TO_CLIENT] is null"

@@ -51,9 +51,9 @@ class Successor(Protocol):
 
     @property
     def leader_addr(self) -> str | None:
-        """The broker address of the leader, if that is another member.
+        """The broker address of the leader, if another member is the leader.
 
-        It is "" if no leader is known, and None if this member will not be notified of a new leader.
+        The value is "" if no leader is known, and None if this member will not be notified of a new leader.
         """
 
 
@@ -67,7 +67,10 @@ class _Held(NamedTuple):
 
 
 class Relay:
-    """Holds and forwards requests during and after a transfer. Otherwise it costs one comparison per send."""
+    """Holds and forwards requests during and after a transfer of the leadership.
+
+    At all other times, it costs one comparison per send.
+    """
 
     def __init__(self, client: RemotingClient, group: Successor) -> None:
         self._client = client
@@ -87,7 +90,7 @@ class Relay:
         self._retry_s = RETRY_INTERVAL_S
 
     def begin(self) -> None:
-        """Begin to relay requests: this leader begins to transfer its leadership, or has lost it."""
+        """Begin to relay requests, because this leader begins to transfer its leadership, or has lost it."""
         self._active = True
         self._until = self._loop.time() + RELAY_S
         self._leader = ""

@@ -74,8 +74,8 @@ class RetryRules:
     ) -> bool:
         """Return whether a message that a client itself has sent to a retry topic becomes a dead letter.
 
-        A client of 5.x includes the failed attempt in `reconsume_times`. And in 5.x, if a member of the group
-        holds a queue lock, the group consumes in order, and its failed messages become dead letters at once.
+        A client of 5.x includes the failed attempt in `reconsume_times`. In 5.x, a group in which any member
+        holds a queue lock counts as consuming in order, so its failed messages become dead letters at once.
         """
         if not compat.is_5x(version):
             return reconsume_times >= maximum

@@ -73,9 +73,10 @@ TRANSACTION_BITS = int(SysFlag.TRANSACTION_MASK)
 
 
 class Place(NamedTuple):
-    """The queue in which a message is stored, and its properties there.
+    """The queue in which a message is stored, and the properties with which it is stored.
 
-    `delay_ms` is set if the message waits for a delay level, `timed` if it waits for a delivery time.
+    `delay_ms` is set if the message waits for a delay level, and `timed` if the message waits for a delivery
+    time.
     """
 
     topic: str
@@ -86,7 +87,7 @@ class Place(NamedTuple):
 
 
 class SendRules(NamedTuple):
-    """The cached data of a send's topic. The bits of `sys_flag` are added to those of each message."""
+    """The cached data of a send's topic. The bits of `sys_flag` are added to the sysFlag of each message."""
 
     queue_limit: int
     write_queues: int
@@ -116,7 +117,7 @@ class SendProcessor:
         self.templates = SendTemplates(self.store.appender, self.store.queues, self._forms)
 
     def shortcuts(self) -> dict[bytes, Shortcut]:
-        """Return functions that may handle a request before it is decoded, by its header's first bytes."""
+        """Return functions that may handle a request before it is decoded, by the header's first bytes."""
         return {b'{"code":310,': self.templates.send}
 
     def configure(self) -> None:
@@ -255,7 +256,10 @@ class SendProcessor:
         queue_id: int,
         topic_flags: int,
     ) -> Frame | None:
-        """Store several messages in one queue, all or none of them. Their offsets are consecutive."""
+        """Store several messages in one queue, with consecutive offsets.
+
+        If one cannot be stored, store none.
+        """
         if header.topic.startswith(RETRY_PREFIX):
             raise CommandError(
                 ResponseCode.MESSAGE_ILLEGAL, f"batch request does not support retry group {header.topic}"
@@ -466,8 +470,8 @@ def move(
         message: The message.
         place: The queue, and the properties of the new record.
         reconsume_times: The number of retries in the new record.
-        prepared_position: The position of the half message, if any.
-        tags_code: The tags code, unless it is the hash of the TAGS property.
+        prepared_position: The log position of the half message, if the message belongs to a transaction.
+        tags_code: The tags code of the new record; None for the hash of the TAGS property.
         makes_room: See Appender.append.
 
     Raises:

@@ -101,7 +101,7 @@ class SendTemplates:
         self._bytes = 0
 
     def send(self, connection: Connection, buffer: memoryview, start: int, end: int, stop: int) -> bool:
-        """Handle a send with the header buffer[start:end] and the body buffer[end:stop], if it is learnt.
+        """Handle a send with the header buffer[start:end] and the body buffer[end:stop].
 
         Returns:
             False if the header is not learnt. Then nothing was done, and the normal path must handle the
@@ -141,7 +141,7 @@ class SendTemplates:
     # -- learning
 
     def look(self, frame: Frame, header: SendMessageRequestHeader, sys_flag: int) -> None:
-        """Learn the header of a plain send that took the normal path, if it has arrived before."""
+        """Learn the header of a plain send that took the normal path, if the header has arrived before."""
         if self._resting:
             self._resting -= 1
             return

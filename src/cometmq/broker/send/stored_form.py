@@ -147,10 +147,11 @@ def is_transactional(properties: bytes, reconsume_times: int) -> bool:
 
 
 def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
-    """Return the properties of a half message as they are stored.
+    """Return the properties with which a half message is stored.
 
     Raises:
-        CommandError: The message has a delay, or names no producer group, which could end the transaction.
+        CommandError: The message has a delay, or it names no producer group. Without a producer group, no
+            producer could end the transaction.
     """
     for name in LATER:
         if value_of(properties, name) not in (b"", b"0"):
@@ -167,6 +168,6 @@ def half_properties(topic: str, queue_id: int, properties: bytes) -> bytes:
 
 
 def with_destination(properties: bytes, topic: str, queue_id: int) -> bytes:
-    """Return the properties of a waiting message with its destination, the given topic and queue."""
+    """Return the properties of a waiting message, with the given topic and queue as its destination."""
     properties = put(drop(properties, b"REAL_QID"), b"REAL_TOPIC", topic.encode())
     return put(properties, b"REAL_QID", b"%d" % queue_id)

@@ -21,12 +21,15 @@ from cometmq.store import Body, Clock, MessageStore, SteadyTime, TickMessage
 from cometmq.text import printable
 
 TIMES = (b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
-"""The properties that can contain a delivery time. Of several, the first in this order counts."""
-_PROOF_S = 60.0
-"""How long, in seconds, a clock that jumped forward must keep the new time before it delivers messages.
+"""The properties that can contain a delivery time.
 
-In this time, an operator or a time daemon may correct a wrong clock. If the jump was right, the messages are
-late anyway.
+If a message has several, the first in this list counts.
+"""
+_PROOF_S = 60.0
+"""How long, in seconds, a clock that jumped forward must keep the new time before messages are delivered.
+
+In this period, an operator or a time daemon may correct a wrong clock. If the jump was a correction, the
+messages are late anyway.
 """
 # Bytes that later copies and the delivery may add to the properties, so a send may not use them.
 _ROOM = 128
@@ -51,8 +54,9 @@ def without_times(properties: bytes) -> bytes:
 class TimedSends:
     """Stores messages that wait for their delivery time.
 
-    The delivery uses `steps`, which records changes of the wall clock between messages, and `wall`, the time
-    by which messages are delivered: a jump of the clock counts only if the clock stays there (SteadyTime).
+    The delivery uses two attributes. `steps` records how the wall clock was changed between two messages.
+    `wall` is the time by which messages are delivered; a jump of the wall clock affects it only if the clock
+    keeps the new time (SteadyTime).
     """
 
     config: BrokerConfig
@@ -170,7 +174,7 @@ class TimedSends:
 
 
 def _deliver_ms(name: bytes, text: bytes, now_ms: int) -> int | None:
-    """Return the delivery time, in ms since 1970, in the value of a property, or None if it is no number."""
+    """Return the delivery time, in ms since 1970, in the value of a property, or None without a number."""
     try:
         given = to_long(text.decode("utf-8", "replace"))
     except Mismatch:

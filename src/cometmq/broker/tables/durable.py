@@ -148,11 +148,11 @@ class DurableTables:
         self.timers.load(self.timers_file.load_or_empty())
 
     def adopt(self) -> None:
-        """Add topics and queues to the topic table that have messages in the log but are missing in it.
+        """Add topics and queues that have messages in the log but are missing in the topic table.
 
-        The table may lack the changes of the last seconds after a kill, or if it was copied from a former
-        master. Queues are added to a known topic only if they have a message that is newer than the table.
-        Otherwise they are missing because they were removed on purpose.
+        After a kill, or if it was copied from a former master, the table may lack the changes of the last
+        seconds. Queues are added to a known topic only if they contain a message that is newer than the
+        table: any other missing queue was removed on purpose.
         """
         topics, store = self.topics, self._store
         counts: dict[str, int] = {}

@@ -124,7 +124,7 @@ class TableFile:
         return None
 
     def _end_waits(self, asked: int, error: OSError | None) -> None:
-        """End the waits for the first `asked` changes, with the error if there is one."""
+        """End the waits for the first `asked` changes. If `error` is not None, each wait raises it."""
         waiting, self._waiters = self._waiters, []
         for number, waiter in waiting:
             if number > asked:

@@ -132,9 +132,12 @@ class TransactionChecks:
             self.offsets.commit(TRANS_GROUP, topic, 0, offset)
 
     def _read(self, offset: int, most: int, reads: Reads) -> tuple[list[Half], int]:
-        """Return the open half messages among those at an offset and after it, and the offset after them.
+        """Read records from an offset on.
 
-        Fewer than `most` may be returned, because some records may be missing.
+        Return the open half messages, and the offset after the last record.
+
+        At most `most` records are read. Fewer half messages may be returned, because some may be missing or
+        closed.
         """
         got = self.store.get_messages(TRANS_HALF_TOPIC, 0, offset, most, max_bytes=BYTES_AT_ONCE, reads=reads)
         if got.status is not GetStatus.FOUND:

@@ -78,7 +78,7 @@ class Half(msgspec.Struct, frozen=True):
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the first message of its transaction, or one whose checks were resumed."""
+        """Whether this half message is the first of its transaction, or its checks were resumed."""
         return self.prepared is None and not self.checks
 
     @property
@@ -164,8 +164,9 @@ def copy_properties(half: Half, *, checked: bool) -> bytes:
 def same_transaction(half: Half, other: Half) -> bool:
     """Return whether two half messages with the same key belong to the same transaction.
 
-    The key does not prove this: a producer that has sent a message twice has two transactions. Copies made by
-    Apache's broker contain the number of checks, but not the offset at which the transaction began.
+    Equal keys do not prove this: a producer that has sent a message twice has two transactions with the same
+    key. Copies made by Apache's broker contain the number of checks, but not the offset at which the
+    transaction began.
     """
     by_apache = other.prepared is None and (other.checks or 0) > (half.checks or 0)
     return by_apache or other.first == half.first

@@ -91,7 +91,8 @@ class Inherited:
     def fill(self, records: TransactionRecords) -> None:
         """Store fillers in place of half messages that a crash has destroyed, but whose ops exist.
 
-        Otherwise these ops would close the next half messages, which would get the same offsets.
+        Without fillers, the next half messages would get the same offsets, and the existing ops would close
+        them.
         """
         for offset in range(self.end, self._behind):
             try:

@@ -45,7 +45,7 @@ class Ledger:
         return self._closed.get(chunk, 0) >> bit & 1
 
     def next_open(self, offset: int) -> int:
-        """Return the first offset at or after this one that is not closed."""
+        """Return the first offset, from this offset on, whose half message is not closed."""
         chunk, bit = divmod(max(offset, self.head), CHUNK)
         while True:
             closed = self._closed.get(chunk, 0) >> bit

@@ -1,8 +1,9 @@
-"""Stores the records of transactions: committed messages, copies of half messages, and ops, which close them.
+"""Stores the records of transactions: committed messages, copies of half messages, and ops.
 
-In one write, the op follows the record because of which the half message is closed (the twin of the op). If
-the write is incomplete and the op is lost, the half message seems open, but its twin is found (see
-inherited.py). The op contains the position of its twin, so an op whose twin was lost closes nothing.
+An op closes a half message. Its twin is the record because of which the half message is closed; both are in
+one write, the twin first. If the write is incomplete and the op is lost, the half message seems open, but its
+twin is found (see inherited.py). The op contains the position of its twin, so an op whose twin was lost
+closes nothing.
 """
 
 from __future__ import annotations
