@@ -67,7 +67,7 @@ class Fields:
         return self._added(made)
 
     def choice(self, key: str, options: Sequence[str] | Mapping[str, str], value: str | None) -> ui.select:
-        """Add a choice between values, or between texts that stand for values (`options` by value)."""
+        """Add a choice between values. If `options` is a mapping, it has the displayed text of each value."""
         given = dict(options) if isinstance(options, Mapping) else list(options)
         with self._place:
             made = ui.select(

@@ -50,7 +50,7 @@ class Services:
         clusters: The clusters that the console shows.
         menu: The pages in the menu, in their order.
         reports: The directory of reports of pipeline jobs, or None.
-        password_changes: Failed attempts of users to change their own passwords, by user.
+        password_changes: Limiter of failed attempts to change the own password, by user.
     """
 
     clusters: Clusters
