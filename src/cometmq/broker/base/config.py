@@ -107,7 +107,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     rmq_address_server_sub_group: Annotated[str, FIXED] = DEFAULT_SUB_GROUP
     broker_permission: Annotated[int, Range(0, 7, "2 write, 4 read, 6 both")] = 6
     default_topic_queue_nums: Annotated[int, _QUEUES, START] = 8
-    max_topic_queue_nums: Annotated[int, _QUEUES] = 1024  # CometMQ's own; Apache's BenchmarkTest uses 1024
+    max_topic_queue_nums: Annotated[int, _QUEUES] = (
+        1024  # CometMQ's own setting; Apache's BenchmarkTest uses 1024 queues
+    )
     auto_create_topic_enable: bool = True
     auto_create_subscription_group: bool = True
     cluster_topic_enable: Annotated[bool, START] = True
@@ -130,7 +132,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     wait_time_mills_in_heartbeat_queue: Annotated[int, _MS] = 31_000
     wait_time_mills_in_transaction_queue: Annotated[int, _MS] = 3_000
     os_page_cache_busy_time_out_mills: Annotated[int, _MS] = 1_000
-    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = 1 << 30  # CometMQ's own
+    max_unflushed_bytes: Annotated[int, Range(0, LONG_MAX, "bytes (0: no limit)")] = (
+        1 << 30  # CometMQ's own setting
+    )
     disable_consume_if_consumer_read_slowly: bool = False
     consumer_fallbehind_threshold: Annotated[int, _BYTES] = 16 << 30
     register_name_server_period: Annotated[int, _MS, START] = 30_000
@@ -149,7 +153,9 @@ class BrokerConfig(MetricsSettings, kw_only=True):
     enable_auto_in_sync_replicas: bool = False
     flush_delay_offset_interval: Annotated[int, _PERIOD, START] = 10_000
     timer_wheel_enable: bool = True
-    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = 40 * 86_400  # Apache's: 3 days
+    timer_max_delay_sec: Annotated[int, Range(1, 3650 * 86_400, "seconds")] = (
+        40 * 86_400  # Apache's default is 3 days
+    )
     timer_max_waiting: Annotated[int, Range(0, INT_MAX, "messages")] = (
         4_000_000  # CometMQ's own; each message takes 30 bytes of memory
     )

@@ -90,7 +90,7 @@ class DueTimes:
     def __init__(self, delay_ms: int, stored: int, now_ms: int, monotonic_ms: int) -> None:
         """Create the delivery times of a level.
 
-        `stored` is the level's queue end offset at the broker's start.
+        `stored` is the end offset of the level's queue at the broker's start.
         """
         self._delay_ms = delay_ms
         self._stored = stored

@@ -164,7 +164,7 @@ class Verdicts(dict[Values, bool]):
     def __init__(self, sql: SqlFilter) -> None:
         self._sql = sql
         self._evaluated = 0
-        self._paused = 0  # number of scans that will not use the table
+        self._paused = 0  # number of further scans that will not use this table
         self.checked = 0
 
     def begin_scan(self) -> bool:

@@ -77,11 +77,11 @@ class SendTemplates:
         self._enqueue = appender.enqueue
         self._queues = queues
         self._forms = forms
-        # Functions that divide the bytes after BORN into parts, by the total length of the bytes.
+        # Functions that divide the bytes after BORN into parts, by the number of these bytes.
         self._cuts: dict[int, list[Cut]] = {}
         # The results of the normal path, by the bytes up to BORN and the three constant parts after it.
         self._known: dict[tuple[bytes, bytes, bytes, bytes], Known] = {}
-        # Equal traits are one shared object (see TickMessage).
+        # Each traits object is its own value, so that headers with equal traits share one object.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
         # The hashes of headers that have arrived once. If two headers have the same hash, this only means

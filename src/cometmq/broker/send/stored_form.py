@@ -130,8 +130,8 @@ def stored_form(properties: bytes, cluster_pair: bytes, *, keep_wait: bool = Fal
 
 # Properties that only the broker may set in half messages.
 OF_THE_BROKER = (b"TRAN_PREPARED_QUEUE_OFFSET", b"TRANSACTION_CHECK_TIMES")
-# Properties that delay a message. A half message with one of them is refused; Apache's broker accepts and
-# then loses it.
+# Properties that delay a message. A half message with one of these properties is refused, because it cannot
+# be delayed; Apache's broker accepts such a message and then loses it.
 LATER = (b"DELAY", b"TIMER_DELAY_SEC", b"TIMER_DELAY_MS", b"TIMER_DELIVER_MS")
 
 

@@ -73,11 +73,11 @@ class Ledger:
         self._taken.add(offset)
 
     def give_back(self, offset: int) -> None:
-        """Record that the write has failed, so the half message is open again."""
+        """Record that the end or copy was not written, so the half message is open again."""
         self._taken.discard(offset)
 
     def close(self, offset: int) -> None:
-        """Record that the write has succeeded, so the half message is closed."""
+        """Record that the end or copy was written, so the half message is closed."""
         self._taken.discard(offset)
         self.close_range(offset, offset + 1)
 
