@@ -38,8 +38,8 @@ class CommitWaits:
     def wait_for(self, position: int, waiter: Callable[[int], None]) -> None:
         """Call `waiter` with SUCCESS once the log is committed up to `position`.
 
-        After a timeout or a failure, call it with SYSTEM_ERROR. Even then, the log may be committed up to
-        `position` later.
+        After a timeout or a failure, call `waiter` with SYSTEM_ERROR. Even then, the log may be committed up
+        to `position` later.
         """
         if position <= self._committed:
             waiter(SUCCESS)
@@ -49,7 +49,7 @@ class CommitWaits:
             self._timer = self._loop.call_later(self._timeout_s, self._expire)
 
     def committed(self, position: int) -> None:
-        """Record that the log is committed up to `position`, and end the waits for that."""
+        """Record that the log is committed up to `position`, and end the waits for positions up to there."""
         self._committed = position
         waits = self._waits
         while waits and waits[0].position <= position:

@@ -1,7 +1,8 @@
 """A slave's connections to its master: to the HA port for the log, to the main port for requests.
 
-ha_slave.py decides what to do. Log bytes received in a tick are written and dispatched at its end. Then their
-position is reported to the master; with SYNC_FLUSH, once they are on the disk.
+ha_slave.py decides what to do. Log bytes received in a tick are written and dispatched at the end of that
+tick. Then the slave reports the end of these bytes to the master. With SYNC_FLUSH, the slave reports a
+position only once the log is on the disk up to there.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class HaClient:
         self.core.silence_s = self._config.ha_housekeeping_interval / 1000
 
     def start(self) -> None:
-        """Start to follow the master, as soon as its address is known."""
+        """Start to follow the master once its address is known."""
         self._turns.start()
         self._tick.schedule()
 
@@ -174,7 +175,7 @@ class HaClient:
     # -- the end of a tick
 
     def end_tick(self) -> None:
-        """Write the bytes received in this tick. Then carry out what HaSlave.turn returns."""
+        """Write the bytes received in this tick. Then carry out the effects that HaSlave.turn returns."""
         replica = self._store.replica
         if self._link is not None:
             before = replica.end
@@ -240,11 +241,11 @@ class HaClient:
         self._tick.schedule()
 
     async def confirm(self, addr: str) -> None:
-        """Return normally if this master's log can continue the slave's log.
+        """Return normally if the log of the master at `addr` can continue the slave's log.
 
         Raises:
-            LogsDiverged: The master's log cannot continue it. If this is the current master, the slave stops
-                to follow it.
+            LogsDiverged: The master's log cannot continue the slave's log, or the two cannot be compared. If
+                the logs differ and this is the current master, replication from the master also stops.
             CometError: The master did not answer.
         """
         try:
@@ -300,7 +301,7 @@ class HaClient:
         self._tick.schedule()
 
     def _drop(self) -> None:
-        """Close the connection. Cancel an attempt to connect, or a comparison, that is in progress."""
+        """Close the connection, and cancel any connection attempt or comparison that is in progress."""
         link, self._link = self._link, None
         if link is not None and link.transport is not None:
             link.transport.abort()

@@ -45,8 +45,8 @@ class Reports:
 class Pieces:
     """Decodes the frames that a master sends.
 
-    It passes log bytes on as they arrive, without waiting for complete frames. So it stores at most a part of
-    a header.
+    Log bytes are passed on as they arrive, without waiting for complete frames. So the decoder stores at most
+    a part of a header.
     """
 
     def __init__(self) -> None:
@@ -55,7 +55,9 @@ class Pieces:
         self._left = 0
 
     def feed(self, data: memoryview) -> Iterator[tuple[int, memoryview]]:
-        """Decode received bytes. Yield each position with the log bytes, a part of `data`, that belong there.
+        """Decode received bytes.
+
+        Yield log positions, each with the log bytes (a part of `data`) that begin there.
 
         For a heartbeat, the log bytes are empty.
 

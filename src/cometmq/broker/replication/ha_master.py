@@ -7,11 +7,11 @@ the end of each tick with such an event, and at least every TURN_INTERVAL_S, and
 
 Differences from Apache's master:
 
-- A report, even the first one, counts only if the master can have sent the reported bytes. So a slave whose
-  log is ahead of the master's never ends a wait.
+- A slave's report, even its first one, counts only if the master can have sent the reported bytes. So a slave
+  whose log is ahead of the master's log never ends a wait.
 - A slave with an empty log receives the whole log, not only the last segment.
-- With SYNC_FLUSH, only bytes that are on the disk are sent. So a power failure of the master never leaves a
-  slave ahead.
+- With SYNC_FLUSH, only bytes that are on the disk are sent. So a slave is never ahead of the master after a
+  power failure of the master.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class HaRules(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogState(NamedTuple):
-    """The positions in the master's log: its begin, the end of the part that may be sent, and its end."""
+    """Positions in the master's log: its begin, the end of the part that may be sent, and its end."""
 
     first: int
     sendable: int
@@ -58,7 +58,10 @@ class LogState(NamedTuple):
 
 
 class Send(NamedTuple):
-    """Send `size` bytes of the log, all in one segment, to a slave. The caller then calls `taken`."""
+    """Send `size` bytes of the log, all in one segment, to a slave.
+
+    The caller then calls `HaMaster.taken`.
+    """
 
     slave: int
     position: int
@@ -99,11 +102,11 @@ class Slave:
     first: int = -1
     acked: int = -1
     sent: int = -1
-    busy: bool = False  # whether a Send has not been completed (`taken`)
+    busy: bool = False  # whether a Send is in progress, that is, `taken` has not been called yet
 
 
 class HaMaster:
-    """The slaves of a master, by the number that the caller has assigned to each connection."""
+    """The slaves of a master. Each connection is identified by a number that the caller has assigned."""
 
     def __init__(self, rules: HaRules) -> None:
         self.rules = rules
@@ -127,14 +130,14 @@ class HaMaster:
             known.reported = position
 
     def taken(self, now: float, slave: int) -> None:
-        """Record that a Send was completed, so that the connection can take more bytes."""
+        """Record that a Send has been completed, so that more bytes can be sent on the connection."""
         known = self.slaves.get(slave)
         if known is not None:
             known.sent_at = now
             known.busy = False
 
     def turn(self, now: float, log: LogState) -> list[Effect]:
-        """Apply the reports. Return what the caller must do now."""
+        """Apply the slaves' reports. Return the effects that the caller must carry out now."""
         effects: list[Effect] = []
         for number, slave in list(self.slaves.items()):
             reason = self._judge(slave, log) or self._silent(now, slave)
@@ -150,7 +153,7 @@ class HaMaster:
     # -- what a write waits for
 
     def needed(self, end: int) -> int | None:
-        """Return how many slaves a write with this end must wait for, or None if too few keep up."""
+        """Return how many slaves a write up to `end` must wait for, or None if too few slaves keep up."""
         rules = self.rules
         if not rules.sync_master:
             return 0
@@ -168,11 +171,11 @@ class HaMaster:
     def copies(self, position: int) -> int:
         """Return the number of slaves that have the log up to `position`.
 
-        In the protocol, slaves have no names, so connections are counted. A connection over which the slave
-        received bytes before `position` counts in any case. Connections whose slave already had these bytes
-        when it connected count once per address, and only if no other connection of the address counts.
-        Otherwise a slave that reconnects before the master has noticed the loss of its old connection would
-        count twice.
+        The protocol does not identify slaves, so connections are counted. A connection counts in any case if
+        the slave has received bytes before `position` over it. A connection whose slave already had these
+        bytes when it connected counts once per host address, and only if no other connection from that
+        address counts. Otherwise a slave that reconnects before the master has noticed the loss of its old
+        connection would count twice.
         """
         got, had = [], set()
         for slave in self.slaves.values():
@@ -252,8 +255,8 @@ class Wait(NamedTuple, Generic[Token]):
 class ReplicaWaits(Generic[Token]):
     """The writes of a master that wait for slaves, grouped by the number of slaves, in log order.
 
-    All writes of one tick are one entry, which has the position of the tick's end. If the timeout setting
-    does not change, the entries of a group are also in the order of their deadlines.
+    All writes of one tick are one entry, whose position is the end of the log after that tick. While the
+    timeout setting does not change, the entries of a group are also in the order of their deadlines.
     """
 
     def __init__(self) -> None:
@@ -263,11 +266,11 @@ class ReplicaWaits(Generic[Token]):
         return sum(map(len, self._by_slaves.values()))
 
     def add(self, slaves: int, position: int, deadline: float, token: Token) -> None:
-        """Add a write, identified by `token`, that waits until `slaves` slaves have the log to `position`."""
+        """Add a write, identified by `token`, that waits until `slaves` slaves have reached `position`."""
         self._by_slaves.setdefault(slaves, deque()).append(Wait(position, deadline, token))
 
     def reached(self, copies: Callable[[int], int]) -> list[Token]:
-        """Remove the writes whose position enough slaves have, and return their tokens.
+        """Remove the writes whose position has been reached by enough slaves, and return their tokens.
 
         `copies` returns the number of slaves that have the log up to a position.
         """

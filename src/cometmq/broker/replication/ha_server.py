@@ -95,7 +95,10 @@ class SlaveLink(asyncio.BufferedProtocol):
 
 
 class HaServer:
-    """Sends the log to slaves, and ends the writes that wait for them. For the event loop's thread only."""
+    """Sends the log to slaves, and ends the waits of writes.
+
+    It must be used in the event loop's thread only.
+    """
 
     decide = False
 
@@ -119,7 +122,7 @@ class HaServer:
     # -- start and stop
 
     async def start(self, interface: str, port: int) -> int:
-        """Listen on a port (0: any free one). Return the port. Raises OSError."""
+        """Listen on a port, and return its number. Port 0 means any free port. Raises OSError."""
         network = network_of(interface)
         if network is not None:
             port, self._stop_listening = network.listen(lambda: SlaveLink(self), port)
@@ -154,9 +157,9 @@ class HaServer:
     # -- events
 
     def opened(self, link: SlaveLink, host: str) -> None:
-        """Register a new connection, of a slave or of any other client that has found the port."""
+        """Register a new connection, from a slave or from any other client that connects to the port."""
         assert link.transport is not None
-        if self._stopped:  # accepted just before the port was closed
+        if self._stopped:  # this connection was accepted just before the port was closed
             link.transport.abort()
             return
         if len(self.links) >= MAX_SLAVES and not self._makes_room():
@@ -172,9 +175,9 @@ class HaServer:
     def _makes_room(self) -> bool:
         """Close a connection to make room for a new one. Return whether one was closed.
 
-        A connection that has sent no report is closed first. Otherwise it is the oldest connection of the
-        address with the most connections, so that a host that opens many connections cannot exclude slaves.
-        No connection is closed if each address has only one.
+        A connection that has sent no report is closed first. If there is none, the oldest connection of the
+        address with the most connections is closed, so that a host that opens many connections cannot exclude
+        slaves. No connection is closed if each address has only one.
         """
         slaves = self.core.slaves
         hosts = Counter(slave.host for slave in slaves.values())
@@ -194,7 +197,7 @@ class HaServer:
         self._tick.schedule()
 
     def took(self, link: SlaveLink) -> None:
-        """Continue to send to a connection whose buffer has room again."""
+        """Continue to send on a connection whose write buffer has room again."""
         self.core.taken(self._clock.monotonic(), link.number)
         self._tick.schedule()
 
@@ -207,7 +210,10 @@ class HaServer:
     # -- writes that wait
 
     def wait_for(self, position: int, waiter: Waiter) -> None:
-        """Call `waiter` once enough slaves have the log up to `position`, too few can, or time is up."""
+        """Call `waiter` once enough slaves have the log up to `position`.
+
+        Also call it, with an error code, if too few slaves can reach `position`, or after a timeout.
+        """
         needed = self.core.needed(position)
         if needed is None:
             waiter(int(ResponseCode.SLAVE_NOT_AVAILABLE))
@@ -231,14 +237,14 @@ class HaServer:
     # -- the end of a tick
 
     def log_state(self) -> LogState:
-        """Return the positions of the log, among them the end of the part that slaves may receive."""
+        """Return the positions of the log, including the end of the part that slaves may receive."""
         store = self._store
         end = store.log.end
         sendable = min(store.flusher.flushed, end) if store.config.sync_flush else end
         return LogState(store.log.min_position, sendable, end, store.log.segment_size)
 
     def end_tick(self) -> None:
-        """Send new records to the slaves, and end the waits of writes that enough slaves have."""
+        """Send new records to the slaves, and end the waits of writes that enough slaves have stored."""
         if not self.links:
             return
         for effect in self.core.turn(self._clock.monotonic(), self.log_state()):
@@ -265,7 +271,7 @@ class HaServer:
             self._send_data(link, send, data)
 
     async def _send_cold(self, link: SlaveLink, send: Send, miss: NotInMemory) -> None:
-        """Send log bytes that are not in memory, and which a thread must read."""
+        """Send log bytes that are not in memory, after a thread has read them from the disk."""
         question = partial(self._store.log.read, send.position, send.size)
         try:
             data = await self._store.executor.query(question, miss)

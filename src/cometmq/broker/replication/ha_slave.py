@@ -5,9 +5,10 @@ The decisions depend only on the time and the events that are passed in; there i
 and at least every TURN_INTERVAL_S, and carries out the effects that `turn` returns
 (docs/reference/storage.md, HA port).
 
-Before each connection, the slave compares its last record with the master's record at that position, and the
-ends of both logs (`find_divergence`), because the protocol of the HA port does not check contents. If the
-logs diverge, the slave stops until one of them has changed; it compares them every COMPARE_INTERVAL_S.
+Before each connection, the slave compares its last record with the master's record at the same position, and
+the ends of both logs (`find_divergence`), because the protocol of the HA port does not check contents. If the
+logs diverge, the slave does not replicate until one of the logs has changed; it repeats the comparison every
+COMPARE_INTERVAL_S.
 """
 
 from __future__ import annotations
@@ -123,7 +124,7 @@ class HaSlave:
         self.master: MasterAddress | None = None
         self.phase = Phase.NO_MASTER
         self.problem = ""
-        """Why the last connection or attempt ended, or the slave has stopped; "" while it is following."""
+        """Why the last connection or attempt ended, or why the slave has stopped; "" while it follows."""
         self.diverged = False
         """Whether the last comparison found that the logs of master and slave diverge."""
         self.master_end = -1
@@ -177,7 +178,7 @@ class HaSlave:
             self.problem = ""
             self._reported = -1
             self._heard_at = now
-            self.master_end = -1  # another master, or its log has been truncated
+            self.master_end = -1  # this may be another master, or its log may have been truncated
 
     def lost(self, now: float, reason: str) -> None:
         """Handle a failure: a comparison, connection attempt, connection or write to the store has failed."""
@@ -192,11 +193,12 @@ class HaSlave:
         self.master_end = max(self.master_end, end)
 
     def turn(self, now: float, end: int, safe: int) -> list[Effect]:
-        """Return what the caller must do now.
+        """Return the effects that the caller must carry out now.
 
         Args:
             end: The end of the slave's log.
-            safe: The position that the slave may report. With SYNC_FLUSH, the log is on the disk up to it.
+            safe: The position that the slave may report. With SYNC_FLUSH, the log is on the disk up to this
+                position.
         """
         if self.phase in (Phase.PAUSING, Phase.STOPPED) and now >= self._next_at and self.master is not None:
             self.phase = Phase.COMPARING
@@ -212,9 +214,10 @@ class HaSlave:
         return effects
 
     def _report(self, now: float, end: int, safe: int) -> None:
-        """Report the position, if it has changed or a heartbeat is due.
+        """Report the slave's position, if it has changed or a heartbeat is due.
 
-        The first report waits until the whole log is safe, because the master begins to send at its position.
+        The first report waits until the whole log may be reported, because the master begins to send at the
+        reported position.
         """
         first = self._reported < 0
         if (safe == end) if first else (safe > self._reported or now - self._reported_at >= self.beat_s):

@@ -1,21 +1,21 @@
 """A slave's copy of its master's tables: topics, groups, consumer offsets, delay offsets.
 
-RocketMQ's requests for it are in docs/reference/storage.md, Slave metadata sync.
+RocketMQ's requests for these tables are in docs/reference/storage.md, Slave metadata sync.
 
 An offset must never refer to a part of the log that is missing. So the master's offsets are applied only when
-the slave's log has reached the end that the master's log had when it sent them. Otherwise, a slave that
-replaces the master could have the offset after a message that was redelivered or sent back, but not the new
-copy of that message.
+the slave's log has reached the end that the master's log had when the master sent the offsets. Otherwise, a
+slave that replaces the master could have the offset after a message that was redelivered or sent back, but
+not the new copy of that message.
 
 While the master is unreachable, consumers store their offsets at the slave. Once the master is back, the
-slave sends it the offsets that it lacks; the larger offset wins. All other values are taken from the master,
-even smaller offsets, because an offset may have been reset. In a raft group, a table is copied only if it is
-newer: a newly elected leader may lack entries that its followers have (see raft_tables.py).
+slave sends it these offsets; the larger offset wins. All other values are taken from the master, even smaller
+offsets, because an offset may have been reset. In a raft group, a table is copied only if it is newer: a
+newly elected leader may lack entries that its followers have (see raft_tables.py).
 
-If the master has deleted a topic, the slave deletes its queues, too. Otherwise a recreated topic would show
-old messages in those queues that have no new message (RecordDispatch handles the other queues). A CometMQ
-master reports the log position of the deletion, which is valid in both logs. With another master, a deletion
-is recognised by the missing topic and queues.
+If the master has deleted a topic, the slave deletes the topic's queues, too. Otherwise a recreated topic
+would show old messages in those queues that have no new message (RecordDispatch handles the other queues). A
+CometMQ master reports the log position of the deletion, which is valid in both logs. With another master, a
+deletion is recognised because the master has neither the topic nor its queues.
 
 Nothing is copied before the logs have been compared, because a master that returns with an empty disk has
 empty tables.
@@ -81,7 +81,7 @@ class Extent(NamedTuple):
 
 
 class MasterOffsets(NamedTuple):
-    """The offsets that the master has sent, and the end of its log after that.
+    """The offsets that the master has sent, and the end of the master's log after it sent them.
 
     Attributes:
         asked: The end of the slave's log before the request, when the master's log was at least as long.
@@ -103,13 +103,13 @@ class Merged(NamedTuple):
 def merged(own: Offsets, before: Offsets | None, master: Offsets) -> Merged:
     """Merge the offsets of a slave with those of its master.
 
-    A slave's offset that differs from the master's earlier one was stored at the slave. It wins if it is
-    larger than the master's present one.
+    If a slave's offset differs from the one that the master sent the last time, a consumer has stored it at
+    the slave. Such an offset wins if it is larger than the one that the master has sent now.
 
     Args:
         own: The slave's offsets.
-        before: The offsets that the master sent the last time, or None if there was none; then only the
-            master's offsets count.
+        before: The offsets that the master sent the last time. If it has not sent any (None), the result has
+            only the master's offsets.
         master: The offsets that the master has sent now.
     """
     result = {key: dict(queues) for key, queues in master.items()}
@@ -152,7 +152,7 @@ class MetadataSync:
         self._store = store
         self._tables = tables
         self._client = client
-        self._master_offsets: MasterOffsets | None = None  # wait for the log to grow
+        self._master_offsets: MasterOffsets | None = None  # these offsets wait until the log has grown
         self._before: Offsets | None = None
         self._deleted: dict[str, int] = {}  # topic -> log position of its deletion
         self._refuted: dict[str, int] = {}  # deletions that were refused and logged
@@ -181,7 +181,7 @@ class MetadataSync:
             self.master_log = Extent(0, 0)
 
     async def sync(self) -> None:
-        """Copy all tables once. What fails is copied in the next cycle."""
+        """Copy all tables once. A table whose copy fails is copied in the next cycle."""
         if not self.master_addr:
             return
         try:
@@ -207,7 +207,8 @@ class MetadataSync:
     async def _request_table(self, code: int, kind: type[Table]) -> Table:
         """Request a table from the master. Decode it in a thread, because it may be long.
 
-        The request has no header, so a 5.5 broker sends the whole table in one response rather than in pages.
+        The request has no header, so a RocketMQ 5.5 broker sends the whole table in one response rather than
+        in pages.
         """
         asked = self.master_addr
         answer = success(await self._client.call(asked, Frame.request(code), TIMEOUT_S))
@@ -221,7 +222,7 @@ class MetadataSync:
         topics = self._tables.topics
         wanted = self._is_wanted(table.data_version, topics.version)
         # Compare the queues also after a start: if a power failure has removed records from the end of this
-        # log, they arrive again, even those of topics deleted since.
+        # log, the master sends these records again, even records of topics that have been deleted since.
         looks = wanted or not (self._checked_queues or self._newer_only)
         gone: dict[str, int] = {}
         if looks:
@@ -247,7 +248,7 @@ class MetadataSync:
             raise NotTheMaster(f"{asked} is no longer the master")
 
     def unknown_deletions(self, table: TopicConfigTable) -> dict[str, int]:
-        """Return the topics that are deleted according to `table` but not here, with the log positions."""
+        """Return the log positions of deletions, by topic, that `table` contains but this broker lacks."""
         known = self._store.deleted.ends
         return {
             topic: end
@@ -272,7 +273,7 @@ class MetadataSync:
         return self._master_offsets is not None
 
     async def _is_gone(self, topic: str) -> bool:
-        """Return whether the master has deleted a topic that its table lacks.
+        """Return whether the master has deleted a topic that is missing from the master's table.
 
         If the master still has the topic's queues, the topic was not deleted, but the table was lost.
         """
@@ -306,8 +307,8 @@ class MetadataSync:
     def _goes_on(self, topic: str, end: int) -> bool:
         """Return whether a queue of a topic has messages both before and after a deletion of the topic.
 
-        After a real deletion, no earlier messages remain. So the deletion was made by a former leader whose
-        log did not become the group's log.
+        A real deletion leaves no earlier messages. So if there are any, the deletion was made by a former
+        leader whose log did not become the group's log.
         """
         queues = self._store.queues.of_topic(topic)
         return any(queue.first_position() < end < queue.max_physical for queue in queues)
@@ -346,8 +347,8 @@ class MetadataSync:
         offsets = {key: each for key, each in given.offset_table.items() if split_key(key)[0] not in gone}
         outcome = self.merge(msgspec.structs.replace(given, offset_table=offsets))
         tables.delays.replace(master.delays.offset_table, master.delays.log_position)
-        # These minimum offsets may be those of a topic that was deleted and recreated meanwhile. Then the
-        # next copy corrects them.
+        # These minimum offsets may be those of a topic that was deleted and recreated meanwhile. In that
+        # case, the next copy corrects them.
         floors = given.min_offsets or {}
         await self._purge({topic: dict(pairs) for topic, pairs in floors.items() if topic not in gone})
         await self._return_offsets(outcome)

@@ -1,8 +1,8 @@
 """Replication of a broker that is a member of a raft group (enableDLegerCommitLog).
 
 RaftMember writes the log. The tables (topics, groups, offsets) are not in the log: a follower copies them
-from the leader, as a slave does from its master; RaftTables ensures that no acknowledged change of them is
-lost.
+from the leader, as a slave does from its master. RaftTables ensures that no acknowledged change of the tables
+is lost.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ OPTIONS = RaftOptions()
 SYNC_S = 1.0
 """The interval, in seconds, at which a follower copies the leader's tables.
 
-It is short, because any follower may become the leader and then starts with its last copy.
+The interval is short, because any follower may become the leader and then starts with its last copy of the
+tables.
 """
 
 
@@ -85,7 +86,7 @@ class RaftReplication:
         self._addresses = dict(peers_of(config.store.d_leger_peers))
         self._member: RaftMember | None = None
         self.on_handoff: Callable[[], None] = lambda: None
-        """Called when this leader begins to transfer its leadership, and again when it has lost it."""
+        """Called when this leader begins to transfer its leadership, and again when it no longer leads."""
 
     async def start(self) -> None:
         """Join the raft group. The broker's port must be known. Raises OSError or StoreError."""
@@ -158,7 +159,7 @@ class RaftReplication:
         self.met()
 
     def met(self) -> None:
-        """Unless this member leads, copy the leader's tables from now on, if its address is known."""
+        """Start to copy the leader's tables if its address is known, unless this member is the leader."""
         member = self._member
         if member is not None and not member.leading:
             known = member.peers.learned.get(member.node.leader)
@@ -304,7 +305,7 @@ class RaftReplication:
         return frame.response(body=self.ha_status().encode())
 
     def ha_status(self) -> HaRuntimeInfo:
-        """Return the state of the group in the form for a master and its slaves.
+        """Return the state of the group in the format that describes a master and its slaves.
 
         Members are written as in dLegerPeers, for example n0-host:port.
         """
@@ -367,7 +368,10 @@ class RaftReplication:
 
     @handles(RequestCode.CHANGE_RAFT_GROUP)
     async def change_raft_group(self, _connection: Connection, frame: Frame) -> Frame:
-        """Transfer the leadership, or change the members of the group. Only the leader can do it."""
+        """Transfer the leadership, or change the members of the group.
+
+        Only the leader accepts this request.
+        """
         header = frame.header(ChangeRaftGroupHeader)
         member = self._member
         changes: dict[str, Callable[[str], Awaitable[None] | None]] = {} if member is None else {

@@ -1,10 +1,11 @@
 """A running member of a raft group. It connects the raft node with the log, other members and the broker.
 
-The node (cometmq.raft) makes the decisions. `turn` carries out their effects: changes of the log, term and
-vote on the disk, messages to members, committed entries. It runs at the end of each tick with an event, and
-when a timer of the node expires. Sends become log entries in the store's commit, which calls `propose` to get
-their indexes. While an effect takes long (term and vote are written, or the log is truncated), messages from
-other members are dropped, just as an unreliable network may drop them.
+The node (cometmq.raft) makes the decisions. `turn` carries out their effects: changes of the log, writing
+term and vote to the disk, messages to members, committed entries. `turn` runs at the end of each tick with an
+event, and when a timer of the node expires. Sends become log entries in the store's commit, which calls
+`propose` to get the indexes of the entries. While a slow effect is in progress (term and vote are written, or
+the log is truncated), messages from other members are dropped, just as an unreliable network may drop
+messages.
 """
 
 from __future__ import annotations
@@ -48,15 +49,24 @@ log = logs.logger(__name__)
 HANDOFF_TIMEOUT_S = 1.0
 """The maximum time, in seconds, that a stopping leader waits for another member to become the leader."""
 COPY_TIMEOUT_S = 0.5
-"""Maximum time, in seconds, that a stopping leader waits before that until a majority has its tables."""
+"""Maximum time, in seconds, that a stopping leader waits until a majority has its tables.
+
+This wait comes before the wait for another leader (HANDOFF_TIMEOUT_S).
+"""
 TRANSFER_COPY_TIMEOUT_S = 1.5
-"""The same for a leader that continues, in seconds. Sends are held meanwhile, at most for 2 s (relay.py)."""
+"""Maximum time, in seconds, that a leader which is not stopping waits until a majority has its tables.
+
+It is below 2 s, because sends are held during a transfer, and relay.py holds them for at most 2 s.
+"""
 DISK_TEST_INTERVAL_S = 5.0
 """The interval, in seconds, between two tests of a disk that has failed."""
 PREFER_INTERVAL_S = 10.0
 """Interval, in seconds, at which a leader that is not preferred, or whose disk is full, seeks a successor."""
 MAX_PREFER_INTERVAL_S = 640.0
-"""Maximum of this interval, in seconds. A refused transfer doubles it, because each transfer holds sends."""
+"""Maximum of PREFER_INTERVAL_S after refused transfers, in seconds.
+
+Each refusal doubles the interval, because sends are held during each attempt to transfer.
+"""
 
 
 class LeaderRole(Protocol):
@@ -75,7 +85,7 @@ class LeaderRole(Protocol):
         """Handle a handshake: another member has sent its name and its broker's address."""
 
     def hand_over(self) -> None:
-        """Prepare for the sends that clients will still address to this broker when another member leads."""
+        """Prepare for sends that clients still address to this broker when another member leads."""
 
     async def copy_tables(self) -> None:
         """Wait until a majority has this leader's topics and groups. Raises RaftRefused if that fails."""
@@ -113,7 +123,7 @@ class Received:
 
 
 class RaftMember:
-    """One member of a raft group. Its store must have a raft log. It takes part from `start` to `stop`."""
+    """One member of a raft group, active from `start` to `stop`. Its store must have a raft log."""
 
     def __init__(
         self,
@@ -184,7 +194,10 @@ class RaftMember:
 
     @property
     def suspect(self) -> bool:
-        """Whether the log was lost or damaged and is still incomplete; if so, this member has no vote."""
+        """Whether the log was lost or damaged and is still incomplete.
+
+        While this is so, this member has no vote.
+        """
         return self._state.suspect
 
     async def start(self, host: str) -> None:
@@ -200,8 +213,8 @@ class RaftMember:
     async def retire(self) -> None:
         """Prepare for the broker's stop: transfer the leadership, and do not become the leader again.
 
-        Return once a new leader is known, or after a timeout. The new leader may need this member's vote, and
-        until then this broker relays sends to it.
+        Return once a new leader is known, or after a timeout. Until then, this member can still vote, which
+        the new leader may need, and this broker relays sends to the new leader.
         """
         self.node.may_stand = False
         if self.leading:
@@ -233,7 +246,7 @@ class RaftMember:
         to = max(sorted(self.node.members.voters & set(peers)), key=fitness, default="")
         try:
             async with asyncio.timeout(COPY_TIMEOUT_S):
-                if self._slow is not None:  # A change that is being written to the disk refuses a transfer.
+                if self._slow is not None:  # While a change is written to the disk, transfers are refused.
                     await asyncio.wait({self._slow})
                 await self.transfer(to)
         except (RaftRefused, TimeoutError):
@@ -278,7 +291,7 @@ class RaftMember:
             self.turn()
 
     def turn(self) -> None:
-        """Carry out what the node has decided, and send its messages."""
+        """Carry out the effects of the node's decisions, and send its messages."""
         if self.stopped or self._slow is not None:
             return
         try:
@@ -298,9 +311,9 @@ class RaftMember:
         self._timer = self._loop.call_later(due_s, self.turn)
 
     def _carried_out(self) -> bool:
-        """Carry out the effects of the node. Return whether all are done.
+        """Carry out the effects of the node. Return whether all of them are done.
 
-        If not, a task carries out the rest and then calls `turn`.
+        If some are not done, a task carries them out and then calls `turn`.
         """
         self._commit_tick()
         self._watch_disk()
@@ -359,7 +372,7 @@ class RaftMember:
         self._state = state
 
     def _carry_out(self, effects: Effects) -> None:
-        """Carry out committed entries and changes of the log, in this order because the changes may fail."""
+        """Apply the commit index first, and then the changes of the log, because these changes may fail."""
         raft_log = self._raft_log
         try:
             if effects.committed is not None and effects.committed > raft_log.committed:  # not after a reset
@@ -539,7 +552,7 @@ class RaftMember:
         """Transfer the leadership to a preferred member or, if this disk is full, to any member.
 
         The successor must answer, have space on its disk, and lack only the newest entries. If several
-        members qualify, it is the one with the most entries.
+        members qualify, the one with the most entries is chosen.
         """
         self._prefer_at = now + PREFER_INTERVAL_S
         full, peers = self.node.full, self.node.status().peers
@@ -579,7 +592,7 @@ class RaftMember:
     def add_learner(self, member: str) -> None:
         """Add a member that receives the log but does not vote (a learner). Raises RaftRefused.
 
-        It must be running and must have sent its address to this member.
+        The new member must be running and must have sent its address to this member.
         """
         if member not in self._addresses and member not in self.peers.learned:
             raise RaftRefused(f"{member} is unknown: is it running, with this member in its dLegerPeers?")
@@ -589,7 +602,7 @@ class RaftMember:
         self._asked(self.node.promote, member)
 
     async def remove(self, member: str) -> None:
-        if member == self.me and self.leading:  # another member will need the tables to lead
+        if member == self.me and self.leading:  # the next leader will need the tables
             await self._leader_role.copy_tables()
         self._asked(self.node.remove, member)
 
@@ -604,7 +617,7 @@ class RaftMember:
         self._leader_role.met()
 
     def _begins(self) -> tuple[str, ...]:
-        """Return the members of the group that this member may begin, sorted, or () if it may not."""
+        """Return the sorted members of the group that this member may begin, or () if it may not."""
         blank = self.node.term == 0 and self._raft_log.last < 0
         return tuple(sorted(self.node.members.voters)) if blank else ()
 
@@ -629,13 +642,17 @@ class RaftMember:
         """Return the log position at which an entry ends. For a missing entry, return the begin of the log.
 
         Raises:
-            OSError: The index cannot be read.
+            OSError: The index file cannot be read.
         """
         there = self._raft_log.first <= index <= self._raft_log.last
         return self._raft_log.location_of(index).end if there else self._store.log.min_position
 
     def _loaded(self, message: AnyMessage) -> AnyMessage | None:
-        """Return a message with its log entries, or None if a thread must read them and then sends it."""
+        """Return a message with its log entries.
+
+        If the entries must be read from the disk, return None; a thread then reads them, and the message is
+        sent afterwards.
+        """
         if not isinstance(message, AppendRequest) or not message.count:
             return message
         first = message.prev_index + 1

@@ -27,7 +27,7 @@ RETRY_S = 0.3
 UNREACHABLE_WARNING_INTERVAL_S = 60.0
 """The minimum interval, in seconds, between two "unreachable" warnings about a member.
 
-A connection that has lasted this long ends the interval.
+After a connection that has lasted at least this long, the next warning is logged without waiting.
 """
 CONNECT_S = 2.0
 MAX_UNSENT_BYTES = 32 << 20
@@ -40,7 +40,7 @@ A small multiple of a frame is enough, because only one leader sends at a time.
 MAX_CONNECTIONS = 64
 """The maximum number of connections from members.
 
-It is much larger than a group, because broken connections may remain open for a while.
+The limit is much larger than a group, because broken connections may remain open for a while.
 """
 HANDSHAKE_TIMEOUT_S = 5.0
 """The time, in seconds, within which a new connection must send its handshake."""
@@ -93,7 +93,10 @@ class _Incoming(asyncio.Protocol):
         self._peers.heard()
 
     def _know(self) -> None:
-        """Once the handshake has arrived, register the connection, before its messages are handled."""
+        """Once the handshake has arrived, register the connection.
+
+        This precedes the handling of its messages.
+        """
         handshake = self.frames.handshake
         if not self.sender and handshake is not None:
             self._peers.register(self, handshake)
@@ -234,10 +237,11 @@ class Peers:
         return int(self._server.sockets[0].getsockname()[1])
 
     def register(self, connection: _Incoming, handshake: raft_wire.Handshake) -> None:
-        """Register a connection from a member, and close an older one from the same member.
+        """Register a connection from a member, and close an older connection from the same member.
 
         Raises:
-            ProtocolError: Another member has the same name, or would begin a group of other members.
+            ProtocolError: Another member has the same name, or the sender would begin a group of other
+                members than this one.
         """
         sender = handshake.sender
         self._compare(handshake)
@@ -284,10 +288,10 @@ class Peers:
         return self._differs[1] if self._begins() else ""
 
     def has_room(self) -> bool:
-        """Return whether another connection may be accepted. At the limit, close an old one for it.
+        """Return whether another connection may be accepted. At the limit, close an old one to make room.
 
-        The oldest connection without a handshake is closed or, if there is none, the oldest connection of an
-        unknown member. So connections of unknown senders cannot exclude members.
+        The connection to be closed is the oldest one without a handshake or, if there is none, the oldest
+        connection of an unknown member. So connections of unknown senders cannot exclude members.
         """
         if len(self.incoming) < MAX_CONNECTIONS:
             return True
@@ -320,7 +324,7 @@ class Peers:
                 self._links[member] = link, asyncio.get_running_loop().create_task(link.run())
 
     def send(self, messages: Sequence[AnyMessage]) -> None:
-        """Send the messages of a tick, in as few frames per member as possible. Any of them may be lost."""
+        """Send the messages of a tick, in as few frames per member as possible. Any message may be lost."""
         to: dict[str, list[AnyMessage]] = {}
         for message in messages:
             to.setdefault(message.to, []).append(message)

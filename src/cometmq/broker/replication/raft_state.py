@@ -6,8 +6,8 @@ define the members of the group. It is written before the log, so it may contain
 written to the log; `load` omits those. The store records whether the log is suspect, that is lost or damaged;
 `save` removes this record once the log is complete.
 
-A member without any of this state is either new, or has lost its disk. These cases cannot be distinguished,
-so its log counts as suspect, and its term and vote as lost.
+A member that has neither log nor state is either new, or has lost its disk. These cases cannot be
+distinguished, so its log counts as suspect, and its term and vote as lost.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def load(disk: Disk, raft_log: RaftLog, voters: frozenset[str]) -> HardState:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StoreError(f"cannot be read: {error}", path) from None
     members = tuple(entry for entry in found.members if _is_in(entry, raft_log))
-    # Write the file now. Otherwise, after the log has been trimmed, the omitted entries would count again.
+    # Write the file now, without the omitted entries. Otherwise they would count again once the log has been
+    # trimmed.
     if members != found.members:
         replace_file(disk, path, msgspec.json.encode(_Kept(members)))
     suspect, forgot = is_suspect(disk, raft_log.directory), has_forgotten(disk, raft_log.directory)
@@ -74,8 +75,8 @@ def _is_in(entry: MembersEntry, raft_log: RaftLog) -> bool:
 def before_cut(state: HardState, before: HardState) -> HardState:
     """Return the state to be saved before the log is truncated.
 
-    It still has the members entries that the truncation will remove: until that is done, these entries are in
-    the log, and apply again if the broker crashes.
+    This state still includes the members entries that the truncation will remove. Until the truncation is
+    complete, these entries are in the log, and apply again if the broker crashes.
     """
     if set(before.members) <= set(state.members):
         return state
@@ -84,7 +85,7 @@ def before_cut(state: HardState, before: HardState) -> HardState:
 
 
 def save(disk: Disk, directory: str, state: HardState, before: HardState) -> None:
-    """Write what differs from `before` to the disk. It must run in a thread. Raises OSError."""
+    """Write the parts of `state` that differ from `before`. It must run in a thread. Raises OSError."""
     whole = before.suspect and not state.suspect
     if whole or state.members != before.members:
         replace_file(disk, os.path.join(directory, _FILE), msgspec.json.encode(_Kept(state.members)))
@@ -95,7 +96,7 @@ def save(disk: Disk, directory: str, state: HardState, before: HardState) -> Non
 
 
 MAX_MESSAGE_BYTES = 1 << 20
-"""The maximum number of bytes of entries in one message. An entry that is larger has its own message."""
+"""The maximum number of bytes of entries in one message. A larger entry is sent in its own message."""
 
 
 class NodeLog:
@@ -117,7 +118,7 @@ class NodeLog:
         """Return the end of the range of entries, from `first` and up to `stop`, that fits into a message."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # reading the entry for sending will fail again
+        except (StoreError, OSError):  # reading the entry for sending fails again and handles this
             return first + 1
 
 

@@ -1,15 +1,15 @@
 """The tables of a raft group.
 
-They are not in its log, but acknowledged changes survive a change of the leader.
+The tables are not in the group's log, but acknowledged changes survive a change of the leader.
 
 A leader acknowledges a change of topics or groups only when a majority of the voters has both tables on its
-disks. For that, the leader requests a copy (COPY_SETTINGS), and a voter copies the tables if it follows that
-leader in its term. A newly elected leader reads the tables of a majority before it accepts messages, uses the
-newest of each, and continues their versions with its own term. Any two majorities have a common member. That
-member is read only after it has answered the new leader in the new term, so it no longer copies from the old
-leader.
+disks. For that, the leader requests each voter to copy the tables (COPY_SETTINGS), which a voter does only
+while it follows that leader in its term. A newly elected leader reads the tables of a majority before it
+accepts messages, uses the newest version of each table, and continues the versions with its own term. Any two
+majorities have a common member. That member's tables are read only after it has answered the new leader in
+the new term, so it no longer copies from the old leader.
 
-Consumer and delay offsets are copied every second, and no request waits for that. A new leader also takes the
+Consumer and delay offsets are copied every second, and no request waits for that. A new leader also uses the
 newest offsets of a majority; otherwise a member that was away for long would continue with its old offsets.
 """
 
@@ -89,7 +89,7 @@ class GroupSync(MetadataSync):
         self._copied = 0  # calls of `settings` that a finished copy has served
 
     async def sync(self) -> None:
-        """Copy all tables once. What fails is copied in the next cycle."""
+        """Copy all tables once. A table whose copy fails is copied in the next cycle."""
         await super().sync()
         if self.master_addr and not self.failure and not self.offsets_wait and self.copied is not None:
             await self.copied()
@@ -97,7 +97,8 @@ class GroupSync(MetadataSync):
     def lead(self) -> None:
         """Stop copying, because this member has become the leader, and forget the last leader's offsets.
 
-        They must not be sent to the next leader, because offsets may have been reset meanwhile.
+        The forgotten offsets must not be sent to the next leader, because offsets may have been reset
+        meanwhile.
         """
         self.follow("")
         self._before = None
@@ -151,7 +152,7 @@ class RaftTables:
         self._sync = sync
         self._one_round = asyncio.Lock()
         self._asked = 0  # calls of `_copy_to_majority` so far
-        self._done = 0  # calls of it that a finished cycle has served
+        self._done = 0  # calls of `_copy_to_majority` that a finished cycle has served
         self._failure = ""  # why the last cycle failed, or ""
 
     @property
@@ -162,7 +163,7 @@ class RaftTables:
     # -- the leader
 
     def lead(self) -> None:
-        """Give all further versions of the tables this leader's term, and each table a new version now.
+        """Use this leader's term in all further versions of the tables, and give each table such a version.
 
         So these tables count as newer than those of earlier leaders, even before their first change.
         """
@@ -172,7 +173,7 @@ class RaftTables:
         self._tables.groups.touch()
 
     def follow(self) -> None:
-        """Stop giving versions of this leader's term."""
+        """Stop using this leader's term in the versions of the tables."""
         self._tables.versions.counts = False
 
     async def has_settings_of(self, term: int) -> bool:
@@ -243,9 +244,10 @@ class RaftTables:
             self._adopt_newer(copies)
 
     async def _of_majority(self, ask: Callable[[str], Awaitable[T]]) -> list[T]:
-        """Return the answers of as many voters as form a majority together with this member.
+        """Call `ask` with voters until this member and those that have answered form a majority.
 
-        Members that have not answered this leader in its term yet are awaited, up to MAJORITY_TIMEOUT_S.
+        Return the answers. Wait up to MAJORITY_TIMEOUT_S for members that have not answered this leader in
+        its term yet.
 
         Raises:
             RaftRefused: Too few members have answered in time.
@@ -295,8 +297,8 @@ class RaftTables:
             try:
                 return await asyncio.to_thread(kind.decode, await self._call(addr, code))
             except BrokerError as error:
-                # A table of offsets may be too long for a response. The leader starts without it, because
-                # accepting messages is more important.
+                # A table of offsets may be too long for a response. The leader starts without that table,
+                # because accepting messages is more important.
                 log.error("the new leader could not read a table of member %s: %s", addr, error)
                 return None
 
@@ -339,7 +341,7 @@ class RaftTables:
 
         check()
         await self._sync.settings()
-        if self._sync.deletions_wait:  # deleted queues must not return with the next leader
+        if self._sync.deletions_wait:  # otherwise queues of deleted topics could return with the next leader
             raise CommandError(
                 ResponseCode.SYSTEM_ERROR, f"the log of {group.me} has not reached that position yet"
             )

@@ -1,6 +1,6 @@
 """Replication without a raft group: a master's HA port, or a slave's connection to its master.
 
-brokerRole determines which of them a broker has. It is read at the start only.
+The setting brokerRole determines whether a broker is a master or a slave. It is read only at the start.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ class Replication:
         store.flusher.on_flushed.append(lambda _end: tick.schedule())
 
     def end_tick(self) -> None:
-        """Send written records to slaves, or write those received from the master.
+        """On a master, send written records to slaves. On a slave, write records received from the master.
 
-        It must run after the writer's and before the pulls' `end_tick`.
+        It must run after the writer's `end_tick` and before that of the pulls.
         """
         if self.master is not None:
             self.master.end_tick()
@@ -196,9 +196,9 @@ class Replication:
 
     @handles(RequestCode.RESET_MASTER_FLUSH_OFFSET)
     def reset_master_flush_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Store the master's flushed position that a request contains, to show it in haStatus.
+        """Store the master's flushed position that a request contains, so that haStatus can show it.
 
-        It has no other effect, because this slave never has more than its master has sent.
+        The position has no other use, because this slave never has more than its master has sent.
         """
         offset = frame.header(ResetMasterFlushOffsetHeader).master_flush_offset
         if self.slave is not None:
