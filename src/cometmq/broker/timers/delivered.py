@@ -2,8 +2,8 @@
 
 A level delivers its messages in the order of its queue. After a kill, the offset in delayOffset.json may be
 seconds old. But each delivered copy in the log contains the position of the original record (links.py), so
-the level continues with its first message without a copy. Later messages may have copies, if a power failure
-has destroyed one copy but not the next.
+the level continues with its first message that has no copy. Later messages may have copies, if a power
+failure has destroyed one copy but not the next.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _UNITS_AT_ONCE = 4096
 
 
 def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int64]) -> tuple[int, list[int]]:
-    """Return the offset at which a level continues, and the positions of later delivered messages.
+    """Return the offset at which a level continues, and the log positions of later messages with copies.
 
     Args:
         cursor: The level's offset so far.
         first: The queue offset of the first unit in `units`.
         units: Consecutive units of the level's queue.
-        linked: The positions of all messages that have copies, ascending, not empty.
+        linked: The log positions of all messages that have copies, ascending, not empty.
     """
     positions = units["position"].astype(np.int64)
     at = np.minimum(np.searchsorted(linked, positions), len(linked) - 1)
@@ -44,12 +44,13 @@ def goes_on(cursor: int, first: int, units: NDArray[Any], linked: NDArray[np.int
 async def delivered(
     store: MessageStore, begun: Mapping[int, int], log_position: int
 ) -> tuple[dict[int, int], set[int]]:
-    """Return the offset at which each level continues, and the positions of later delivered messages.
+    """Return the offset at which each level continues, and the log positions of later messages with copies.
 
     Args:
         store: The store.
-        begun: The offset of each level in the file, limited to its queue.
-        log_position: A position such that the offsets in the file include all deliveries before it.
+        begun: The offset of each level from delayOffset.json, limited to the range of the level's queue.
+        log_position: A log position. The offsets in the file include all deliveries stored before this
+            position.
 
     Raises:
         OSError: The log cannot be read.
@@ -86,10 +87,10 @@ async def delivered(
 def units_behind(
     queue: ConsumeQueue, low: int, after: tuple[int, int], most: int, reads: Reads
 ) -> list[tuple[int, int]]:
-    """Return delivery time (ms) and log position of up to `most` units after the pair `after`.
+    """Return (delivery time in ms, log position) of up to `most` units after the pair `after`, sorted.
 
-    The search begins at offset `low`. The units of a level are sorted by these pairs. Raises NotInMemory or
-    OSError.
+    The search begins at queue offset `low`. The units of a level are already sorted by these pairs. Raises
+    NotInMemory or OSError.
     """
     high = end = queue.max_offset
     while low < high:

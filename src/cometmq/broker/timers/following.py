@@ -1,7 +1,7 @@
-"""Reads the queue of the timer topic: at the start the messages that still wait, later the new ones.
+"""Reads the queue of the timer topic: at the start the messages that are still waiting, later the new ones.
 
 The queue's units contain the delivery times (protocol/timers.py). A record is read only for data that its
-unit lacks: the key of a recall, or everything about a message that Apache's broker has stored.
+unit lacks: the key of a recall, or all data of a message that Apache's broker has stored.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Known:
 
     Attributes:
         mark: The saved progress.
-        linked: The original positions that copies in the log contain, ascending.
+        linked: The positions of the original records of all copies in the log, ascending.
         uncounted: The part of `linked` whose messages the saved progress still counts as waiting.
         apache: The queue offset and the time (ms) up to which Apache's broker has delivered, if it has used
             this store.
@@ -76,7 +76,8 @@ class Known:
     def split(self, first: int, units: Units) -> tuple[Units, Units]:
         """Return two masks of units: those that still wait, and those that are done according to the log.
 
-        `first` is the offset of the first unit. Other units are done according to the saved progress.
+        `first` is the queue offset of the first unit. Units in neither mask are done according to the saved
+        progress.
         """
         offsets = first + np.arange(len(units))
         codes, positions = units["tags"].astype(np.int64), units["position"].astype(np.int64)
@@ -154,7 +155,7 @@ class Follower:
             log.info("%d timer messages are waiting", len(self.pending))
 
     async def _begin(self, queue: ConsumeQueue) -> tuple[int, Known]:
-        """Return the end of the queue, and what is known about done messages. Raises OSError.
+        """Return the end of the queue, and the information about done messages. Raises OSError.
 
         Set `pending.followed` to the offset of the first unit to read.
         """
@@ -176,7 +177,7 @@ class Follower:
         return high, Known(mark, np.union1d(before, uncounted), uncounted, apache)
 
     async def _links(self, start: int, end: int) -> NDArray[np.int64]:
-        """Return the original positions that the copies in a part of the log contain, ascending."""
+        """Return the positions of the original records of all copies in a part of the log, ascending."""
         store = self.store
         found = [piece async for piece in links(store.log, store.disk, store.executor, start, end)]
         return np.unique(np.concatenate([np.empty(0, np.int64), *found]))
@@ -226,8 +227,8 @@ class Follower:
     async def _units(self, queue: ConsumeQueue, first: int, count: int, reached: int) -> bytes:
         """Return up to `count` units at an offset: fewer at the end of a file, none if the file is missing.
 
-        If the disk cannot read them, they are recomputed from the log, from position `reached` on, which no
-        earlier unit exceeds. Raises OSError.
+        If the disk cannot read the units, they are recomputed from the log, starting at log position
+        `reached`. No earlier unit refers to a higher position. Raises OSError.
         """
         store = self.store
         try:
@@ -278,7 +279,7 @@ class Follower:
             self.pending.add_due(position, due_ms, code.out_ms)
 
     def _is_known(self, known: Known, offset: int, code: TimerCode, properties: bytes) -> bool:
-        """Return whether a message of Apache's broker is done, or is a moved copy of one read before."""
+        """Return whether a message of Apache's broker is done, or is a moved copy of an earlier message."""
         if known.is_done(offset, code.out_ms):
             return True
         hashed = hash((value_of(properties, b"REAL_TOPIC"), value_of(properties, b"UNIQ_KEY"), code))
@@ -321,7 +322,7 @@ def _read_units(queue: ConsumeQueue, first: int, count: int, reads: Reads) -> by
 
 
 def counted_as(properties: bytes) -> int:
-    """Return by how much a record of the timer topic changes the number of waiting messages of its topic."""
+    """Return the change that a record of the timer topic makes to its topic's number of waiting messages."""
     if not value_of(properties, b"TIMER_DEL_UNIQKEY"):
         return 1
     return -1 if value_of(properties, RECALL_FOUND) else 0
@@ -340,8 +341,8 @@ def check_point_path(store: MessageStore) -> str:
 def check_point(read_ms: int, queue_offset: int, version_ms: int, changes: int) -> bytes:
     """Return the progress in the format of Apache's file, which is also the response to request 60.
 
-    It tells that all messages before `queue_offset` whose delivery time is before `read_ms` are delivered
-    (docs/reference/storage.md, Timer files).
+    The progress means that all messages before `queue_offset` whose delivery time is before `read_ms` have
+    been delivered (docs/reference/storage.md, Timer files).
     """
     return _CHECK_POINT.pack(read_ms, 0, queue_offset, queue_offset, 0, version_ms, changes)
 

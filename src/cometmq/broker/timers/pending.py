@@ -1,14 +1,14 @@
-"""The timer messages that are not delivered yet, and the progress of their delivery. It does no I/O.
+"""The timer messages that are not delivered yet, and the progress of their delivery. This module does no I/O.
 
 An absolute delivery time is compared with the wall clock (SteadyTime). A delay is measured with a monotonic
-clock that also counts the time of a suspended machine, so setting the wall clock does not change it.
+clock that also counts the time of a suspended machine, so setting the wall clock does not change the delay.
 
 The progress is saved as a few numbers, the high-water mark; everything else is in the queue of the timer
 topic. Three kinds of messages are done: those before `queue_offset` whose TIMER_OUT_MS is at most
-`delivered_ms`, those before the position `first_position`, and those whose position is contained in a record
-after `log_position` (links.py). `log_position` does not advance while only the third rule covers some done
-message. Examples are a message that arrived after a change of the clock with an early delivery time, and a
-message that was moved out of a segment in which another one still waits.
+`delivered_ms`, those before the log position `first_position`, and those whose position is contained in a
+record after `log_position` (links.py). While a done message is covered only by the third rule, `log_position`
+does not advance. Examples are a message that arrived after a change of the clock with an early delivery time,
+and a message that was moved out of a segment in which another message still waits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cometmq.store import TimerTable
 
 _JITTER_MS, _MINUTE = 50, 60_000
 _MAX_RECALLED, _MAX_SINCE = 8, 1 << 16
-_MAX_DONE = 1 << 20  # maximum recorded done messages; more are reduced to one pair of maxima
+_MAX_DONE = 1 << 20  # maximum number of done messages that are recorded; more are merged into one
 # The size, in bytes, of the parts of the log whose messages are moved together. The messages of a part are
 # moved in the order of their delivery times.
 _MOVED_TOGETHER = 16 << 20
@@ -53,7 +53,7 @@ class Listed(NamedTuple):
 
 
 class _Hashes(NamedTuple):
-    """The hashes of the recalls of one minute: a sorted array, and those that arrived after sorting."""
+    """The hashes of the recalls of one minute: a sorted array, and the hashes that arrived after sorting."""
 
     ascending: Ints
     since: set[int]
@@ -79,7 +79,7 @@ class Pending:
         self._log_position = 0  # `log_position` of the last high-water mark
         self._done_outs, self._done_positions = array("q"), array("q")  # done, but not covered by a mark
         # The highest values that the marks have covered. A later message with an earlier delivery time would
-        # be covered by mistake.
+        # be treated as covered by mistake.
         self._covered_out = self._covered_position = -1
         self._moving_before = 0  # no message from this position on was moved
         self._last_copy = -1  # log position of the last copy of a moved message
@@ -166,7 +166,7 @@ class Pending:
         return []
 
     def done(self, count: int) -> None:
-        """Remove the first `count` messages that `due` last returned: they are delivered, or never can be."""
+        """Remove the first `count` messages that `due` last returned: they are delivered or undeliverable."""
         for each in self._taken[:count]:
             self.note_done(each.position, each.out_ms)
         self._taken_from.drop(count)
@@ -202,7 +202,7 @@ class Pending:
     # -- moving to the end of the log
 
     def before(self, position: int, most: int) -> list[tuple[int, int | None]]:
-        """Return up to `most` messages before a log position to be moved, or [] if all were moved.
+        """Return up to `most` messages before a log position that must be moved, or [] if none is left.
 
         Each is a pair: the log position, and the delivery time on the monotonic clock, or None for an
         absolute delivery time.
@@ -233,7 +233,7 @@ class Pending:
         return found
 
     def moved(self, count: int, last_copy: int) -> None:
-        """Remove the first `count` messages that `before` last returned: they are copied, or never can be.
+        """Remove the first `count` messages that `before` last returned: they are copied or cannot be.
 
         `last_copy` is the log position of the last copy, or -1.
         """
@@ -248,8 +248,8 @@ class Pending:
     def mark(self, log_end: int) -> TimerTable | None:
         """Return the current high-water mark, or None while some copies have not been read from the queue.
 
-        Until they are read, the recalls of their messages would seem to be done. `log_end` is the end of the
-        log, at present or before work that is not recorded by `done` and `moved` yet.
+        While a copy has not been read, the recall of its message would seem to be done. `log_end` is the end
+        of the log, either now or before work that is not recorded by `done` and `moved` yet.
         """
         if self.followed_position < self._last_copy:
             return None
@@ -271,13 +271,16 @@ class Pending:
         )
 
     def _still_open(self, first_out: int, first_position: int) -> bool:
-        """Return whether some done message is covered by neither value. Forget the covered ones."""
+        """Return whether any recorded done message is covered by neither value.
+
+        Remove the covered messages.
+        """
         outs, positions = np.array(self._done_outs, np.int64), np.array(self._done_positions, np.int64)
         still = (outs >= first_out) & (positions >= first_position)
         self._covered_out = max(self._covered_out, int(outs[~still].max(initial=-1)))
         self._covered_position = max(self._covered_position, int(positions[~still].max(initial=-1)))
         outs, positions = outs[still], positions[still]
-        if len(outs) > _MAX_DONE:  # the maxima are covered last
+        if len(outs) > _MAX_DONE:  # keep only the maxima, which are covered last
             outs, positions = outs.max(keepdims=True), positions.max(keepdims=True)
         self._done_outs, self._done_positions = array("q"), array("q")
         self._done_outs.frombytes(outs.tobytes())
@@ -285,9 +288,9 @@ class Pending:
         return len(outs) > 0
 
     def forget_recalls(self, now: Times) -> None:
-        """Remove recalls whose messages, if there were any, would have been delivered by now.
+        """Remove the recalls whose messages, if they existed, would have been delivered by now.
 
-        All units must have been read: an unread moved message may be due and recalled.
+        All units must have been read: a moved message that has not been read may be due and recalled.
         """
         before_ms = now.wall_ms - PRECISION_MS
         if self._recalls.first_key * _MINUTE + _MINUTE > before_ms:  # the usual case: no recall is old enough
@@ -298,9 +301,10 @@ class Pending:
             self._recalls.pop(self._recalls.first_key)
 
     def page(self, after: tuple[int, int], most: int, now: Times) -> list[Listed]:
-        """Return the next `most` messages after the pair `after`: delivery time (wall clock, ms), position.
+        """Return the next `most` messages after the pair `after` (delivery time in ms, log position).
 
-        They are sorted by these pairs. Recalled messages are included.
+        Delivery times are those of the wall clock. The messages are sorted by these pairs. Recalled messages
+        are included.
         """
         # The difference between two clocks that are read in sequence varies by about 1 ms, but all pages of a
         # list need the same difference.

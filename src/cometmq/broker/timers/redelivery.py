@@ -44,7 +44,10 @@ class Redelivery:
 
 
 def check_body(message: MessageExt) -> None:
-    """Raise Undeliverable for a damaged body. If it were stored again, its new CRC would hide the damage."""
+    """Raise Undeliverable for a damaged body.
+
+    A copy of it would get a new CRC, which would hide the damage.
+    """
     if message.body and body_crc(message.body) != message.body_crc:
         raise Undeliverable(f"the message is damaged at log position {message.physical_offset}")
 

@@ -40,7 +40,7 @@ NO_TIME = -1  # in place of TIMER_OUT_MS, for messages with a delay level
 
 @dataclass(eq=False)
 class Page:
-    """One page of a list of waiting messages: records, delivery times (ms), and the end of the page."""
+    """A page of a list of waiting messages: records, delivery times (ms), and the end of the page."""
 
     after: tuple[int, int]
     records: list[bytes] = field(default_factory=list)
@@ -123,7 +123,7 @@ class TimerProcessor:
         self.writer.appended(answer, wait=True)
 
     async def _waits(self, handle: RecallHandle) -> bool:
-        """Return whether the message of a handle is waiting, according to the index."""
+        """Return whether the message that a recall handle identifies is waiting, according to the index."""
         key, out_ms = handle.unique_key.encode(), out_ms_of(handle.deliver_ms)
         for record in await self.store.lookups.by_key(
             TIMER_TOPIC, handle.unique_key, PAGE, 0, LONG_MAX, PAGE_BYTES
@@ -136,7 +136,10 @@ class TimerProcessor:
         return False
 
     def _is_first(self, handle: RecallHandle) -> bool:
-        """Return whether this is the first recall of a message. Recalls that are not read yet count, too."""
+        """Return whether no earlier recall of this message exists.
+
+        Recalls that have not been read yet count, too.
+        """
         out_ms, key = out_ms_of(handle.deliver_ms), handle.unique_key
         if not self.service.follower.behind():
             self._recalling.clear()
@@ -225,7 +228,7 @@ class TimerProcessor:
     async def _with_key(self, header: ListTimersRequestHeader, key: str) -> Page:
         """Return the newest waiting messages that have a key.
 
-        The index also finds messages that no longer wait; these are omitted.
+        The index also contains messages that no longer wait; they are omitted from the result.
         """
         found, now_ms = Page(after=_behind(header)), self.service.times().wall_ms
         records = await self._indexed(TIMER_TOPIC, key, found)

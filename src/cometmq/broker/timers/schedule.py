@@ -2,12 +2,12 @@
 
 See docs/reference/storage.md, Delivery of delayed messages. The messages of a level become due in the order
 in which they were stored. So each level needs only one timer, for its first message; if the level is idle,
-the next arrival starts it. A delivered message is committed before the cursor moves, and contains the
-position of its original record, so after a kill the log shows what was delivered (delivered.py).
+the next arrival starts the timer. A delivered message is committed before the cursor moves, and contains the
+position of its original record, so after a kill the log shows which messages were delivered (delivered.py).
 
 A message that can never be delivered (its destination is missing or not permitted, or its record is damaged
-or unreadable) is logged and skipped, so that it does not block its level. If the store accepts no messages,
-the level waits.
+or unreadable) is logged and skipped, so that the message does not block its level. If the store accepts no
+messages, the level waits.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ class ScheduleService:
     async def page(self, after: tuple[int, int], most: int) -> list[tuple[int, int]]:
         """Return delivery time (wall clock, ms) and log position of waiting messages after the pair `after`.
 
-        The result has up to `most` messages of each level. Some may be missing if the clock was set back
-        while messages were stored.
+        The result has up to `most` messages of each level. It may lack some messages if the clock was set
+        back while messages were stored.
         """
         found: list[tuple[int, int]] = []
         for level, cursor in self.cursors.items():
@@ -146,7 +146,10 @@ class ScheduleService:
 
     @handles(RequestCode.GET_ALL_DELAY_OFFSET)
     def get_all_delay_offset(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the delay offsets for a slave. Only CometMQ's slaves use the log position in them."""
+        """Return the delay offsets for a slave.
+
+        Only CometMQ's slaves use the log position in the response.
+        """
         table = {**self.offsets.to_table(), "logPosition": self.offsets.reached()}
         return frame.response(body=DelayOffsetTable.from_plain(table).encode())
 
@@ -199,7 +202,7 @@ class ScheduleService:
         return min(under_way, default=self.store.log.end)
 
     def let_go(self) -> None:
-        """Stop moving the offsets, because another broker delivers from now on."""
+        """Stop moving the offsets, because another broker delivers the messages from now on."""
         self.offsets.log_position = self._reached()
         self.offsets.reached = lambda: self.offsets.log_position
 
@@ -232,17 +235,18 @@ class ScheduleService:
             if cursor is None:
                 continue
             # If the clock was set, it is unknown whether this was before or after the message's timestamp, so
-            # the message counts as stored now. Later messages may have shown the change before: if a message
-            # waits for a sync, its arrival is reported late.
+            # the message counts as stored now. Later messages may have shown the change earlier, because a
+            # message that waits for a sync is reported late.
             doubtful = stepped or not 0 <= now_ms - store_timestamp_ms <= MAX_SYNC_MS
             cursor.due.steps.note(behind - 1, monotonic_ms - store_timestamp_ms if doubtful else ahead_ms)
             if cursor.timer is None and not cursor.busy:
                 self._wake(cursor)
 
     def _times(self) -> tuple[int, int]:
-        """Return the wall and the monotonic time (ms), read in this order.
+        """Return the wall-clock time and the monotonic time (ms), read in this order.
 
-        So a pause between the two reads can only delay messages, never deliver them early.
+        Because of this order, a pause between the two reads can only delay messages, never deliver them
+        early.
         """
         return self.clock.time_ms(), mono_ms(self.clock)
 
@@ -365,7 +369,7 @@ class ScheduleService:
             for message in iter_records(data):
                 offset = message.queue_offset
                 if not reached <= offset < got.next_begin_offset:
-                    offset = reached  # damaged in a part that has no checksum
+                    offset = reached  # the record is damaged in a part that has no checksum
                 due_ms = cursor.due.due_ms(offset, message.store_timestamp_ms)
                 if due_ms > monotonic_ms:
                     return reached, appended, (due_ms - monotonic_ms) / 1000

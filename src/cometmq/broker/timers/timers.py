@@ -1,9 +1,10 @@
 """The delivery of messages with a delivery time (docs/reference/storage.md, Timer messages).
 
 One task does all the work in batches: it reads new units, delivers due messages, and moves messages out of
-segments that will be deleted. To deliver or move a message, it is stored again with the position of its
-original record, in one write with the rest of its tick. So after a kill, the log shows which messages are
-done (links.py), and each message is delivered once, unless a power failure has destroyed its copy.
+segments that will be deleted. A message is delivered or moved by storing a copy that contains the position of
+the original record. The copy is written together with the other records of its tick. So after a kill, the log
+shows which messages are done (links.py), and each message is delivered once, unless a power failure has
+destroyed its copy.
 """
 
 from __future__ import annotations
@@ -53,13 +54,16 @@ CLOCK_CHECK_INTERVAL_MS = 1_000
 
 @dataclass(eq=False)
 class Move:
-    """A request to move all messages before a log position. `done` receives whether that succeeded."""
+    """A request to move all messages before a log position.
+
+    The result of `done` is whether that succeeded.
+    """
 
     before: int
     done: asyncio.Future[bool]
 
     def answer(self, worked: bool) -> None:
-        """Report the result, unless the requester no longer waits."""
+        """Report the result, unless the requester no longer waits for it."""
         if not self.done.done():
             self.done.set_result(worked)
 
@@ -113,7 +117,7 @@ class TimerService:
             self._wake.set()
 
     def start(self) -> None:
-        """Start to deliver, from where the last run stopped."""
+        """Start to deliver, from the point at which the last run stopped."""
         self._task = self._loop.create_task(self._run())
 
     async def stop(self) -> None:
@@ -131,7 +135,7 @@ class TimerService:
         if queue is None or not self._loaded:
             return
         try:
-            await self.follower.follow()  # otherwise copies are unread, and there is no mark
+            await self.follower.follow()  # unless all copies have been read, there is no mark
             mark = self.pending.mark(self.store.log.end)
             if mark is None:
                 return
@@ -177,7 +181,7 @@ class TimerService:
         self._refusals.reset()
 
     async def _failed(self, line: str, why: Exception) -> None:
-        """Wait after a failure. Of several failures in a row, log only the first one."""
+        """Wait after a failure. Log only the first of several consecutive failures."""
         if line and not self._refusals.failures:
             log.warning(line, why)
         if self._move is not None:
@@ -197,9 +201,10 @@ class TimerService:
             pass
 
     def times(self) -> Times:
-        """Return the wall and the monotonic time, read in this order.
+        """Return the wall-clock time and the monotonic time, read in this order.
 
-        So a pause between the two reads can only delay messages, never deliver them early.
+        Because of this order, a pause between the two reads can only delay messages, never deliver them
+        early.
         """
         now_ms = self.timed.wall.now_ms()
         return Times(now_ms, mono_ms(self.clock))
@@ -263,7 +268,7 @@ class TimerService:
         return True
 
     async def _records(self, positions: list[int]) -> list[bytes | None]:
-        """Return the records at the first of these positions, up to BATCH_BYTES. Unreadable ones are None."""
+        """Return the records at the first of these positions, up to BATCH_BYTES; None if unreadable."""
         found: list[bytes | None] = []
         size = 0
         for position in positions:
@@ -275,7 +280,9 @@ class TimerService:
         return found
 
     def _deliver_one(self, waiting: Waiting, record: bytes | None) -> bool:
-        """Store a due message in its destination. Return False if it is not stored, for instance if recalled.
+        """Store a due message in its destination.
+
+        Return False if it is not stored, for example if it was recalled.
 
         Raises:
             StoreError: The message cannot be stored at present.
@@ -388,7 +395,8 @@ class TimerService:
             if self.store.dispatcher.waits:  # copies are readable only after a flush
                 with contextlib.suppress(OSError):  # the copies are in the log anyway
                     await self.tables.log_flushed()
-        # Only after the commit: if it fails, other records may get the positions of these copies.
+        # Do this only after the commit: if the commit fails, other records may get the positions of these
+        # copies.
         self.follower.carried.update((copy, due) for copy, due in copies.items() if due is not None)
         self.pending.moved(done, max(copies, default=-1))
         self._began = -1

@@ -1,10 +1,10 @@
-"""Waiting messages, sorted by delivery time. It does no I/O.
+"""Waiting messages, sorted by delivery time. This module does no I/O.
 
 A message is three numbers: its delivery time on the wheel's clock, the log position of its record, and its
-TIMER_OUT_MS. They take 24 bytes, so a million messages take about 30 MB. A bucket holds the messages of five
-minutes. The next bucket, and each bucket with many messages, is divided into buckets of one second. Messages
-of the same second are delivered in the order in which they were added. This is the order of the log, so the
-messages before a given log position are the first ones in each bucket.
+TIMER_OUT_MS. These numbers take 24 bytes, so a million messages take about 30 MB. A bucket holds the messages
+of five minutes. The next bucket to become due, and each bucket with many messages, is divided into buckets of
+one second. Messages of the same second are delivered in the order in which they were added. This is the order
+of the log, so the messages before a given log position are the first ones in each bucket.
 """
 
 from __future__ import annotations
@@ -188,11 +188,11 @@ class Buckets:
             self.pop(key)
 
     def stretches(self, length_ms: int) -> set[int]:
-        """Return the numbers of the periods of length `length_ms` in which any bucket here begins."""
+        """Return the numbers of the periods of `length_ms` milliseconds in which a bucket begins."""
         return {key * self._length_ms // length_ms for key in self._order}
 
     def first_out(self) -> int:
-        """Return the lowest TIMER_OUT_MS of all messages that the present buckets have ever contained."""
+        """Return the lowest TIMER_OUT_MS among all messages that the present buckets have ever contained."""
         return min(map(attrgetter("first_out"), self._buckets.values()), default=NEVER)
 
     def first_position(self) -> int:
@@ -210,7 +210,10 @@ class Buckets:
 
 
 class Wheel:
-    """The messages that wait by the same clock. The clock may be set back between two calls."""
+    """The messages whose delivery times are on the same clock.
+
+    The clock may be set back between two calls.
+    """
 
     def __init__(self) -> None:
         self._stretches, self._seconds = Buckets(_STRETCH), Buckets(_SECOND)
@@ -223,7 +226,7 @@ class Wheel:
         return len(self._seconds) + len(self._stretches)
 
     def add(self, due_ms: int, position: int, out_ms: int) -> None:
-        """Add a message, and divide its bucket if it has many messages now."""
+        """Add a message, and divide its bucket if the bucket now has many messages."""
         if due_ms // _STRETCH in self._divided:
             self._seconds.add(due_ms, due_ms, position, out_ms)
         elif len(self._stretches.add(due_ms, due_ms, position, out_ms)) >= _MANY:
