@@ -125,8 +125,8 @@ class Console:
             limit_concurrency=MAX_CONNECTIONS,
             ws_max_size=MAX_WEBSOCKET_MESSAGE_BYTES,
             timeout_graceful_shutdown=2,
-            # By default, the server would trust X-Forwarded headers from every process on this machine, so
-            # these headers are enabled only for configured proxies.
+            # By default, uvicorn would trust the headers X-Forwarded-For and X-Forwarded-Proto of every
+            # process on this machine, so both headers are enabled only for configured proxies.
             proxy_headers=bool(self.options.proxies),
             forwarded_allow_ips=self._proxies(),
             lifespan="on",

@@ -42,7 +42,7 @@ class Guard:
         self.files = files
         self.policy = policy
         self.lock = asyncio.Lock()
-        """The lock that a task holds while a thread reads or writes the ACL files."""
+        """A lock that a task must hold while a thread reads or writes the ACL files."""
         self.refused = 0
         self._log_limit = logs.LogLimiter()
         self._accounts: dict[Connection, str | None] = {}

@@ -234,7 +234,7 @@ class ProgressAdmin:
 
     @handles(RequestCode.GET_BROKER_CONSUME_STATS)
     async def get_broker_consume_stats(self, _connection: Connection, frame: Frame) -> Frame:
-        """Return the offsets of each group with settings or offsets, in every topic in which it has any."""
+        """Return the offsets of each group that has settings or offsets, by topic."""
         only_ordered = bool(frame.header(GetBrokerConsumeStatsRequestHeader).is_order)
         listed: list[dict[str, list[ConsumeStats]]] = []
         total = entries = 0

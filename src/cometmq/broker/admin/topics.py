@@ -328,9 +328,11 @@ class TopicAdmin:
 
 
 async def _written(what: str, done: Callable[[], Awaitable[None]]) -> None:
-    """Await `done`, which waits until a table has been written. Raises CommandError if the write fails.
+    """Wait until a table has been written. Raises CommandError if the write fails.
 
-    `what` describes the change in the error text.
+    Args:
+        what: A description of the change, for the error text.
+        done: Waits for the write. Raises OSError if it fails.
     """
     try:
         await done()

@@ -16,8 +16,8 @@ from cometmq.store import StoreConfig
 # The delay, in ms, of a level that the setting does not define, as in Apache's store.
 UNKNOWN_LEVEL_MS = 1_000
 # A change of the wall clock against the monotonic clock counts as a step only if it is greater than this
-# (ms); smaller changes are slow adjustments. Because smaller changes are ignored, messages wait STEP_MS
-# longer.
+# (ms); smaller changes are slow adjustments, and are ignored. Therefore a delivery time could be too early
+# by up to STEP_MS, so STEP_MS is added to each delivery time.
 STEP_MS = 10
 
 

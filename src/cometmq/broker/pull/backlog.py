@@ -2,11 +2,11 @@
 
 A consumer that reads from the disk pulls again as soon as it has its response, and a pull of 32 messages
 costs as much CPU time as six sends. Without a limit, draining a few queues halves the rate of sends. So the
-pulls of such a consumer wait until the responses of the tick have been sent. After a tick with sends, they
-get a share of the CPU time that the event loop uses for everything else. Several of them are served together,
-because each response makes the client send the next request, which wakes the loop. After a tick without
-sends, they have no limit. CPU time is measured rather than elapsed time, because on a busy machine other
-programs delay sends and pulls alike.
+pulls of such a consumer wait until the responses of the tick have been sent. After a tick with sends, these
+pulls get a share of the CPU time that the event loop uses for everything else. Several pulls are served
+together, because each response makes the client send the next request, which wakes the loop. After a tick
+without sends, the CPU time of these pulls has no limit. CPU time is measured rather than elapsed time,
+because on a busy machine other programs delay sends and pulls alike.
 
 A consumer is limited from its first read from the disk until it has nearly caught up, even if most of its
 reads in between are served from memory because the system reads ahead.

@@ -1,4 +1,4 @@
-"""Transaction checks: periodic requests to producers about half messages that they have not ended.
+"""Transaction checks: periodic requests to producers about transactions that have not ended.
 
 A round covers the half messages that were stored before it began, from the head of the bitmap (`Ledger`) on.
 It is divided into pieces, with other work of the event loop in between. When a half message is checked, a

@@ -31,10 +31,10 @@ OPS_AT_ONCE = 32
 SAME_KEY = 64  # maximum number of messages with the same key that a search examines
 BYTES_OF_KEY = 32 << 20
 MAX_FILLERS = 1 << 20
-"""The maximum number of half messages that a crash may have destroyed.
+"""The maximum number of half messages that a crash is assumed to have destroyed.
 
-A crash can destroy the half messages stored in one second, and the limit is far above their number. An op
-whose offset is further beyond the end of the queue is invalid.
+A crash can destroy at most the half messages stored in one second, which are far fewer than this limit. So if
+an op refers to an offset that is further beyond the end of the queue, that offset is ignored.
 """
 
 

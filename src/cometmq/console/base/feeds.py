@@ -187,7 +187,7 @@ class Ring:
         self._values = array("d")
 
     def add(self, at_s: float, value: float) -> None:
-        """Add a value. It replaces the last value if the last value is younger than `step_s`."""
+        """Add a value. If the last two stored values are less than `step_s` apart, replace the last one."""
         if self._times and at_s - self._times[-1] < 0:
             return  # the clock was set back, so drop the value
         if len(self._times) > 1 and self._times[-1] - self._times[-2] < self._step_s:
