@@ -150,7 +150,7 @@ class RaftMember:
         self._addresses = config.addresses
         self._preferred = config.preferred
         self._prefer_at = 0.0
-        self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)  # of automatic transfers
+        self._refusals = Backoff(2 * PREFER_INTERVAL_S, MAX_PREFER_INTERVAL_S)  # refused automatic transfers
         self._options = options
         self.received = Received()
         self._store = store

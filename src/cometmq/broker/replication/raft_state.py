@@ -118,7 +118,7 @@ class NodeLog:
         """Return the end of the range of entries, from `first` and up to `stop`, that fits into a message."""
         try:
             return self._raft_log.range(first, stop, MAX_MESSAGE_BYTES).stop
-        except (StoreError, OSError):  # reading the entry for sending fails again and handles this
+        except (StoreError, OSError):  # reading the entry for sending will fail again
             return first + 1
 
 

@@ -274,7 +274,8 @@ class RaftTables:
             async with asyncio.timeout(MAJORITY_TIMEOUT_S):
                 while len(found) < enough:
                     done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                    found += [task.result() for task in asked if task in done]  # a deterministic order
+                    # The order of `asked` makes the order of the answers deterministic.
+                    found += [task.result() for task in asked if task in done]
         except TimeoutError:
             raise RaftRefused(
                 f"{len(found)} of {len(others)} other members have answered: "

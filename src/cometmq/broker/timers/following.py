@@ -124,7 +124,7 @@ class Follower:
     def __post_init__(self) -> None:
         self._log_limit = logs.LogLimiter()
         self._newest_ms = self.store.newest_ms  # newest store time before the start
-        self._loading: tuple[int, Known] | None = None  # for `load`: end offset, known facts
+        self._loading: tuple[int, Known] | None = None  # for `load`: end of the queue, done messages
 
     @property
     def queue(self) -> ConsumeQueue | None:

@@ -77,7 +77,7 @@ class Pending:
         self._recalled: OrderedDict[int, tuple[_Hashes, _Hashes]] = OrderedDict()
         """For recently used minutes: the hashes of all recalls, and those of the counted recalls."""
         self._log_position = 0  # `log_position` of the last high-water mark
-        self._done_outs, self._done_positions = array("q"), array("q")  # done, but not covered by a mark
+        self._done_outs, self._done_positions = array("q"), array("q")  # done messages that no mark covers
         # The highest values that the marks have covered. A later message with an earlier delivery time would
         # be treated as covered by mistake.
         self._covered_out = self._covered_position = -1

@@ -173,7 +173,8 @@ class ScheduleService:
                 begun, self._delivered = await delivered(self.store, begun, self.offsets.log_position)
                 break
             except Exception as error:
-                if not isinstance(error, OSError) or error.errno == errno.EIO:  # may fail forever
+                # Such an error may be permanent, and must not stop the deliveries forever.
+                if not isinstance(error, OSError) or error.errno == errno.EIO:
                     log.exception(
                         "could not determine the last delivered message of each delay "
                         "level, deliveries may be repeated: %s",
@@ -340,7 +341,8 @@ class ScheduleService:
                 cursor.refusals.reset()
                 cursor.errors = 0
                 self._move(cursor, reached)
-                self._delivered.difference_update(passed)  # not before: a refused run repeats them
+                # Do this only after the commit, because a refused run repeats these messages.
+                self._delivered.difference_update(passed)
                 cursor.due.steps.passed(reached)
             if wait_s:
                 self._wake(cursor, wait_s)
