@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +40,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return len(LONG_FIRST) + (name == LAST)
 
     items.sort(key=place)
+
+
+def pytest_collection_finish() -> None:
+    """Exempt the collected tests and imported modules from garbage collection.
+
+    There are 600,000 such objects. Without this, each full collection takes 0.3 s of CPU time, during which
+    the clients and servers of a test stand still; several times as long on a busy machine.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
