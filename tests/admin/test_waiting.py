@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.admin.commands.test_messages import Wavering
+from tests.kit.waiting import until
 
 from cometmq.admin import Admin, waiting
 from cometmq.admin.waiting import Place, closed_by, given_up, half_messages, newest_copies, timer_page
@@ -21,7 +22,7 @@ HOUR_MS = 3_600_000
 async def test_timers_of_all_brokers_come_page_by_page_in_the_order_of_their_times(tmp_path: Path) -> None:
     with Standalone(tmp_path, 0, 0, brokers=2).run_in_thread() as cluster:
         async with (
-            asyncio.timeout(60),
+            asyncio.timeout(90),
             Admin(cluster.namesrv_addr) as admin,
             Producer("p", namesrv=cluster.namesrv_addr) as producer,
         ):
@@ -33,6 +34,11 @@ async def test_timers_of_all_brokers_come_page_by_page_in_the_order_of_their_tim
                     Message("T", b"%d" % number, delay_ms=HOUR_MS + number // 5 * 1000), queue=queue
                 )
             await producer.send(Message("other", b"x", delay_ms=HOUR_MS))
+
+            async def all_wait() -> bool:
+                return (await timer_page(admin, "T")).waiting == 151
+
+            await until(all_wait, "the timers of all messages")  # set soon after a message is stored
             bodies: list[bytes] = []
             times: list[int] = []
             after: dict[str, Place] = {}
