@@ -141,8 +141,8 @@ class Message(msgspec.Struct, kw_only=False):
         return found
 
 
-# Properties with a delay or delivery time. A broker may use one of them instead of the property that
-# `delay_ms` or `deliver_at_ms` becomes.
+# Properties with a delay or delivery time. A message that has one must not have `delay_ms` or
+# `deliver_at_ms`, because these set such a property, too, and the broker would choose between the two.
 _TIMES = (
     names.DELAY,
     names.TIMER_DELAY_SEC,

@@ -81,7 +81,7 @@ async def member_info(
 
 
 def sum_progress(group: str, parts: Iterable[GroupProgress]) -> GroupProgress:
-    """Return the sum of the offsets of a group at several brokers."""
+    """Combine the offsets of a group at several brokers in one result."""
     known = list(parts)
     rows = [row for part in known for row in part.queues]
     rows.sort(key=lambda row: (row.topic, row.broker_name, row.queue_id))

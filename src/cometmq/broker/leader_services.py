@@ -52,7 +52,7 @@ class LeaderServices:
         """Returns the begin and the end of the leader's log, as last reported by the leader."""
         self._resting: asyncio.Task[None] | None = None
         self._leads = False
-        self._asked: tuple[int, float] = (-1, 0.0)  # end of the segment to delete, and time of the request
+        self._asked: tuple[int, float] = (-1, 0.0)  # end of a segment, and time of its deletion
         self._become(self.follower_id)
         self.store.retention.before_delete = self._may_go
 

@@ -128,7 +128,7 @@ class Leading:
     Args:
         identity: The group, the leader's id and its term.
         log_state: The log of the leader.
-        log: The shell's log, which determines how many entries fit into a request.
+        log: The stored log, which determines how many entries fit into a request. `log_state` describes it.
         options: Timing and limits.
         clock: The time at which the term begins.
 

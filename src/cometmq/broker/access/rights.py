@@ -45,7 +45,7 @@ Rights = list[Right]
 
 
 def topic_right(perm: Perm, name: str) -> Right:
-    """Return the right to use a topic. For a retry topic, it is the right to consume as the topic's group."""
+    """Return the permission that allows the use of a topic, for a retry topic that of its consumer group."""
     if name.startswith(RETRY_PREFIX):
         return group_right(name.removeprefix(RETRY_PREFIX))
     return Right(perm, name)

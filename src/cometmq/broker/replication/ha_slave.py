@@ -115,7 +115,7 @@ def find_divergence(own: Tail | None, master: MasterLog) -> str:
 
 
 class HaSlave:
-    """The state of a slave's replication, and its decisions."""
+    """The state of a slave's replication, and the rules for its next step."""
 
     def __init__(self, beat_s: float = 5.0, silence_s: float = 20.0) -> None:
         """Create a slave. The settings haSendHeartbeatInterval and haHousekeepingInterval are in seconds."""

@@ -55,8 +55,8 @@ class TimedSends:
     """Stores messages that wait for their delivery time.
 
     The delivery uses two attributes. `steps` records how the wall clock was changed between two messages.
-    `wall` is the time by which messages are delivered; a jump of the wall clock affects it only if the clock
-    keeps the new time (SteadyTime).
+    `wall` is the clock that decides whether a message is due. It follows a jump of the wall clock only if the
+    wall clock keeps the new time (SteadyTime).
     """
 
     config: BrokerConfig

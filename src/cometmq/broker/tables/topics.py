@@ -40,8 +40,8 @@ log = logs.logger(__name__)
 
 READ_WRITE = Perm.READ | Perm.WRITE
 # A registration contains all topics and must fit into a frame (16 MiB); otherwise the broker would disappear
-# from all routes. Each of the following sizes of a registration ends one way to create topics: by sends; for
-# groups (retry and dead-letter topics); by administrators.
+# from all routes. When a registration reaches one of the following sizes, topics can no longer be created by
+# sends, then not for groups (retry and dead-letter topics), and finally not by administrators.
 BYTES_BY_SEND = 11 << 20
 BYTES_BY_GROUPS = 14 << 20
 MAX_REGISTRATION_BYTES = MAX_FRAME_LENGTH - (256 << 10)

@@ -55,7 +55,7 @@ class Page:
 
 @dataclass(eq=False, kw_only=True)
 class TimerProcessor:
-    """Handles requests 60, 61 and 370, and CometMQ's own request 21002."""
+    """Handles the requests about timers: 60, 61 and 370 of RocketMQ, and CometMQ's own 21002."""
 
     config: BrokerConfig
     clock: Clock

@@ -86,15 +86,15 @@ class TransactionChecks:
         self._next = 0  # the offset at which the next round begins
         self._room = 0  # bytes that this round may still copy
         self._log_limit = logs.LogLimiter()
-        # Pairs of ends, of the ops' and of the half messages' queue, at one moment. When the head has passed
-        # the second end, the ops before the first end are no longer needed.
+        # Pairs of queue ends: that of the ops and, at the same moment, that of the half messages. Once all
+        # half messages before the second end are settled, the ops before the first end are no longer needed.
         self._marks: deque[tuple[int, int]] = deque()
 
     def _interval_s(self) -> float:
         return self.config.transaction_check_interval / 1000
 
     def start(self) -> None:
-        """Start the first interval between rounds."""
+        """Start the periodic rounds of checks. The first round begins after one interval."""
         self._next = 0
         self._marks.clear()
         self._timer.start()

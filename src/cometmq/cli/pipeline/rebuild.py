@@ -34,7 +34,7 @@ def rebuild(config_file: str | None, **settings: Any) -> None:
 
 
 def report(summary: RebuildSummary) -> None:
-    """Print the numbers of rebuilt files and the result of `verify`."""
+    """Print how many files of each kind were rebuilt, and the result of `verify`."""
     click.echo(
         f"{printable(summary.output, None)}: {counted(summary.queues, 'queue')} with {summary.units:,} "
         f"units, {counted(summary.index_files, 'index file')} with {summary.index_entries:,} entries, "

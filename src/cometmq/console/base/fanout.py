@@ -115,7 +115,7 @@ class Fanout(Generic[T]):
         def ended(task: asyncio.Future[T]) -> None:
             pending.ended_s = loop.time()
             if not task.cancelled():
-                task.exception()  # marks the error as retrieved, because no caller may read it
+                task.exception()  # marks the error as retrieved, in case no caller reads it
             if pending.late:
                 self._on_late()
 

@@ -193,16 +193,16 @@ class AuditOptions(Reading):
 
     Args:
         topics: Names of the topics. Empty: all topics that match `pattern`.
-        pattern: A regular expression for names of topics. None: all topics of users; live topics require
-            names or a pattern.
+        pattern: A regular expression for names of topics. None: all topics of users. If the
+            source is a cluster, names or a pattern are required.
         window_s: Length of a window of the tables, in seconds, by store time; for sent messages, by the
             producer's time.
         delay_s: A window stays open until the source, and the traces if there are any, hold a message that
             was stored this many seconds after the window's end, or until this many seconds after `end_ms`.
         late_s: A message is late if it was stored more than this many seconds after it was born, by the
             client's clock.
-        disorder_ms: A message is misordered if an earlier offset of the same client was born more than this
-            many ms later.
+        disorder_ms: A message is misordered if a message of the same client at a lower offset was born more
+            than this many ms later.
         traces: The source of the trace topic. None: no traces.
         trace_topic: Name of the trace topic.
         positions: The offsets of groups: an archive with groups, the lag job's table, or in Python a

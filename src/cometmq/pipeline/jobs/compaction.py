@@ -109,7 +109,7 @@ def compact(spark: SparkSession, given: CompactOptions) -> CompactSummary:
 
 
 def _cleaned_up(lake: LakeTable, age: timedelta) -> CompactSummary:
-    """Delete the files that killed jobs left in a Delta or Iceberg table."""
+    """Delete the files that were left in a Delta or Iceberg table by jobs that were killed."""
     began = time.monotonic()
     with closing(lake):
         if lake.prepare() is None:

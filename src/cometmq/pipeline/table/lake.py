@@ -195,8 +195,8 @@ class LakeTable(ABC):
     def files(self) -> tuple[list[dict[str, Any]], pa.Schema]:
         """Return the files of the newest snapshot, and the table's columns.
 
-        A file has its `path` below the output and, unless the rows contain them, its `topic`, `dt` and
-        `hour`.
+        Each entry has the file's `path`, relative to the output, and its `topic`, `dt` and `hour` unless the
+        rows have these columns.
         """
 
     @abstractmethod

@@ -113,6 +113,6 @@ class SpaceAhead:
         self._retry_at = 0.0
 
     def write_zeros(self) -> None:
-        """Start to write the next zeros. This is called under SYNC_FLUSH."""
+        """Start to fill the log file with zeros after its end. Only called with SYNC_FLUSH."""
         if self._zeros is not None:
             self._zeros.write_next()

@@ -470,7 +470,7 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                # The traceback is dropped, because it refers to all messages of the tick.
+                # The traceback is dropped, because its frames would keep all messages of this tick in memory.
                 self._refuse(message, refusal.with_traceback(None))
                 continue
             if in_queue:

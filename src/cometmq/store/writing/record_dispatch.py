@@ -1,6 +1,6 @@
-"""The dispatch of records that were not encoded by this broker: recovery finds them, or a master sends them.
+"""The dispatch of records that arrive encoded, from the log (recovery) or from a master (replication).
 
-Records that continue their queues are processed in groups, all others one by one.
+Records with the next offset of their queue are processed in groups, all others one by one.
 """
 
 from __future__ import annotations
