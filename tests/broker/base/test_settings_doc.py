@@ -55,7 +55,7 @@ def test_every_setting_of_the_name_server_has_its_row():
 
 def test_what_requests_may_not_change_is_named():
     text = PAGE[: PAGE.index("## Store")]
-    named = re.findall(r"`([\w.*]+)`", text[text.index("Not by request") :])
+    named = re.findall(r"`([\w.*]+)`", text[text.index("Requests cannot change") :])
     for key in NOT_BY_REQUEST:
         assert any(fnmatch.fnmatchcase(key, pattern) for pattern in named), key
 
