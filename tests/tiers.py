@@ -41,6 +41,8 @@ class Tier(IntEnum):
     ALL = 2
 
 
+REASONS = ("slow", "foreign", "thorough")
+"""The marks that tell why a test is not in `make test`."""
 TIERS = {
     "fast": {Tier.FAST},
     "test": {Tier.FAST, Tier.TEST},
@@ -78,7 +80,7 @@ def tier_of(item: pytest.Item) -> Tier:
         pytest.UsageError: a ``slow``, ``foreign`` or ``thorough`` mark does not say why.
     """
     marks = {mark.name: mark for mark in item.iter_markers()}
-    reasons = [marks[name] for name in ("slow", "foreign", "thorough") if name in marks]
+    reasons = [marks[name] for name in REASONS if name in marks]
     if any(not mark.args for mark in reasons):
         raise pytest.UsageError(f"{item.nodeid}: a mark {reasons[0].name} says why")
     if "representative" in marks and marks["representative"].args in ((), (row_of(item),)):
@@ -127,7 +129,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 class RunReport:
     """A report of progress where the output is not a terminal, and of the slowest files and slow tests.
 
-    A test without the mark ``slow`` is listed if it took more than ``MAX_UNMARKED_S`` in this run and in its
+    A test without any of ``REASONS`` is listed if it took more than ``MAX_UNMARKED_S`` in this run and in its
     previous run. Runs with ``--tier`` keep this record in the cache of the tests, which survives a checkout.
     """
 
@@ -181,7 +183,7 @@ class RunReport:
         self._file_s[report.nodeid.partition("::")[0]] += report.duration
         if report.failed or report.when == "call" or (report.when == "setup" and report.skipped):
             self._outcomes[report.outcome] += 1
-        if report.when == "call" and "slow" not in report.keywords:
+        if report.when == "call" and not any(name in report.keywords for name in REASONS):
             self._unmarked_s[report.nodeid] = report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -194,7 +196,7 @@ class RunReport:
             over = exceeded_twice(cache_dir() / "slow-tests.json", self._unmarked_s)
             if over:
                 terminalreporter.section(
-                    f"over {MAX_UNMARKED_S:g} s in two runs in a row, not marked slow(why)"
+                    f"over {MAX_UNMARKED_S:g} s in two runs in a row, without a mark that tells why"
                 )
                 for nodeid in over:
                     terminalreporter.write_line(f"{self._unmarked_s[nodeid]:7.1f} s  {nodeid}")
@@ -223,7 +225,7 @@ def exceeded_twice(record: Path, durations_s: dict[str, float]) -> list[str]:
 
     Args:
         record: A JSON list of the tests whose last run took too long; it is updated.
-        durations_s: Durations of this run's tests without a mark ``slow``, in seconds.
+        durations_s: Durations of this run's tests without any of ``REASONS``, in seconds.
     """
     try:
         before = set(json.loads(record.read_text()))

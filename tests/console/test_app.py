@@ -69,6 +69,7 @@ def test_a_wrong_password_is_refused_and_a_link_is_kept_over_the_login(
     context.close()
 
 
+@pytest.mark.slow("a browser opens every page")
 def test_a_reader_sees_everything_and_changes_nothing(browser: Browser, console: RunningConsole) -> None:
     password = add_user(console, "eve", "reader")
     context = browser.new_context(base_url=console.url)
@@ -169,6 +170,7 @@ def test_a_page_is_used_by_keyboard_and_named_for_screen_readers(page: Page) -> 
     assert unnamed == []
 
 
+@pytest.mark.slow("waits for the intervals of a page")
 def test_nothing_is_asked_for_a_page_that_is_not_in_front(page: Page) -> None:
     page.goto("/brokers")
     page.locator(".age").first.wait_for()
@@ -203,6 +205,7 @@ def test_dark_and_light_are_remembered(page: Page) -> None:
     page.wait_for_function("document.body.classList.contains('body--dark')")
 
 
+@pytest.mark.slow("a console starts twice beside a browser")
 def test_a_page_outlives_a_console_that_is_started_again(
     browser: Browser, cluster: StandaloneProcess, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.big_console import ADDRS, BROKERS, HANGS
 from tests.console.conftest import READY, WAIT_MS, as_it_says, log_in, shown
 
@@ -32,6 +33,7 @@ A busy machine may take ten times as long as for a small page.
 """
 
 
+@pytest.mark.slow("a cluster of 5,000 topics")
 def test_many_topics_groups_and_brokers(browser: Browser, tmp_path: Path) -> None:
     start = "import os, runpy, sys; os.environ.pop('PYTEST_CURRENT_TEST', None); "
     start += "runpy.run_module('tests.console.big_console', run_name='__main__')"

@@ -9,6 +9,7 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import (
     READY,
     WAIT_MS,
@@ -107,6 +108,7 @@ def test_the_overview_shows_the_cluster(page: Page) -> None:
     page.locator("figure svg").first.wait_for()
 
 
+@pytest.mark.slow("a master, a slave and a browser")
 def test_how_far_a_slave_is_behind_its_master_is_shown(browser: Browser, tmp_path: Path) -> None:
     with (
         CometNamesrv(tmp_path / "names") as server,

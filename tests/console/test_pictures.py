@@ -42,6 +42,7 @@ def something(console: RunningConsole) -> None:
     report.write(str(console.reports / "orders.html"))
 
 
+@pytest.mark.slow("a picture of every page")
 @pytest.mark.parametrize(
     "look",
     [

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import READY, WAIT_MS, as_it_says, confirm, console_command, go_on, log_in, shown
 from tests.console.test_app import add_user
 
@@ -23,6 +24,7 @@ def add(page: Page, name: str, namesrv: str) -> None:
     go_on(page)
 
 
+@pytest.mark.slow("two clusters, and a console that starts twice")
 def test_an_administrator_adds_a_cluster_that_outlives_the_console(
     browser: Browser, cluster: StandaloneProcess, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import RunningConsole, asked, confirm, go_on, shown
 
 from cometmq.admin import Admin, TopicSettings
@@ -60,6 +61,7 @@ def test_a_link_shows_the_same_rows_to_somebody_else(page: Page, console: Runnin
     shown(page, "Write queues")
 
 
+@pytest.mark.slow("a browser walks through several pages")
 def test_a_topic_is_made_and_sent_to_and_its_deletion_asks_for_its_name(
     page: Page, console: RunningConsole
 ) -> None:

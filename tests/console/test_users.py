@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import RunningConsole, confirm, go_on, log_in, shown
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def added(page: Page, name: str) -> str:
     return password
 
 
+@pytest.mark.slow("a browser walks through several pages")
 def test_accounts_are_added_changed_and_removed(page: Page, console: RunningConsole) -> None:
     password = added(page, "ann")
     row = page.get_by_role("row", name="ann")
@@ -54,6 +56,7 @@ def test_accounts_are_added_changed_and_removed(page: Page, console: RunningCons
     ]  # fmt: skip
 
 
+@pytest.mark.slow("a browser walks through several pages")
 def test_a_reader_changes_his_own_password_alone(
     browser: Browser, page: Page, console: RunningConsole
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import pytest
 from tests.console.conftest import RunningConsole, asked, confirm, shown
 
 from cometmq.client import Producer, TransactionProducer
@@ -49,6 +50,7 @@ async def begun(console: RunningConsole, topic: str) -> None:
             await producer.send_in_transaction(Message(topic, b"half", keys=[state.name]))
 
 
+@pytest.mark.slow("a browser walks through several pages")
 def test_timers_are_found_and_cancelled(page: Page, console: RunningConsole) -> None:
     asked(timed(console, "alarms", 30))
     page.goto("/timers")

@@ -55,6 +55,7 @@ def test_nothing_acknowledged_is_lost_among_faults(tmp_path: Path, java: Driver)
         side_by_side(one, cases[first : first + AT_ONCE])
 
 
+@pytest.mark.slow("brokers and a Java client fail over in a network namespace")
 @pytest.mark.timeout(120 + 60 * RUNS)
 def test_nothing_is_lost_where_the_kernel_loses_packets(tmp_path: Path, java: Driver) -> None:
     """Run the test in a network namespace without registries; `java` has fetched its jars before."""

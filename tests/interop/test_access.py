@@ -170,6 +170,7 @@ def test_a_java_client_without_an_account_is_refused(
     assert caught.value.code == (1 if version.startswith("4.") else 16)
 
 
+@pytest.mark.slow("a JVM starts for each command")
 def test_apaches_tools_change_our_accounts(ours: CometCluster, tmp_path: Path) -> None:
     write(tmp_path / "conf" / "tools.yml", "accessKey: adminer\nsecretKey: secret-of-adminer\n")
 

@@ -34,6 +34,7 @@ def minimum(port: int, topic: str) -> int:
     return int(header["extFields"]["offset"])
 
 
+@pytest.mark.slow("waits for Apache's 10 s stop")
 @pytest.mark.skipif(bool(instead_of_ours()), reason="is about our own broker's store")
 def test_apache_opens_serves_and_forgets_the_attributes(names: str, tmp_path: Path) -> None:
     ours = CometBroker(tmp_path, names, settings=SETTINGS)

@@ -69,6 +69,7 @@ def outcome(
     return ended
 
 
+@pytest.mark.slow("waits for intervals of Apache's broker")
 @pytest.mark.parametrize(
     ("version", "scenario"),
     [

@@ -66,6 +66,7 @@ def segments(directory: Path) -> list[Path]:
     return sorted((directory / "store/commitlog").iterdir())
 
 
+@pytest.mark.slow("Apache's broker starts and stops")
 @pytest.mark.parametrize(
     ("writer", "reader", "end"),
     [

@@ -106,6 +106,7 @@ def serve(pair: Replicas) -> None:
     assert len(store_input.served(pair.port("slave"), "Beta", 1)) == 8
 
 
+@pytest.mark.slow("a master is paused, killed and started again")
 @pytest.mark.parametrize("slave", [OURS, "4.9.7"])
 def test_consumers_read_a_slave_while_their_master_is_paused_or_killed(
     tmp_path: Path, names: str, slave: str

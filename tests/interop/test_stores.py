@@ -73,6 +73,7 @@ def read_tiny(directory: Path) -> Store:
     return read_store(directory / "store", slots=store_input.TINY_SLOTS)
 
 
+@pytest.mark.slow("Apache's broker starts and stops")
 def test_the_same_input_gives_the_same_files(written: Callable[[str, str], Path]) -> None:
     apache, ours = (read_tiny(written(kind, "stopped")) for kind in ("apache", "ours"))
     assert len(apache.records) == 814

@@ -179,6 +179,7 @@ async def hand_over(kinds: list[str], namesrv: str, start: Callable[[str], Any])
     assert Counter(each.body for each in await read_all(namesrv, topic)) == Counter(wanted)
 
 
+@pytest.mark.slow("waits for checks of transactions by two brokers")
 def test_what_was_given_up_is_asked_about_again_by_request(tmp_path: Path) -> None:
     """The request is sent by our Admin, to our broker and to Apache's."""
     versions = SERVER_VERSIONS if LONG else SERVER_VERSIONS[:1]

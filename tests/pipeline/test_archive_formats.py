@@ -43,6 +43,7 @@ def bodies(rows: pa.Table) -> Counter[str]:
     return Counter(body.as_py().decode() for body in rows["body"])
 
 
+@pytest.mark.slow("several readers of each table format")
 def test_all_is_there_for_every_reader(
     spark: SparkSession, topic: Topic, output: str, kind: TableFormat
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_read_that_was_told_not_to_check_has_all(spark: SparkSession, topic: T
     assert found - rest(topic, damaged) == Counter([damaged[:60] + "X" + damaged[61:]])
 
 
+@pytest.mark.slow("two streams of several batches")
 def test_a_stream_fails_or_goes_on(spark: SparkSession, topic: Topic, damaged: str, tmp_path: Path) -> None:
     def run(name: str, **options: str) -> Counter[str]:
         frame = spark.readStream.format("cometmq").options(**topic.options, **options)

@@ -135,6 +135,7 @@ def test_a_logged_batch_is_compared_when_it_is_planned_again(
     assert tolerant.next(second)["@start"] == position(0)
 
 
+@pytest.mark.slow("two streams, and a topic that is created again")
 def test_spark_streams_read_all_of_a_topic_made_anew(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:

@@ -67,6 +67,7 @@ def test_a_batch_with_everything_a_message_has(spark: SparkSession, topic: Topic
     assert len({row.queue_id for row in rows}) > 1
 
 
+@pytest.mark.slow("a dozen Spark jobs")
 def test_a_column_says_where_to(spark: SparkSession, topic: Topic) -> None:
     second = Topic(f"{topic.name}b", topic.namesrv)
     frame = spark.createDataFrame(
@@ -117,6 +118,7 @@ def test_a_write_with_an_id_repeats_its_message_ids(spark: SparkSession, topic: 
     assert read(spark, topic).select("msg_id").distinct().count() == 200
 
 
+@pytest.mark.slow("a stream that starts three times")
 def test_a_stream_from_topic_to_topic_repeats_ids_when_a_batch_is_replayed(
     spark: SparkSession, topic: Topic, tmp_path: Path
 ) -> None:

@@ -280,6 +280,7 @@ class TestJobs:
         assert summary.records == (4 - len(left)) * QUEUE_MESSAGES
         assert (summary.unreadable, summary.complete) == (wanted, False)
 
+    @pytest.mark.slow("several audits, each of several Spark jobs")
     def test_an_audit_with_traces_names_those_of_both(self, spark: SparkSession, shrunk: Topic) -> None:
         live = f"live:{shrunk.namesrv}"
         summary = audit(spark, live, topics=[shrunk.name], traces=live, trace_topic=shrunk.name)

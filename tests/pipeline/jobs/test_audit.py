@@ -51,6 +51,7 @@ def run(spark: SparkSession, source: str, **given: Any) -> AuditSummary:
     return audit(spark, source, topics=["T"], **{"window_s": 60, "late_s": 15.0} | given)
 
 
+@pytest.mark.slow("the first Spark jobs of a session, which are slow")
 def test_without_traces_offsets_ids_and_times_are_compared(
     spark: SparkSession, store: str, tmp_path: Path
 ) -> None:
@@ -71,6 +72,7 @@ def test_without_traces_offsets_ids_and_times_are_compared(
     assert spark.read.parquet(f"{tmp_path}/audit/findings").count() == 4
 
 
+@pytest.mark.slow("several audits, each of several Spark jobs")
 def test_only_messages_of_the_span_count_but_their_neighbours_are_seen(
     spark: SparkSession, store: str
 ) -> None:
@@ -106,6 +108,7 @@ def test_a_window_that_the_end_cuts_is_closed_with_it(spark: SparkSession, store
     assert summary.closed_to_ms == MINUTE + 70_001
 
 
+@pytest.mark.slow("several audits, each of several Spark jobs")
 def test_topics_of_brokers_and_groups_are_audited_only_by_name(spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles(segment=65536)
     for topic in ("T", TRACE_TOPIC, "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer", "%RETRY%g", "%DLQ%g"):

@@ -215,6 +215,7 @@ def test_files_of_two_lives_of_a_queue_stay_apart(
     assert len(plain(spark, output)) == count
 
 
+@pytest.mark.slow("several jobs on an object store")
 def test_replaced_files_stay_for_their_readers_on_an_object_store(
     spark: SparkSession, run: Callable[..., None], s3: S3, at: str
 ) -> None:

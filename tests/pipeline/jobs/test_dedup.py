@@ -98,6 +98,7 @@ def test_settings_that_cannot_be_used_are_named(
     assert not Path(output).exists()
 
 
+@pytest.mark.slow("a sink, an archive and a job")
 def test_what_a_sink_sends_again_is_removed(topic: Topic, spark: SparkSession, output: str) -> None:
     rows = spark.createDataFrame([(f"body {number}",) for number in range(20)], "body string").coalesce(1)
     for _ in range(2):  # as if the response to the first send were lost

@@ -86,6 +86,7 @@ def once_sent(do: Callable[[], None]) -> Callable[[int, int | None], None]:
     return show
 
 
+@pytest.mark.slow("a job waits for a broker that starts again")
 def test_a_broker_that_is_away_is_waited_for(spark: SparkSession, servers: Servers, tmp_path: Path) -> None:
     files = StoreFiles(segment=1 << 20)
     for number in range(2000):

@@ -40,6 +40,7 @@ def live(broker: Standalone) -> str:
     return f"{broker.data_dir}/broker-a"
 
 
+@pytest.mark.slow("the first Spark jobs of a session, which are slow")
 def test_the_store_of_a_running_broker_gives_the_rows_of_the_live_source(
     spark: SparkSession, topic: Topic, live: str
 ) -> None:
@@ -82,6 +83,7 @@ def test_several_stores_with_the_names_of_their_brokers(spark: SparkSession, tmp
     assert load(spark, empty).collect() == []
 
 
+@pytest.mark.slow("a dozen Spark jobs")
 def test_what_cannot_be_done_says_so(spark: SparkSession, tmp_path: Path) -> None:
     files = StoreFiles()
     files.add()

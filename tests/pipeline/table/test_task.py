@@ -63,6 +63,7 @@ def test_every_time_that_is_one_has_a_directory(hour: int, directory: str) -> No
 YEAR_300_000_MS = 300_000 * 31_556_952_000 - 62_167_219_200_000
 
 
+@pytest.mark.slow("the first Spark jobs of a session, which are slow")
 @pytest.mark.parametrize(
     ("fields", "stage"),
     [
