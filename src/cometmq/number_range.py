@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-MAX_NUMBER = 1e9  # 31 years in seconds; every timer and sleep accepts such a time
+MAX_NUMBER = 9e9  # 285 years in seconds, about the longest time for which a thread can wait
 
 
 class FiniteRange(click.FloatRange):
@@ -17,6 +17,6 @@ class FiniteRange(click.FloatRange):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         number = super().convert(value, param, ctx)
-        if not number <= MAX_NUMBER:
+        if not -MAX_NUMBER <= number <= MAX_NUMBER:
             self.fail(f"{number} is not a number up to {MAX_NUMBER:.0f}.", param, ctx)
         return number

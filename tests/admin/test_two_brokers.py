@@ -15,9 +15,10 @@ from tests.admin.conftest import Shell, consume
 from cometmq.admin import Admin, TopicSettings
 from cometmq.client.cluster.broker_api import Calls
 from cometmq.client.cluster.lookups import by_unique_key
-from cometmq.errors import CometError, ConnectError, RequestTimeout
+from cometmq.errors import BrokerError, CometError, ConnectError, RequestTimeout
 from cometmq.message import Message
 from cometmq.pipeline.jobs.lag import sample
+from cometmq.protocol.codes import ResponseCode
 from cometmq.testing import LocalBroker, StandaloneProcess
 
 NAMES = ["broker-a", "broker-b"]
@@ -223,6 +224,22 @@ def test_lists_of_topics_name_a_broker_that_hangs(
     found = mq.run(*command.split(), *form)
     assert (found.code, found.err.count(hanging)) == (1, 2 if form else 1)
     assert bool(found.out)
+
+
+@pytest.mark.parametrize("command", ["statsAll", "topicList -c"])
+def test_lists_of_topics_name_a_broker_that_refuses(
+    mq: Shell, hanging: str, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to_others = Calls.call
+
+    async def call(self: Calls, to: str, code: Any, *given: Any, **more: Any) -> Any:
+        if to == hanging:
+            raise BrokerError(ResponseCode.NO_PERMISSION, remark="no", broker_addr=hanging)
+        return await to_others(self, to, code, *given, **more)
+
+    monkeypatch.setattr(Calls, "call", call)
+    found = mq.run(*command.split())
+    assert (found.code, hanging in found.err) == (1, True)
 
 
 def test_a_group_is_not_called_unknown_while_a_broker_hangs(

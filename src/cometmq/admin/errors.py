@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from difflib import get_close_matches
 
-from cometmq.errors import CometError, Terminal, Transient
+from cometmq.client.cluster.requests import NameServersUnreachable
+from cometmq.errors import BrokerError, CometError, NoRouteError, Terminal, Transient
+from cometmq.protocol.codes import ResponseCode
 
 MAX_LISTED_NAMES = 16  # maximum names listed in an error text
 
@@ -99,3 +101,10 @@ class ResendStopped(CometError, Transient):
 
     def __str__(self) -> str:
         return f"resending stopped: {self.problem}"
+
+
+def was_deleted(error: CometError) -> bool:
+    """Return whether an error means that a topic was deleted after it was listed."""
+    if isinstance(error, BrokerError):
+        return error.code == ResponseCode.TOPIC_NOT_EXIST
+    return isinstance(error, NoRouteError) and not isinstance(error, NameServersUnreachable)

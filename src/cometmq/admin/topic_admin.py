@@ -6,13 +6,13 @@ from collections.abc import AsyncIterator, Sequence
 
 import msgspec
 
-from cometmq.admin.errors import UnknownNameError
+from cometmq.admin.errors import UnknownNameError, was_deleted
 from cometmq.admin.groups import GroupStates
 from cometmq.admin.values import QueueStatus, TopicUse
 from cometmq.client.cluster import lookups
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.client.group.allocate import AllocateAveragely
-from cometmq.errors import CometError, NoRouteError, RemotingError
+from cometmq.errors import CometError, NoRouteError
 from cometmq.message import MessageQueue
 from cometmq.protocol.bodies import (
     ClusterInfo,
@@ -229,12 +229,12 @@ class TopicAdmin(GroupStates):
                 route = await self.route(topic)
                 found = _clusters_of(route, info)
                 consumers = await self._groups_of_topic(route, topic)
-            except RemotingError as error:
-                if missing is None:
-                    raise
-                missing[topic] = error
-            except CometError:
-                pass  # the topic is listed even if it was deleted meanwhile, as in Apache's tool
+            except CometError as error:
+                # A topic that was deleted meanwhile is listed, as in Apache's tool.
+                if not was_deleted(error):
+                    if missing is None:
+                        raise
+                    missing[topic] = error
             uses.append(
                 TopicUse(cluster_name=found[0] if found else "", topic=topic, consumer_groups=consumers)
             )

@@ -10,7 +10,8 @@ from unittest.mock import Mock
 import pytest
 from tests.kit.fakes import FakeBroker, FakeNamesrv
 
-from cometmq import Message, NoRouteError, Producer, SendStatus
+from cometmq import Message, NoRouteError, Producer, ProducerOptions, SendStatus
+from cometmq.client.cluster import instance
 from cometmq.client.cluster.namesrv_api import NamesrvApi
 from cometmq.client.cluster.requests import NameServersUnreachable
 from cometmq.errors import BodyError, BrokerError, ConnectError
@@ -107,6 +108,18 @@ async def test_an_order_configuration_that_one_lost_is_asked_of_the_others(
             await producer.send(Message("Ordered", b"x"))
         other.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
         assert (await producer.send(Message("Ordered", b"x"))).status is SendStatus.SEND_OK
+
+
+async def test_an_order_configuration_is_not_waited_for_if_a_name_server_hangs(
+    namesrv: FakeNamesrv, other: FakeNamesrv, broker: FakeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(instance, "_ORDER_CONFIG_S", 0.1)
+    namesrv.refuse(RequestCode.GET_KV_CONFIG, ResponseCode.QUERY_NOT_FOUND)
+    namesrv.serve("TBW102", broker)
+    other.on(RequestCode.GET_KV_CONFIG, lambda frame: None)
+    options = ProducerOptions(send_timeout_s=2.5)  # less than the timeout of a request to a name server
+    async with Producer("p", namesrv=f"{namesrv.addr};{other.addr}", options=options) as producer:
+        assert (await producer.send(Message("New", b"x"))).status is SendStatus.SEND_OK
 
 
 async def test_a_key_is_absent_if_one_has_no_value_and_none_has_one(

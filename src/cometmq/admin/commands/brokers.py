@@ -29,9 +29,10 @@ from cometmq.admin.commands.shell import (
     tell,
     wants_json,
 )
+from cometmq.admin.errors import was_deleted
 from cometmq.admin.stats import counted_runtime
 from cometmq.admin.values import SettingsChange, TopicStats
-from cometmq.errors import CometError, RemotingError
+from cometmq.errors import CometError
 from cometmq.protocol.codes import DLQ_PREFIX, RETRY_PREFIX
 
 
@@ -189,11 +190,10 @@ async def stats_all(admin: Admin, active: bool, topic: str | None) -> None:
             continue
         try:
             found = await admin.topic_stats(name)
-        except RemotingError as error:
-            missing[name] = error
+        except CometError as error:
+            if not was_deleted(error):
+                missing[name] = error
             continue
-        except CometError:
-            continue  # the topic was deleted after it was listed
         found = [row for row in found if not active or row.in_msg_24_hours or row.out_msg_24_hours]
         rows += found
         if not wants_json():

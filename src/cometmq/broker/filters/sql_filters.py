@@ -271,7 +271,7 @@ class FilterScan:
                 break
             index += 1
         if is_cached:
-            verdicts.checked += index - first
+            verdicts.checked += index - first + (passes is True)
         return index, passes
 
     def _evaluate(self, data: bytes | bytearray, at: int, size: int) -> bool:

@@ -57,6 +57,7 @@ T = TypeVar("T")
 _TRACE_TIMEOUT_S = 5.0
 _HEARTBEAT_RETRY_DELAYS_S = (0.2, 1.0, 3.0, 7.0, 15.0)
 """Seconds after the loss of a connection at which heartbeats are sent to the broker."""
+_ORDER_CONFIG_S = 1.0  # so that a name server that hangs does not use up the timeout of a send
 _TEMPLATE_TTL_S = 1.0
 """Seconds after which the route of a missing topic is requested again. The topic may exist by then."""
 _USED_WITHIN_S = 600.0
@@ -247,8 +248,9 @@ class ClientInstance(LifeCycle):
     async def _from_template(
         self, topic: str, template: str, queue_nums: int, error: NoRouteError
     ) -> TopicRoute:
-        with contextlib.suppress(BrokerError, RemotingError):
-            ordered = await self.namesrv.kv_config(ORDER_TOPIC_CONFIG, topic)
+        with contextlib.suppress(BrokerError, RemotingError, TimeoutError):
+            async with asyncio.timeout(_ORDER_CONFIG_S):
+                ordered = await self.namesrv.kv_config(ORDER_TOPIC_CONFIG, topic)
             if ordered:
                 raise ordered_error(error, ordered)
         self.namespace.exempt.add(template)
