@@ -53,7 +53,7 @@ FORCE = opt(
         help="now or -1 (the end), ms since 1970, or yyyy-MM-dd#HH:mm:ss:SSS.",
     ),
     FORCE,
-    flag("-c", "--cplus", help="Notify members in the form of C++ clients (Apache's brokers)."),
+    flag("-c", "--cplus", help="Notify C++ clients in their form. Only Apache's brokers use this flag."),
     opt("-b", "--broker", "broker_addr", metavar="HOST:PORT", help="Only at this master."),
     number("-q", "--queue", "queue_id", metavar="ID", help="Only this queue; needs -b."),
     number("-o", "--offset", metavar="OFFSET", help="Set this offset instead of a time; needs -b and -q."),

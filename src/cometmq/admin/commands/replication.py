@@ -87,7 +87,7 @@ async def add_broker(admin: Admin, container: str, path: str) -> None:
     "identity",
     required=True,
     metavar="CLUSTER:BROKER:ID",
-    help="The broker; for a DLedger member the id is the number in its name.",
+    help="The broker. For a DLedger member, ID is the number in the member's name.",
 )
 @changes
 async def remove_broker(admin: Admin, container: str, identity: str) -> None:

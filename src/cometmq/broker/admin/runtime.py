@@ -90,7 +90,7 @@ class RuntimeAdmin:
             raise CommandError(ResponseCode.SYSTEM_ERROR, str(error)) from error
         self._changes += 1
         self._changed_ms = self.clock.time_ms()
-        log.info("settings changed by %s: %s", connection.peer, ", ".join(known) or "no known setting")
+        log.info("client %s changed settings: %s", connection.peer, ", ".join(known) or "no known setting")
         await self.settings_changed(known)
         lost = bool(known) and not self.config.broker_config_path
         if lost:

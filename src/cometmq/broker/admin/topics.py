@@ -125,7 +125,7 @@ class TopicAdmin:
         checked = [self._checked(each, text, frame.version) for each, text in wanted]
         async for config in Turns().each(checked):
             self.tables.topics.put(config)
-            log.info("topic %s changed by %s: %s", config.topic_name, connection.peer, config)
+            log.info("topic %s was changed by client %s: %s", config.topic_name, connection.peer, config)
         await self.registered()
         first = checked[0].topic_name
         what = f"topic {first} is set" if len(checked) == 1 else f"topic {first} and others are set"
@@ -288,7 +288,7 @@ class TopicAdmin:
             self._check_queues("retryQueueNums", config.retry_queue_nums, frame.version)
         async for config in Turns().each(wanted):
             self.tables.groups.put(config)
-            log.info("group %s changed by %s", config.group_name, connection.peer)
+            log.info("settings of group %s were changed by client %s", config.group_name, connection.peer)
         names = ", ".join(config.group_name for config in wanted[:3])
         await _written(f"group {names} is set", lambda: self.tables.groups_kept(since))
         return frame.response()

@@ -487,7 +487,7 @@ class RaftMember:
         left = self.node.effects()
         try:
             if any(map(_cuts, left.log)):
-                raise StoreError("the log was about to be cut") from error
+                raise StoreError("the log is about to be truncated") from error
             self.node.disk_failed(self._raft_log.last, str(error))
         except CometError as error:
             self._fail(error)

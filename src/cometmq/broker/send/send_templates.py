@@ -84,8 +84,8 @@ class SendTemplates:
         # Each traits object is its own value, so that headers with equal traits share one object.
         self._traits: dict[Traits, Traits] = {}
         self._bytes = 0
-        # The hashes of headers that have arrived once. If two headers have the same hash, this only means
-        # that one of them is learnt at its first arrival.
+        # The hashes of headers that have arrived once. A header is learnt when its hash arrives again. If two
+        # headers have the same hash, the second one is learnt at its first arrival, which does no harm.
         self._seen: set[int] = set()
         self._patience = MAX_MISSES
         self._resting = 0

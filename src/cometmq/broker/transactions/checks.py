@@ -212,7 +212,7 @@ class TransactionChecks:
         return True
 
     def _act(self, todo: list[tuple[Half, Verdict | None]]) -> asyncio.Future[bool]:
-        """Carry out the verdicts on half messages. The verdict None means that only the op is missing.
+        """Carry out the verdicts on half messages. After the verdict None, only the op is written.
 
         The result of the future is whether all verdicts were carried out.
         """
