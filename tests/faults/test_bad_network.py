@@ -186,7 +186,7 @@ async def test_memory_stays_flat_under_load_and_faults(cluster: Cluster) -> None
     assert proxy.happened.total() > 0
     assert asyncio.all_tasks() == before
     assert load.sent > 100 * MINUTES
-    # Some are sent again, because an answer was lost. If a fault moves a queue, the other member handles again
-    # what came since the last stored offset, at this rate up to all messages of the queue.
+    # Some are sent again, because an answer was lost. If a fault moves a queue, the other member handles
+    # again what came since the last stored offset, at this rate up to all messages of the queue.
     assert load.handled < 2 * (load.sent + load.refused) + 200
     assert late - early < 4
