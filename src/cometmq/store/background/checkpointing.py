@@ -55,10 +55,10 @@ class Checkpointing:
         known = self.checkpoint.saved
         self._last = recovered.last_position if recovered.records else known.last if known else -1
         self._position = self._tried = recovered.visible
-        self._behind = 0  # number of records dispatched since the checkpoint was last moved
-        self._changed = recovered.rebuilt  # whether the store has changed and needs a new checkpoint position
+        self._behind = 0  # Number of records dispatched since the checkpoint was last moved
+        self._changed = recovered.rebuilt  # Whether the store has changed and needs a new checkpoint position
         self._step_backs = 0
-        self.stored_ms = self.flusher.written_ms  # the store time of the last dispatched record
+        self.stored_ms = self.flusher.written_ms  # Store time of the last dispatched record
 
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
         """Record that `count` records became visible. The last one is at log positions `last` to `end`."""
@@ -72,15 +72,17 @@ class Checkpointing:
         return self._behind >= _MAX_RECORDS_BEHIND or self._position - self._tried >= _MAX_BYTES_BEHIND
 
     def covered(self) -> Covered:
-        """Return the records that a write cycle covers if it begins now."""
-        # The sum of the maximum offsets is left out while topics are deleted. The deletion is recorded with
-        # an earlier end of the log, so recovery would find fewer queues than the sum implies, and could not
-        # attribute the difference to the deletion.
+        """Return the records that a write cycle covers if the cycle begins at the time of the call."""
+        # While topics are deleted, the sum of the maximum offsets is left out. After a crash, recovery would
+        # find a smaller sum, because it drops the queues of deleted topics. It could not attribute the
+        # difference to the deletion, which is recorded with a log position before the checkpoint position.
         ends = 0 if self.deleted.under_way else self.queues.offset_sum
         return Covered(self._position, self._last, self.stored_ms, ends, self._behind, self._step_backs)
 
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
-        """Return a checkpoint position, and the time (ms) up to which index files are full, for `move`.
+        """Return the checkpoint position, and the time (ms) up to which index files are full.
+
+        `move` takes both.
 
         Call this method after queues and index were written, and before they are synced.
         """

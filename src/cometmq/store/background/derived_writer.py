@@ -32,11 +32,12 @@ from cometmq.store.tables.min_offsets import MinOffsets
 log = logs.logger(__name__)
 
 _MIN_RECORDS_PER_SEARCH = 4096
-_MANY_FILES = 256  # above this number of files, one sync of the whole file system is cheaper
-# The number of slices per write cycle. With this number, a few hundred busy queues are written every second,
+# Above this number of unsynced files, one sync of the whole file system is cheaper than a sync of each file.
+_MANY_FILES = 256
+# The number of slices per write cycle. With two slices, a few hundred busy queues are written every second,
 # and ten thousand every 20 s.
 _SLICES_PER_CYCLE = 2
-_SLICE = 256  # queues written per iteration of the loop
+_SLICE = 256  # Number of queues written per iteration of the event loop
 _CYCLE = "writing queues and index"
 
 
@@ -49,7 +50,7 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
         return
     for directory in directories:
         if disk.is_dir(directory):
-            with suppress(FileNotFoundError):  # the topic of the directory has just been deleted
+            with suppress(FileNotFoundError):  # A concurrent deletion of the topic can remove the directory
                 disk.fsync_dir(directory)
     for path in paths:
         with suppress(FileNotFoundError), opened(disk, path) as fd:
@@ -57,9 +58,9 @@ def sync_paths(disk: Disk, paths: Sequence[str], directories: Sequence[str] = ()
 
 
 def _synced_at_once(disk: Disk, paths: Sequence[str]) -> bool:
-    """Sync the whole file system, through a directory of one of these files. Return whether it was synced."""
+    """Sync the whole file system that holds `paths`. Return False if the system has no call for that."""
     for path in paths:
-        with suppress(FileNotFoundError):  # the topic of the file has just been deleted
+        with suppress(FileNotFoundError):  # A concurrent deletion of the topic can remove the file
             return disk.sync_filesystem(os.path.dirname(path))
     return False
 
@@ -84,17 +85,21 @@ class DerivedWriter:
 
     def __post_init__(self) -> None:
         self._thorough_at = self.clock.monotonic()
-        self._unwritten = 0  # number of records since the last search for queues with many unwritten units
-        self._search_at = _MIN_RECORDS_PER_SEARCH  # value of `_unwritten` that starts the next search
-        self._lost: OSError | None = None  # the failed sync after which the checkpoint never moves
-        self._unsynced_files: set[str] = set()  # files of queues and index that must still be synced
-        self._unsynced_names: set[str] = set()  # directories that must still be synced
-        self._durable_until = 0  # of all records before this position, queues and index are on the device
+        self._unwritten = 0  # Number of records since the last search for queues with many unwritten units
+        self._search_at = _MIN_RECORDS_PER_SEARCH  # Value of `_unwritten` at which the next search starts
+        self._lost: OSError | None = None  # Error of a failed sync, after which the checkpoint never moves
+        self._unsynced_files: set[str] = set()  # Changed files of queues and index that are not synced yet
+        # Directories with new or deleted names that are not synced yet.
+        self._unsynced_names: set[str] = set()
+        self._durable_until = 0  # Log position before which queues and index are on the device
 
     # -- writing ----------------------------------------------------------------------------------
 
     def dispatched(self, count: int) -> None:
-        """Count `count` more visible records. Write queues or index if much is unwritten."""
+        """Add `count` newly visible records to the unwritten ones.
+
+        Write queues or index if many records are unwritten.
+        """
         self._unwritten += count
         index = self.index
         if self._unwritten < self._search_at and not index.has_batch_waiting():
@@ -112,7 +117,7 @@ class DerivedWriter:
             self._failed(part, failure)
 
     def begin_cycle(self) -> None:
-        """Start a write cycle in the background. This is called every flushIntervalConsumeQueue."""
+        """Start a write cycle in the background. The store calls this every flushIntervalConsumeQueue."""
         self.tasks.begin(_CYCLE, self.write_cycle)
 
     async def write_cycle(self, *, thorough: bool = False) -> None:
@@ -145,7 +150,7 @@ class DerivedWriter:
     def _failed(self, part: Flag, failure: OSError) -> None:
         what = "the index" if part is Flag.WRITE_INDEX_ERROR else "consume queues"
         reason = f"{what} could not be written: {failure.strerror or failure}"
-        if self.flags.reasons.get(part) != reason:  # log a reason only once, though every cycle tries again
+        if self.flags.reasons.get(part) != reason:  # Logged only once per reason, as every cycle tries again
             log.error("%s could not be written, trying again: %s", what, failure)
         self.flags.raise_flag(part, reason)
 
@@ -168,7 +173,7 @@ class DerivedWriter:
             self.commit_log.end, lambda ok: None if flushed.done() else flushed.set_result(ok)
         )
         if not await flushed:
-            return  # the next cycle syncs again after a timeout; no cycle syncs after a failure
+            return  # After a timeout, the next cycle syncs the log again. After a failed sync, no cycle does.
         try:
             await self.executor.run(sync_paths, self.disk, *work)
         except OSError as failure:

@@ -76,7 +76,7 @@ class Fullness:
         return math.ceil(100 * usage.used / whole) / 100 if whole else -1.0
 
     async def read_usage(self) -> None:
-        """Measure the used shares. Log, queues and index may be on separate disks."""
+        """Measure the used shares of the disks. Log, queues and index may be on separate disks."""
         run, index = self.executor.run, self.config.location(INDEX)
         used = {path: await run(self._used, path) for path in self.config.commit_log_dirs}
         self.log_ratios = used
@@ -87,7 +87,10 @@ class Fullness:
         self.index_ratio = await run(self._used, index)
 
     async def measure(self) -> None:
-        """Measure the used shares. Stop accepting messages if a disk is too full, and resume afterwards."""
+        """Measure the used shares of the disks.
+
+        Stop accepting messages if a disk is too full, and resume afterwards.
+        """
         await self.read_usage()
         fullest = self._fullest
         self._warn(fullest)
@@ -105,7 +108,7 @@ class Fullness:
             self.flags.clear(Flag.DISK_FULL)
 
     def _warn(self, fullest: float) -> None:
-        """Log a warning once for each stage of fullness, before sends are refused."""
+        """Log a warning when a disk reaches the next stage of fullness, before sends are refused."""
         stage = (fullest > self._due_above) + self.deletes_any_age
         if stage > self._stage:
             log.warning(

@@ -42,7 +42,7 @@ from cometmq.store.log.commit_log import CommitLog
 log = logs.logger(__name__)
 
 _MANUAL_PASSES = 20
-_QUEUES_PER_STEP = 16  # queues that are processed per loop iteration
+_QUEUES_PER_STEP = 16  # Number of queues processed per loop iteration
 _NOWHERE = 1 << 62
 _LOG_CYCLE, _DERIVED_CYCLE = "retention (log)", "retention (queues)"
 
@@ -83,27 +83,30 @@ class Retention:
     def __post_init__(self) -> None:
         self._manual = 0
         self._correcting = asyncio.Lock()
-        self._corrected_min = self.commit_log.min_position  # log beginning at the last `correct_minimums`
+        self._corrected_min = self.commit_log.min_position  # Log beginning at the last `correct_minimums`
         self._derived_min = -1
-        self._sweep_end = -1  # end of the log when deletion on a full disk last began; see _gains_nothing
-        self._swept = 0  # bytes by which moved messages have lengthened the log since `_sweep_end` was set
+        self._sweep_end = -1  # Log end when deletion on a full disk last began (see `_gains_nothing`)
+        self._swept = 0  # Number of bytes that moved messages have added to the log since `_sweep_end`
         self._logged_full = False
-        self._logged_needed = -1  # end of the last segment that was logged as needed by a slave
+        self._logged_needed = -1  # End of the last segment that a log line reported as needed by a slave
         self.synced_min = -1
         """The position at which the log would begin after a power failure."""
 
     # -- requests ---------------------------------------------------------------------------------
 
     def delete_now(self) -> None:
-        """Let the next cycles delete expired files at any hour. An operator has requested this."""
+        """Let the next cycles delete expired files at any hour, because an operator has requested that."""
         self._manual = _MANUAL_PASSES
 
     def recheck_everything(self) -> None:
-        """Let the next cycle examine every queue and index file. An operator has requested this."""
+        """Let the next cycle examine every queue and index file, because an operator has requested that."""
         self._corrected_min = self._derived_min = -1
 
     def begin(self) -> None:
-        """Start both cycles in the background. This is called every cleanResourceInterval."""
+        """Start the cycles for the log and for queues and index in the background.
+
+        The store calls this method every cleanResourceInterval.
+        """
         self.tasks.begin(_LOG_CYCLE, self._log_cycle_first)
         self.tasks.begin(_DERIVED_CYCLE, self.derived_cycle)
 
@@ -259,7 +262,7 @@ class Retention:
         try:
             await self.executor.run(self.disk.fsync_dir, directory)
         except FileNotFoundError:
-            pass  # the topic of the queue has just been deleted
+            pass  # A concurrent deletion of the topic can remove the directory of the queue
         except OSError as failure:
             log.error("deletions in %s could not be synced: %s", directory, failure)
             return False
@@ -268,7 +271,7 @@ class Retention:
 
     async def correct_minimums(self) -> None:
         """Raise the minimum offsets of the queues after the beginning of the log has moved."""
-        async with self._correcting:  # one correction at a time: each holds a list of all queues
+        async with self._correcting:  # Only one correction runs at a time: each holds a list of all queues
             log_min = self.commit_log.min_position
             if log_min <= self._corrected_min:
                 return
@@ -325,8 +328,8 @@ class Retention:
             if queue.deleted:
                 break
             try:
-                # The loop itself deletes the file. In the executor, the deletion could be late and remove a
-                # file of the same name that belongs to a new topic.
+                # The deletion runs on the loop. In the executor it could be late, and remove a file of the
+                # same name that belongs to a new topic.
                 queue.delete_file(path)
             except OSError as failure:
                 log.error("%s could not be deleted, trying again: %s", path, failure)

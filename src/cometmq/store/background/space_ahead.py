@@ -19,17 +19,21 @@ from cometmq.store.log.commit_log import CommitLog
 
 log = logs.logger(__name__)
 
-_RESERVE_RETRY_INTERVAL_S = 10.0  # seconds after a failed reservation, unless retention frees space
-PART = 512 << 10  # bytes of zeros per write, which the next sync of the log includes
+# Pause after a failed reservation of a segment, in seconds. It ends early if retention frees space.
+_RESERVE_RETRY_INTERVAL_S = 10.0
+PART = 512 << 10  # Number of zero bytes per write, which the next sync of the log has to write, too
 # The minimum distance, in bytes, from the end of the log to zeros that are being written. Because of this
 # distance, records rarely reach an area whose zeros are still being written.
 MARGIN = 16 << 20
-AHEAD = 32 << 20  # zeros are written at most this far, in bytes, ahead of the end of the log
+AHEAD = 32 << 20  # Maximum distance, in bytes, between the end of the log and the zeros written ahead
 _PAGE = 4096
 
 
 class ZeroAhead:
-    """Writes zeros ahead of one log. For the loop thread only. Positions are log positions in bytes."""
+    """Writes zeros to the file of a log's newest segment, beyond the end of the log.
+
+    For the loop thread only. Positions are log positions in bytes.
+    """
 
     __slots__ = ("_disk", "_log", "_pool", "_start", "_stop", "_task", "_zeros")
 
@@ -38,7 +42,7 @@ class ZeroAhead:
         self._disk = disk
         self._pool = pool
         self._zeros = bytes(PART)
-        self._start = self._stop = 0  # the part whose zeros are being written, or were written last
+        self._start = self._stop = 0  # Range of the log that gets zeros now, or got them last
         self._task: Future[None] | None = None
 
     def write_next(self) -> None:
@@ -49,9 +53,9 @@ class ZeroAhead:
                 return
             failure = self._task.exception()
             self._task = None
-            if failure is not None:  # continue, because without zeros only syncs take longer
+            if failure is not None:  # Without zeros only syncs take longer, so the failure is logged
                 log.warning("the next part of the log could not be allocated: %s", failure)
-                self._stop = commit_log.limit  # write no more zeros in this segment
+                self._stop = commit_log.limit  # Prevents further zeros in this segment
         start = max(self._stop, commit_log.next + MARGIN)
         start += -start % _PAGE
         if commit_log.segment_base < 0 or start + PART > commit_log.limit or start - commit_log.next > AHEAD:
@@ -67,7 +71,7 @@ class ZeroAhead:
     def wait_for_zeros(self, stop: int) -> None:
         """Wait until no zeros are being written before `stop`, where the next write of the log will end."""
         if self._task is not None and stop > self._start:
-            self._task.exception()  # this call waits for the end of the task; `write_next` logs the error
+            self._task.exception()  # `exception` waits until the task ends; `write_next` logs the error
 
 
 @dataclass(eq=False)
@@ -80,8 +84,8 @@ class SpaceAhead:
     def __post_init__(self) -> None:
         self._pool: Executor | None = None
         self._zeros: ZeroAhead | None = None
-        self._retry_at = 0.0  # monotonic time of the next reservation after a failed one
-        self._unreserved_segment = -1  # the segment whose successor could not be reserved
+        self._retry_at = 0.0  # Earliest time (monotonic clock) of the next reservation after a failed one
+        self._unreserved_segment = -1  # First position of the segment whose successor was not reserved
 
     def attach(self, pool: Executor) -> None:
         self._pool = pool

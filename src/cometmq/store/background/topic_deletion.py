@@ -52,7 +52,9 @@ class TopicDeletion:
         self._lock = asyncio.Lock()
 
     async def delete(self, topics: Sequence[str]) -> int:
-        """Delete the queues of topics, including the messages of this tick. Return the number of queues.
+        """Delete the queues of topics, including messages that are not written yet.
+
+        Return the number of queues.
 
         The records stay in the log until their segments are deleted.
 
@@ -87,11 +89,11 @@ class TopicDeletion:
         self.delete_before(queue.topic, queue.max_physical, position)
 
     def delete_before(self, topic: str, end: int, dispatched: int) -> None:
-        """Delete the queues of a topic of which the master has deleted all records before `end`.
+        """Delete the queues of a topic that begin before log position `end`, which the master has deleted.
 
-        These are the queues that begin before `end`. A queue that begins before the end of another deleted
-        queue is deleted, too, because both existed at the same time. The loop waits for the device. A failure
-        is logged, and the queues then stay.
+        A queue that begins before the end of another deleted queue is deleted, too, because both existed at
+        the same time. The event loop is blocked until the device has recorded the deletion. A failure is
+        logged, and the queues then stay.
 
         Args:
             topic: The topic.
@@ -104,7 +106,8 @@ class TopicDeletion:
             kept = [queue for queue in kept if queue not in old]
             end = max(end, *(queue.max_physical for queue in old))
         if not kept:
-            end = max(end, dispatched)  # records from `dispatched` on may not have a queue yet
+            # Records from `dispatched` on may not have a queue yet, but belong to the deleted topic, too.
+            end = max(end, dispatched)
         before, floors = self.deleted.ends, self.min_offsets.by_topic
         self.min_offsets.drop([topic])
         try:
@@ -134,10 +137,11 @@ class TopicDeletion:
             await self._remove_files([])
 
     async def _attempt(self, left: list[str], tries: int) -> int:
-        """Delete those topics in `left` that get no message while their deletion is being recorded.
+        """Delete those topics in `left` that get no message while a thread records their deletion.
 
-        The deleted topics are removed from `left`. After TRIES attempts, the loop waits for the device, so
-        that no topic can get a message. Returns the number of queues. Raises OSError.
+        The deleted topics are removed from `left`. After TRIES attempts, the deletion is recorded on the
+        loop, which blocks it, so that no topic can get a message meanwhile. Returns the number of deleted
+        queues. Raises OSError.
         """
         wait = tries > TRIES
         if wait:
@@ -150,9 +154,9 @@ class TopicDeletion:
             self._record(left, end, begin)
         else:
             await self.executor.run(self._record, list(left), end, begin)
-        self.appender.encode_pending()  # encode the messages that arrived during the recording
+        self.appender.encode_pending()  # Includes messages that arrived in the meantime in `next_offsets`
         if self.commit_log.end < end and tries <= 2 * TRIES:
-            # Nothing is deleted now, because messages before `end` have not been written: their write has
+            # Do not delete the queues, because messages before `end` have not been written: their write has
             # failed or may fail. Later messages of the topics could then lie before `end`, and would count as
             # deleted.
             return 0
@@ -164,12 +168,12 @@ class TopicDeletion:
         return gone
 
     def _record(self, topics: Sequence[str], end: int, begin: int) -> None:
-        """Record durably that all records before `end` are deleted. Raises OSError.
+        """Record durably that the records of `topics` before log position `end` are deleted. Raises OSError.
 
-        Any thread may call it.
+        Any thread may call this method.
         """
-        # Sync the directories first: once the table no longer lists a topic, a segment with its records,
-        # which retention has deleted, must not reappear after a power failure.
+        # The directories are synced first, so that a segment that retention has deleted cannot reappear after
+        # a power failure. It may contain records of topics that the table no longer lists.
         for directory in self.commit_log.directories.all:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, end, begin)
@@ -183,7 +187,8 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            self.deleted.lower(self.commit_log.end)  # the log may have been cut during the recording
+            # The log may have become shorter meanwhile; no recorded end may lie after its end.
+            self.deleted.lower(self.commit_log.end)
             self.min_offsets.save()
         except OSError as failure:
             log.error("the deletion of %s will be finished at the next start: %s", ", ".join(topics), failure)

@@ -35,8 +35,8 @@ Sizes = npt.NDArray[np.int64]
 
 _QUEUES_PER_CYCLE = 256
 _UNITS_PER_CYCLE = 200_000
-_UNITS_PER_READ = 32_768  # units that are read at a time
-_QUEUES_PER_STEP = 16  # queues that are processed per loop iteration
+_UNITS_PER_READ = 32_768  # Number of queue units read at a time
+_QUEUES_PER_STEP = 16  # Number of queues processed per loop iteration
 
 
 class TopicLimit(msgspec.Struct, frozen=True):
@@ -84,11 +84,14 @@ class TopicRetention:
         }
 
     def begin(self) -> None:
-        """Start a cycle in the background. This is called every cleanResourceInterval."""
+        """Start a cycle of topic retention in the background.
+
+        The store calls this every cleanResourceInterval.
+        """
         self.tasks.begin("retention (topics)", self.topic_cycle)
 
     async def topic_cycle(self) -> int:
-        """Run a cycle. Return the number of messages that it hides from readers.
+        """Run a cycle of topic retention. Return the number of messages that the cycle hides from readers.
 
         Minimum offsets are written to the device before they take effect. If that fails, they take effect
         nevertheless, but only until the next start.
@@ -129,7 +132,7 @@ class TopicRetention:
         return sum(queue.raise_min(floor) for queue, floor in moved.items())
 
     async def _floor(self, queue: ConsumeQueue, limit: TopicLimit, now_ms: int) -> int:
-        """Return the offset of the first message that is within the limits."""
+        """Return the offset of the first message that is within the topic's limits of age and bytes."""
         floor = queue.min_offset
         if limit.age_ms is not None and queue.max_offset > floor:
             young = await self.lookups.first_since(queue, now_ms - limit.age_ms)
@@ -140,11 +143,14 @@ class TopicRetention:
         return floor
 
     def _by_bytes(self, queue: ConsumeQueue, begin: int, limit: int, reads: Reads) -> int:
-        """Return the first offset from which on the counted records have at most `limit` bytes."""
+        """Return the first offset from which on the records of the queue have at most `limit` bytes.
+
+        A call counts only a limited number of records; later calls continue.
+        """
         counted = self._counted.get(queue)
         if counted is None or not counted.begin <= begin <= counted.end <= queue.max_offset:
             counted = self._counted[queue] = _Counted(begin, begin)
-        while counted.begin < begin:  # the age limit already hides these units
+        while counted.begin < begin:  # The age limit already hides the messages before `begin`
             sizes = self._slice(queue, counted.begin, begin, reads)
             counted.total -= int(sizes.sum())
             counted.begin += len(sizes)
@@ -209,7 +215,10 @@ class Purge:
         return plan
 
     async def raise_min_offsets(self, topic: str, floors: Mapping[int, int]) -> None:
-        """Hide the messages below these offsets permanently. If OSError is raised, nothing has changed."""
+        """Hide the messages below the offsets `floors` (by queue id) permanently.
+
+        If OSError is raised, nothing has changed.
+        """
         found = {self.queues.find_queue(topic, queue_id): floor for queue_id, floor in floors.items()}
         before = self.min_offsets.by_topic.get(topic, {})
         self.min_offsets.set_offsets(topic, floors)

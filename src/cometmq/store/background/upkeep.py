@@ -21,7 +21,7 @@ from cometmq.store.log.commit_log import CommitLog
 from cometmq.store.log.flush import LogFlusher
 from cometmq.store.log.syncer import ChildSyncer, ThreadSyncer
 
-_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # the interval that DLedger uses
+_SAVE_RAFT_LOG_INTERVAL_MS = 3000  # The interval is the same as in DLedger
 
 
 @dataclass(eq=False, kw_only=True)
@@ -92,7 +92,10 @@ class Upkeep:
         self.flusher.attach(self._loop, self.sync_process or self._syncer)
 
     async def stop(self) -> None:
-        """Stop the background work in order. `make_durable` then writes what is still unwritten."""
+        """Stop tasks, executor, flusher and threads, in this order.
+
+        The caller then calls `make_durable`, which writes what is still unwritten.
+        """
         self._cancel_timers()
         self.executor.end()
         await self.tasks.stop()

@@ -24,10 +24,10 @@ from cometmq.store.base.disk import Disk, opened, read_file, write_all
 FILE_SIZE = 4096
 _FIELDS = struct.Struct(">qqq")
 _MARGIN_MS = 3000
-_POSITION = struct.Struct(">8sqqqqqqqiiq")  # magic, the three times, the fields of CheckpointPosition
+_POSITION = struct.Struct(">8sqqqqqqqiiq")  # Magic, the three times, then the fields of `CheckpointPosition`
 _MAGIC = b"CometMQ2"
 _CRC = struct.Struct(">I")
-_POSITION_AT = 64 - _FIELDS.size  # offset of the checkpoint position in `rest`
+_POSITION_AT = 64 - _FIELDS.size  # Index of the checkpoint position in `rest`, which begins after the times
 POSITION_LOCATION = slice(64, 64 + _POSITION.size + _CRC.size)
 """The part of the file that holds the checkpoint position."""
 
@@ -63,13 +63,13 @@ class Checkpoint:
     __slots__ = ("_disk", "_lock", "_path", "_rest", "index_ms", "logics_ms", "physic_ms", "saved")
 
     def __init__(self, disk: Disk, path: str) -> None:
-        """Read the file.
+        """Read the checkpoint file.
 
         A missing, short or invalid file counts as zeros: recovery then starts at the beginning of the log.
         """
         self._disk = disk
         self._path = path
-        self._lock = threading.Lock()  # one `flush` at a time, so that the newest values are written last
+        self._lock = threading.Lock()  # Admits one `flush` at a time, so that the newest values come last
         self.physic_ms = 0
         self.logics_ms = 0
         self.index_ms = 0
@@ -126,7 +126,7 @@ class Checkpoint:
     def lower(self, stored_ms: int) -> None:
         """Lower the checkpoint to `stored_ms` and sync it. Raises OSError.
 
-        The caller must do this before it cuts the log.
+        The caller must do this before it truncates the log.
         """
         self.physic_ms, self.logics_ms, self.index_ms = (
             min(value, stored_ms) for value in (self.physic_ms, self.logics_ms, self.index_ms)
@@ -135,7 +135,7 @@ class Checkpoint:
         self.flush()
 
     def flush(self) -> None:
-        """Write and sync the file. Raises OSError."""
+        """Write and sync the checkpoint file. Raises OSError."""
         with self._lock:
             made = self._disk.facts(self._path) is None
             with opened(self._disk, self._path, create=True) as fd:
@@ -155,9 +155,9 @@ def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
 
 
 def is_position_whole(data: bytes) -> bool:
-    """Return whether the file holds an undamaged checkpoint position.
+    """Return whether a checkpoint file holds an undamaged checkpoint position.
 
-    The checkpoint position may be outdated, if Apache's broker has changed the times since.
+    The checkpoint position may be outdated, because Apache's broker changes the times of the file without it.
     """
     saved = data[POSITION_LOCATION]
     return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

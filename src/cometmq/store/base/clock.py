@@ -82,7 +82,7 @@ class SteadyTime:
         wall_ms = clock.time_ms()
         self._now_ms = float(min(newest_ms or wall_ms, wall_ms))
         self._at = self._since = clock.boottime()
-        self._ahead_ms = wall_ms - self._now_ms  # smallest difference to the wall clock since `_since`
+        self._ahead_ms = wall_ms - self._now_ms  # Smallest lead of the wall clock, in ms, since `_since`
 
     def now_ms(self) -> int:
         """Read the clock and return the steady time in epoch milliseconds."""

@@ -182,9 +182,9 @@ class StoreConfig:
         return bool(getattr(self, FIELD_OF_KEY[key]).strip())
 
     def at_root(self, *keys: str) -> StoreConfig:
-        """Return a copy in which the directories and files of these settings have their usual paths.
+        """Return a copy in which the directories and files of the settings `keys` have their usual paths.
 
-        Without keys, this applies to all of `LOCATIONS`.
+        Without `keys`, the copy has usual paths for all of `LOCATIONS`.
         """
         return self.replace(**{FIELD_OF_KEY[key]: "" for key in keys or LOCATIONS})
 
@@ -259,9 +259,9 @@ def _paths(text: str) -> tuple[str, ...]:
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
-_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: so many days are 270,000 years
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: as days they are 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-_MAX_DELAY_LEVELS = 256  # limited, because each level has its own queue and offset
+_MAX_DELAY_LEVELS = 256  # Maximum number of delay levels; each level costs a queue and an offset
 
 RANGES = annotations_of(StoreConfig, Range)
 """The permitted range of each numeric setting, by key."""

@@ -342,7 +342,7 @@ def zero_out(disk: Disk, fd: int, start: int, stop: int) -> bool:
         Whether the range held anything other than zeros, or could not be read in part.
     """
     changed = False
-    length = 1 << 12  # the first read is short, because a hole usually follows
+    length = 1 << 12  # The first read is short, because the bytes after its data are usually a hole
     at: int | None = start
     while at is not None and at < stop:
         length = min(length, stop - at)

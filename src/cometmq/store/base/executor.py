@@ -35,7 +35,7 @@ class StoreExecutor:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._pool: Executor | None = None
         self._ending = asyncio.Event()
-        self._turns = asyncio.Lock()  # lets one long task continue per loop iteration
+        self._turns = asyncio.Lock()  # Lets at most one task with many steps continue per loop iteration
         self.large_answers = asyncio.Semaphore(_LARGE_ANSWERS)
 
     def attach(self, loop: asyncio.AbstractEventLoop, pool: Executor) -> None:
@@ -62,10 +62,13 @@ class StoreExecutor:
         return await self._loop.run_in_executor(self._pool, partial(work, *given))
 
     async def tick_end(self) -> None:
-        """Wait until a tick of the broker has just ended. Without a loop, return immediately."""
+        """Wait until the broker has committed and answered the requests of a loop iteration.
+
+        Without a loop, return immediately.
+        """
         if self._loop is not None:
-            # The timer fires after the reads of a loop iteration, and those reads schedule a tick. The waiter
-            # is scheduled after that tick, so it runs when the tick has ended.
+            # The timer fires after the reads of a loop iteration, which schedule the commit. The timer then
+            # schedules this coroutine, so the coroutine continues after the commit.
             await asyncio.sleep(0.001)
 
     async def pause(self, ms: int) -> None:

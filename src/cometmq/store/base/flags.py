@@ -28,7 +28,7 @@ class RunningFlags:
         self.reasons[flag] = reason
 
     def clear(self, flag: Flag) -> None:
-        """Clear the flag, because its cause no longer exists."""
+        """Clear a flag, because the cause of the flag no longer exists."""
         self.reasons.pop(flag, None)
 
     @property

@@ -27,7 +27,8 @@ _LOCK_TEXT = b"lock"
 # The lock files that this process has locked. POSIX record locks exclude other processes only, so a second
 # owner within this process must be excluded by this set.
 _held: set[str] = set()
-_claiming = threading.Lock()  # Held during a claim, for the same reason.
+# Held while a lock file is locked, because record locks do not exclude other threads of this process.
+_claiming = threading.Lock()
 
 
 def _lock_path(root: str) -> str:
@@ -109,7 +110,7 @@ def lock_held(disk: Disk, root: str) -> bool:
     """Return whether a process holds the store in `root`. Locks nothing and writes nothing."""
     path = _lock_path(root)
     if path in _held:
-        return True  # opening and closing the file would release this process's lock
+        return True  # `opened` closes the file at the end, which would release this process's record lock
     try:
         with opened(disk, path, write=False) as fd:
             return disk.locked(fd)
@@ -125,11 +126,12 @@ def is_store(disk: Disk, root: str) -> bool:
     try:
         path = _lock_path(root)
         if path in _held:
-            return True  # Closing the file would release our own lock.
+            # `read_file` closes the file at the end, which would release this process's record lock.
+            return True
         return read_file(disk, path, len(_LOCK_TEXT) + 1) == _LOCK_TEXT
     except PermissionError:
         return True
-    except (OSError, ValueError):  # ValueError: the path contains NUL.
+    except (OSError, ValueError):  # A path that contains NUL raises ValueError.
         return False
 
 
@@ -154,9 +156,9 @@ def _claim(disk: Disk, config: StoreConfig, key: str) -> None:
 
 
 def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
-    """Write a store into the open owner record of a file, unless another store has done so meanwhile.
+    """Record a store as the owner in an open owner file, unless another store has done so meanwhile.
 
-    The record is locked while it is read again and written. It is written in place, because a renamed file
+    The file is locked while it is read again and written. It is written in place, because a renamed file
     would not have the lock.
     """
     try:

@@ -1,4 +1,4 @@
-"""The store's refusals, with the protocol's response codes."""
+"""The exceptions with which the store refuses messages. They contain the protocol's response codes."""
 
 from __future__ import annotations
 

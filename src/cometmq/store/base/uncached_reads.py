@@ -33,10 +33,10 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._passing = asyncio.Lock()  # held by the query that gets its bytes directly; one at a time
+        self._passing = asyncio.Lock()  # Held by the query that receives bytes directly, one query at a time
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Return the result of a query for which the range `missing` was not in memory. Raises OSError."""
+        """Return the result of a query that found the range `missing` not in memory. Raises OSError."""
         tried: set[FileRange] = set()
         while missing not in tried:
             tried.add(missing)
@@ -48,7 +48,7 @@ class UncachedReads:
             except OSError as failure:
                 if failure.errno != errno.EIO:
                     raise
-                break  # a sector near the requested range is bad; the range itself may be readable
+                break  # The bad sector may lie outside the requested range, but in the same block
         async with self._passing:
             return await self._pass_ranges(question, missing)
 

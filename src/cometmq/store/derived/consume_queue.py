@@ -26,10 +26,10 @@ UNIT_STRUCT = struct.Struct(">qiq")
 UNIT_DTYPE = np.dtype([("position", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 FILLER_SIZE = 0x7FFFFFFF
 FILLER = UNIT_STRUCT.pack(0, FILLER_SIZE, 0)
-_UNITS_KEPT = 64  # units that stay in memory after they were written
-_UNITS_PER_READ = 64  # units per read where only a few may be needed
-_UNITS_PER_SEARCH_READ = 1024  # units per read in the search for the end of a queue
-_PAGE_BYTES = 205 * UNIT  # bytes of a page, rounded up to whole units
+_UNITS_KEPT = 64  # Number of newest units that stay in memory after they were written
+_UNITS_PER_READ = 64  # Number of units per read if the caller may need only a few of them
+_UNITS_PER_SEARCH_READ = 1024  # Number of units per read in the search for the end of a queue
+_PAGE_BYTES = 205 * UNIT  # Size of a memory page in bytes, rounded up to whole units
 
 
 def file_name(position: int) -> str:
@@ -76,23 +76,23 @@ class ConsumeQueue:
         self.topic = topic
         self.queue_id = queue_id
         self.file_size = file_size
-        # Values for the records of this queue: the topic with its length, the magic number of the record
+        # Values for the records of the queue: the topic with its length, the magic number of the record
         # format, and the `key_prefix` of the topic.
-        self.record_topic = b""  # empty until it is needed; all queues of a topic share one object
+        self.record_topic = b""  # Set by the first record. All queues of a topic share one object.
         self.magic = 0
         self.key_prefix = 0
-        self.positions: list[int] = []  # positions of the first bytes of the existing files, ascending
-        self.next_offset = 0  # the queue offset of the next message
-        self.max_offset = 0  # the offset after the last unit that readers can see
+        self.positions: list[int] = []  # First positions of the existing files, ascending
+        self.next_offset = 0  # Queue offset of the next message
+        self.max_offset = 0  # Offset after the last unit that readers can see
         self.min_offset = 0
-        self.max_physical = 0  # the log position after the record of the last unit
+        self.max_physical = 0  # Log position after the record of the last unit
         self.window = bytearray()
         self.window_start = 0
         self.written = 0
         self.dirty = False
         self.deleted = False
-        self.damaged = False  # whether the files have certainly lost units
-        self.zeros_after_end = False  # whether only zeros followed the end when the files were loaded
+        self.damaged = False  # Whether units are known to be missing from the files
+        self.zeros_after_end = False  # Whether only zeros followed the end of the queue in the loaded files
         self.unsynced_files: set[int] = set()
         self.new_names = False  # whether files were created or deleted after the last directory sync
 
@@ -104,7 +104,7 @@ class ConsumeQueue:
 
     @property
     def begin(self) -> int:
-        """The offset at which the files begin. Earlier units have expired."""
+        """The first offset in the queue's files. Earlier units have expired."""
         return self.positions[0] // UNIT if self.positions else 0
 
     # -- writing ----------------------------------------------------------------------------------
@@ -150,7 +150,10 @@ class ConsumeQueue:
         self.window_start = self.written = self.min_offset = self.max_offset = offset
 
     def write(self) -> None:
-        """Write the units that are not in the files yet. After an OSError, the next call tries again."""
+        """Write the units of the queue that are not in its files yet.
+
+        After an OSError, the next call tries again.
+        """
         if self.deleted:
             return
         while self.written < self.max_offset:
@@ -159,8 +162,8 @@ class ConsumeQueue:
             count = min(self.max_offset - self.written, (base + self.file_size - position) // UNIT)
             fd = self._open(base, position)
             begin = (self.written - self.window_start) * UNIT
-            # The slice of the bytearray is a copy. A view could be kept alive by the traceback of a failure,
-            # and the window could not grow then.
+            # The slice of the bytearray is a copy, unlike a view, which the traceback of an error could keep
+            # alive. A bytearray with a view cannot grow.
             write_all(self._files.disk, fd, self.window[begin : begin + count * UNIT], position - base)
             self.written += count
             self.unsynced_files.add(base)
@@ -180,7 +183,7 @@ class ConsumeQueue:
         self.unsynced_files.add(base)
 
     def _open(self, base: int, position: int) -> int:
-        """Return the descriptor of the file that starts at `base`.
+        """Return the descriptor of the queue file that starts at `base`.
 
         A missing file is created, as a sparse file.
         """
@@ -229,7 +232,7 @@ class ConsumeQueue:
             begin = (offset - self.window_start) * UNIT
             return self.window[begin : begin + count * UNIT]
         if self.deleted:
-            return None  # files of this name may belong to a new queue
+            return None  # A new queue of the same topic may have created files of the same name
         position = offset * UNIT
         base = position - position % self.file_size
         stop = min(offset + count, (base + self.file_size) // UNIT, self.window_start)
@@ -261,7 +264,7 @@ class ConsumeQueue:
         return next((position for _, position, size, _ in units if size != FILLER_SIZE), -1)
 
     def next_file_offset(self, offset: int) -> int:
-        """Return the first offset in the file after the one that holds `offset`."""
+        """Return the first offset of the file that follows the file with the unit of `offset`."""
         per_file = self.file_size // UNIT
         return (offset // per_file + 1) * per_file
 
@@ -301,9 +304,9 @@ class ConsumeQueue:
     # -- retention --------------------------------------------------------------------------------
 
     def raise_min(self, floor: int) -> int:
-        """Raise the minimum offset to `floor`, or to the end.
+        """Raise the minimum offset to `floor`, but at most to the end of the queue.
 
-        Return the number of messages that this hides.
+        Return the number of messages that the new minimum hides.
         """
         hidden = max(0, min(floor, self.max_offset) - self.min_offset)
         self.min_offset += hidden
@@ -318,7 +321,7 @@ class ConsumeQueue:
         self.min_offset = self.search(self.min_offset, self.max_offset, log_min, reads)
 
     def expired_files(self, log_min: int, reads: Reads = WAITING) -> list[str]:
-        """Return the files, oldest first, whose records are all before `log_min`.
+        """Return the queue's files, oldest first, whose records are all before `log_min`.
 
         The result never includes the last file.
         """
@@ -349,9 +352,9 @@ class ConsumeQueue:
     # -- loading ----------------------------------------------------------------------------------
 
     def load(self, log_end: int) -> list[str]:
-        """Load the files: the units whose records lie before `log_end`, up to the first invalid unit.
+        """Load the files of the queue: all units with records before `log_end`, up to the first invalid unit.
 
-        Units after the end stay in the files until `cut`.
+        Later units stay in the files until `cut` is called.
 
         Returns:
             Notes about damage (wrong lengths, holes).
@@ -458,9 +461,9 @@ class ConsumeQueue:
                 at = None if following is None else following - following % UNIT
 
     def cut(self) -> bool:
-        """Overwrite everything after the end with zeros, so that no old unit reappears.
+        """Overwrite the files with zeros after the end of the queue, so that no old unit reappears.
 
-        Return whether anything but zeros was there.
+        Return whether the overwritten part held anything but zeros.
         """
         changed = False
         end = self.max_offset * UNIT
@@ -471,7 +474,7 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # sync the directory, so that the file cannot reappear
+                self.new_names = changed = True  # The directory needs a sync, so the file cannot reappear
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

@@ -29,16 +29,16 @@ ENTRY = struct.Struct(">iqii")
 SLOT_SIZE = 4
 ENTRY_DTYPE = np.dtype([("hash", ">i4"), ("position", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _SLOTS_A_STEP = 1 << 19
-_MAX_CHECKED_ENTRIES = 1_000_000  # number of newest entries that are checked even if a checkpoint covers them
+_MAX_CHECKED_ENTRIES = 1_000_000  # Number of newest entries that are checked even if a checkpoint covers them
 _MAX_SECONDS = 0x7FFFFFFF
 MAX_ENTRIES_PER_STEP = 256
 """The maximum number of entries that a search visits per loop iteration: 1 to 2 ms, at 5 us per entry."""
 
 MAX_STEP_BACK_MS = 600_000
-"""The maximum step back of the clock, in ms, within a file after which a search still finds all messages.
+"""The amount, in ms, by which the clock may step back while a file is filled without losing search results.
 
-Apache's broker does not find them all: it assumes that the times of the first and the last entry limit those
-of a file, and stops at the first entry that is too old.
+A search finds all messages after such a step. Apache's broker does not: it assumes that the times of the
+first and the last entry limit those of a file, and stops at the first entry that is too old.
 """
 
 IntArray = NDArray[np.int64]
@@ -55,8 +55,8 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
     """
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
-    slots[slot] = numbers  # if several entries have the same slot, the last assignment wins
-    if not np.array_equal(slots[slot], numbers):  # some of the new entries share a slot
+    slots[slot] = numbers  # The last entry wins if several have the same slot
+    if not np.array_equal(slots[slot], numbers):  # True if some of the new entries share a slot
         order = np.argsort(slot, kind="stable")
         later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
         previous[order[later]] = numbers[order[later - 1]]
@@ -82,10 +82,10 @@ class IndexFile:
         self.begin_ms = self.end_ms = 0
         self.begin_position = self.end_position = 0
         self.slots_in_use = 0
-        self.count = 1  # the number of the next entry
-        self.written = 1  # entries with a smaller number are in the file
+        self.count = 1  # Number of the next entry
+        self.written = 1  # Number of the first entry that is not in the file
         self.slots_written = True
-        self.slots_lack = 1  # entries with a smaller number are contained in the slots of the file
+        self.slots_lack = 1  # Number of the first entry that the slots in the file may lack
         self._slots: NDArray[np.int32] | None = None
         self._pending: list[NDArray[np.void]] = []
 
@@ -118,7 +118,7 @@ class IndexFile:
         self._slots = np.zeros(self.slot_count, np.int32)
 
     def load(self) -> bool:
-        """Read the header.
+        """Read the header of the index file.
 
         If the clock was set back, the end time may be before the begin time. Then the newest entry has 0
         seconds.
@@ -165,7 +165,10 @@ class IndexFile:
         self.end_ms = min(self.end_ms, self.begin_ms + int(last["seconds"]) * 1000 + 999)
 
     def entries(self, first: int = 1) -> NDArray[np.void]:
-        """Return the written entries from number `first` on. This may read the whole file."""
+        """Return the entries in the file from number `first` on. Unwritten entries are left out.
+
+        A call with a small `first` may read the whole file.
+        """
         data = self._files.disk.pread(
             self._files.descriptors.get(self.path),
             (self.written - first) * ENTRY.size,
@@ -187,7 +190,8 @@ class IndexFile:
         good &= (entries["previous"] >= 0) & (entries["previous"] < number)
         good &= (position >= self.begin_position) & (position <= self.end_position)
         good[1:] &= position[1:] >= position[:-1]
-        good &= (position > 0) | (entries["hash"] > 0)  # all zeros are no entry: a lost sector reads as zeros
+        # An entry of zeros only is invalid, because a lost sector reads as zeros.
+        good &= (position > 0) | (entries["hash"] > 0)
         if len(entries):
             good[0] &= first > 1 or position[0] == self.begin_position
             good[-1] &= position[-1] == self.end_position
@@ -195,13 +199,13 @@ class IndexFile:
         return first - 1 + (int(bad[0]) if len(bad) else len(entries))
 
     def _chained(self, slots: NDArray[np.int32], first: int) -> NDArray[np.int32]:
-        """Return `slots` after the entries from `first` on were added.
+        """Add the entries from number `first` on to `slots`, and return `slots`.
 
-        A slot holds its chain's newest entry.
+        A slot holds the number of its chain's newest entry.
         """
         hashes = self.entries(first)["hash"].astype(np.int64)
         numbers = np.arange(first, first + len(hashes), dtype=np.int32)
-        slots[hashes % self.slot_count] = numbers  # if several entries have the same slot, the last one wins
+        slots[hashes % self.slot_count] = numbers  # The last entry wins if several have the same slot
         return slots
 
     def _slots_on_disk(self) -> NDArray[np.int32]:
@@ -210,7 +214,7 @@ class IndexFile:
         return np.frombuffer(data, ">i4").astype(np.int32)
 
     def cut(self, position: int) -> None:
-        """Drop the entries of records at or after `position`. Call it between `load` and `resume`."""
+        """Remove the entries of records at or after `position`. Allowed only between `load` and `resume`."""
         self._pending = []
         self.count = self.written
         low, high = 1, self.written
@@ -227,7 +231,7 @@ class IndexFile:
         self.slots_written = False
 
     def resume(self, *, rebuild_slots: bool) -> None:
-        """Make a loaded file writable.
+        """Make a loaded index file writable.
 
         With `rebuild_slots`, the entries that the slots lack are added to them.
         """
@@ -239,7 +243,7 @@ class IndexFile:
         if 1 < self.slots_lack <= self.count:
             slots = self._chained(self._slots_on_disk(), self.slots_lack)
             if slots.max() >= self.count or slots.min() < 0:
-                slots = None  # drop the slots, which refer to removed entries
+                slots = None  # The slots refer to removed entries, so all slots are computed from the entries
         if slots is None:
             slots = self._chained(np.zeros(self.slot_count, np.int32), 1)
             self.slots_lack = 1
@@ -289,9 +293,9 @@ class IndexFile:
         return np.clip((times_ms - begin_ms) // 1000, 0, _MAX_SECONDS)
 
     def write(self, *, slots: bool) -> bool:
-        """Write entries, header and optionally slots. Return False if there was nothing to write.
+        """Write the new entries and the header of the index file, and its slots if `slots` is set.
 
-        Raises OSError.
+        Return False if there was nothing to write. Raises OSError.
         """
         if self.written == self.count and (self.slots_written or not slots):
             return False
@@ -315,11 +319,14 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots in parts, one per step. Entries may be added between the steps. Raises OSError."""
+        """Write the slots in parts, one per step of the iterator. Raises OSError.
+
+        Entries may be added between the steps.
+        """
         count = self.count
         for first in range(0, self.slot_count, _SLOTS_A_STEP):
             if self._slots is None:
-                return  # meanwhile the file was filled and written completely
+                return  # The file was filled and written completely between two steps
             part = self._slots[first : first + _SLOTS_A_STEP].astype(">i4").tobytes()
             fd = self._files.descriptors.get(self.path)
             write_all(self._files.disk, fd, part, HEADER.size + first * SLOT_SIZE)
@@ -327,7 +334,7 @@ class IndexFile:
         self.slots_lack = max(self.slots_lack, count)
 
     def release(self) -> None:
-        """Free the memory of the slots of a full file that was written."""
+        """Free the memory of the slots of a full index file that was written."""
         self._slots = None
 
     # -- searching --------------------------------------------------------------------------------
@@ -355,20 +362,17 @@ class IndexFile:
         found: list[int],
         before: int,
     ) -> None:
-        """Add the positions of matching entries to `found`, newest first, until it holds `limit`.
+        """Add the positions of matching entries to `found`, newest first, up to `limit` positions.
 
-        An entry matches if it has this hash, possibly a time in [begin, end], and a position less than
-        `before`. The time of an entry is rounded to seconds. An entry that is earlier than the first entry
-        counts as 0 s. A key may have as many entries as the file holds, so the search runs in steps.
+        An entry matches if it has the hash `key_hash`, possibly a time in [begin, end], and a position less
+        than `before`. The time of an entry is rounded to seconds. An entry that is earlier than the first
+        entry counts as 0 s. A key may have as many entries as the file holds, so the search runs in steps.
         """
         count = self.count
         number: int | None = None
 
         def step(reads: Reads) -> bool:
-            """Visit some entries, continuing where the last call stopped.
-
-            Return False at the end of the chain.
-            """
+            """Visit the next entries of the chain. Return False at the end of the chain."""
             nonlocal number
             if number is None:
                 number = self._newest_of(key_hash % self.slot_count, reads)

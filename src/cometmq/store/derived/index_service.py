@@ -28,11 +28,11 @@ from cometmq.store.base.executor import StoreExecutor
 from cometmq.store.base.files import StoreFiles
 from cometmq.store.derived.index_file import IndexFile, IntArray
 
-_MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # characters of topic and key; no record has more
+_MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # Maximum total length of topic and key, in characters
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
-_MIN_BATCH = 1024  # number of waiting records that are hashed together
-# The maximum number of entries that the slots in the file may lack. Recovery adds this number in 0.1 s.
+_MIN_BATCH = 1024  # Number of waiting records whose keys are hashed together
+# The maximum number of entries that the slots in the file may lack. Recovery adds so many in 0.1 s.
 _MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000
 
 
@@ -64,19 +64,18 @@ class IndexService:
         self.capacity = config.max_index_num
         self.enabled = config.message_index_enable
         self.files: list[IndexFile] = []
-        self.full_until_ms = 0  # end time, in ms, of the newest file that was full when written
+        self.full_until_ms = 0  # End time, in ms, of the newest index file that was full when it was written
         self._waiting = _Waiting()
-        # Hashes, positions and times of the oldest waiting keys: those that are hashed, but not in a file
-        # yet.
+        # Hashes, positions and times of the oldest waiting keys, which are hashed but not in a file yet.
         self._hashed: tuple[IntArray, IntArray, IntArray] | None = None
         self._unsynced: set[str] = set()
         self._unchecked_files: list[IndexFile] = []
-        self._files_to_delete: list[str] = []  # damaged files, and files from after the checkpoint
+        self._files_to_delete: list[str] = []  # Damaged index files, and files created after the checkpoint
         self._new_names = False
 
     @property
     def end_position(self) -> int:
-        """The position of the last record whose keys are in the files; 0 for an empty index."""
+        """The position of the last record whose keys are in the index files; 0 for an empty index."""
         return self.files[-1].end_position if self.files else 0
 
     # -- writing ----------------------------------------------------------------------------------
@@ -108,7 +107,9 @@ class IndexService:
         return len(self._waiting.positions) >= _MIN_BATCH or self._hashed is not None
 
     def index_waiting_keys(self) -> None:
-        """Hash the waiting keys and add them to the files. Create a new file when the newest one is full.
+        """Hash the waiting keys and add them to the index files.
+
+        When the newest file is full, create a new one.
 
         After an OSError, the keys that were not added keep waiting.
         """
@@ -117,7 +118,7 @@ class IndexService:
                 self._hashed = _hash(self._waiting)
             hashes, positions, times = self._hashed
             if not self.files:
-                self._roll()  # create a file even without keys, because a missing index counts as lost
+                self._roll()  # Created even without keys, because recovery treats a missing index as lost
             while len(hashes):
                 if self.files[-1].full:
                     self._roll()
@@ -148,7 +149,7 @@ class IndexService:
         self.files.append(file)
 
     def _new_path(self) -> str:
-        """Return the path of a new file, named by the local time (`yyyyMMddHHmmssSSS`).
+        """Return the path of a new index file, named by the local time (`yyyyMMddHHmmssSSS`).
 
         The name is always greater than that of the newest file.
         """
@@ -171,7 +172,7 @@ class IndexService:
             self._unsynced.add(self.files[-1].path)
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots of the newest file, in steps, if many entries are missing in them.
+        """Write the slots of the newest file in steps, if the slots in the file lack many entries.
 
         Raises OSError.
         """
@@ -192,9 +193,9 @@ class IndexService:
         )
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return the files written, and the directories with new names, since the last call.
+        """Return the index files written, and the directories with new or deleted files, since the last call.
 
-        The caller syncs them.
+        The caller syncs both.
         """
         paths, self._unsynced = sorted(self._unsynced), set()
         names = [self._directory, os.path.dirname(self._directory)] if self._new_names else []
@@ -213,7 +214,7 @@ class IndexService:
         end: int,
         before: int = NO_POSITION,
     ) -> list[int]:
-        """Return the positions of the newest `limit` records that may have this key, in ascending order.
+        """Return the positions of the newest `limit` records that may have a key, in ascending order.
 
         All positions are less than `before`. The result may include records with another key of the same
         hash, and records that were stored a little before or after [begin, end] (ms).
@@ -235,19 +236,19 @@ class IndexService:
     def load(
         self, *, clean: bool, checkpoint_ms: int, saved: CheckpointPosition | None = None
     ) -> tuple[list[str], bool]:
-        """Read the headers of the files on disk. The caller must call `resume` afterwards.
+        """Read the headers of the index files on disk. The caller must call `resume` afterwards.
 
         A disabled index is loaded, too, for searches and retention, but its files are not rebuilt.
 
-        After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. Here the
-        checkpoint position shows which entries are durable, and newer entries are removed. Without a
-        checkpoint position, each file that ends after the checkpoint is checked entry by entry, and deleted
-        only if it is damaged. The files are deleted by `resume`. Before that, the caller must make sure that
-        the checkpoint covers none of them.
+        After an unclean stop, Apache's broker deletes every file that ends after the checkpoint. CometMQ
+        removes only the entries after the checkpoint position. If there is no checkpoint position, each file
+        that ends after the checkpoint's times is checked entry by entry, and deleted only if it is damaged.
+        `resume` deletes the files. Before that call, the caller must make sure that the checkpoint covers
+        none of these files.
 
         Returns:
-            Notes about damage, and whether entries are lost. If so, the log after `end_position` must be
-                dispatched again.
+            Notes about damage, and whether entries are lost. If entries are lost, the log after
+                `end_position` must be dispatched again.
         """
         notes: list[str] = []
         counted = self._trusted(saved)
@@ -259,7 +260,8 @@ class IndexService:
             file = IndexFile(self._files, path, self.slots, self.capacity)
             if counted is not None and saved is not None and path >= counted.path:
                 if path > counted.path:
-                    self._files_to_delete.append(path)  # the file was created after the checkpoint position
+                    # The checkpoint does not cover a file that was created after the checkpoint position.
+                    self._files_to_delete.append(path)
                     continue
                 file, good = counted, True
                 if file.full and file.slots_lack < file.count:
@@ -285,7 +287,7 @@ class IndexService:
         return notes, self.enabled
 
     def _trusted(self, saved: CheckpointPosition | None) -> IndexFile | None:
-        """Return the newest file, with the entries that the checkpoint position covers, or None."""
+        """Return the newest index file, with the entries that the checkpoint position covers, or None."""
         if saved is None or saved.index_name <= 0:
             return None
         path = os.path.join(self._directory, f"{saved.index_name:017d}")
@@ -293,10 +295,10 @@ class IndexService:
         return file if file.load_counted(saved.index_count, saved.index_slots, saved.index_end) else None
 
     def resume(self, *, clean: bool, cut_at: int | None = None) -> None:
-        """Remove the entries of records at or after `cut_at`, and make the newest file writable."""
+        """Remove the index entries of records at or after `cut_at`, and make the newest file writable."""
         for path in self._files_to_delete:
             self._files.delete(path)
-            self._new_names = True  # sync the directory, so that the files cannot reappear
+            self._new_names = True  # The directory needs a sync, so deleted files cannot reappear
         self._files_to_delete.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):
@@ -307,7 +309,7 @@ class IndexService:
             self.files[-1].resume(rebuild_slots=not clean)
         for file in self._unchecked_files:
             if file in self.files and file.full:
-                file.resume(rebuild_slots=True)  # rebuild the slots, which were not checked
+                file.resume(rebuild_slots=True)  # The slots of an unchecked file may be damaged
                 file.write(slots=True)
                 file.release()
                 self._unsynced.add(file.path)
@@ -318,7 +320,7 @@ class IndexService:
         self._new_names = self._new_names or (not clean and bool(self.files))
 
     def forget_expired(self, log_min: int) -> str | None:
-        """Drop the oldest file if the log begins after all its records. The newest file always stays.
+        """Drop the oldest index file if the log begins after all records in it. The newest file always stays.
 
         The caller deletes the file at the returned path.
         """
@@ -360,10 +362,10 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
     times = np.frombuffer(struct.pack(f"={len(given)}q", *found_times), np.int64)
     try:
         hashes = hash_equal(given)
-    except TypeError:  # some keys are strings, not bytes
+    except TypeError:  # `hash_equal` accepts only bytes, but some keys are strings
         hashes = None
     if hashes is None:
-        # The keys are converted to properties, the only form that the code below accepts.
+        # `hash_keys` accepts only properties, so the keys are converted to properties.
         texts = map(_as_properties, properties, given)
         hashes, lengths, owners = hash_keys(list(texts))
         prefixes, positions, times = prefixes[owners], positions[owners], times[owners]
@@ -373,9 +375,9 @@ def _hash(waiting: _Waiting) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def absolute_hashes(prefixes: NDArray[np.uint32], hashes: NDArray[np.uint32], lengths: IntArray) -> IntArray:
-    """Return the absolute hashes that entries contain: those of `topic#key`, from the hashes of the keys."""
+    """Return the hashes that index entries contain: the absolute hashes of `topic#key`."""
     absolute = np.abs(behind_prefix(prefixes, hashes, lengths).view(np.int32).astype(np.int64))
-    absolute[absolute > 0x7FFFFFFF] = 0  # the smallest i4 has no absolute value; Apache uses 0
+    absolute[absolute > 0x7FFFFFFF] = 0  # The smallest i4 has no absolute value; Apache's broker uses 0
     return absolute
 
 

@@ -23,7 +23,7 @@ _LOWEST = -(1 << 63)
 
 
 def ext_directory(root: str) -> str:
-    """Return the directory of a store's ext files."""
+    """Return the directory of a store's consume queue extension files."""
     return os.path.join(root, "consumequeue_ext")
 
 
@@ -80,7 +80,7 @@ class ExtFiles:
                 self._disk.rmdir(path)
 
     def remove(self, topics: Collection[str]) -> None:
-        """Delete all ext files of these topics."""
+        """Delete all ext files of the given topics."""
         for topic, queue_id in self.queues():
             if topic in topics:
                 for path in self.paths(topic, queue_id):
@@ -99,7 +99,7 @@ class ExtUnits:
         self._bases: dict[str, list[int]] = {}
 
     def tags_code(self, topic: str, queue_id: int, address: int) -> int | None:
-        """Return the tags code of the ext unit at this address, or None if there is no ext unit."""
+        """Return the tags code of the ext unit at an address, or None if there is no ext unit."""
         if address >= MIN_HASH_CODE:
             return None
         directory = os.path.join(self._root, topic, str(queue_id))

@@ -25,7 +25,7 @@ TRASH = ".deleted"
 Apache's broker ignores the directory, because its subdirectories are not named by queue ids.
 """
 _MAX_NAME_BYTES = 255  # maximum length of a directory's name in bytes
-_MAX_UNWRITTEN_UNITS = 256  # a queue with this number of unwritten units is written at once
+_MAX_UNWRITTEN_UNITS = 256  # A queue is written immediately once it has this number of unwritten units
 
 
 def names_a_directory(topic: str) -> bool:
@@ -51,9 +51,9 @@ class QueueTable:
         self._trash = os.path.join(self.directory, TRASH)
         self._gone = 0
         self.file_size = config.consume_queue_file_size
-        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # other modules must not change the dict
+        self.by_key: dict[tuple[str, int], ConsumeQueue] = {}  # Read-only for other modules
         self._topics: dict[str, dict[int, ConsumeQueue]] = {}
-        self._dirty: deque[ConsumeQueue] = deque()  # the queue that waits longest comes first
+        self._dirty: deque[ConsumeQueue] = deque()  # Queues with unwritten units, the longest waiting first
 
     def __len__(self) -> int:
         return len(self.by_key)
@@ -65,7 +65,7 @@ class QueueTable:
         return self.by_key.get((topic, queue_id))
 
     def get_or_make(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue. If it does not exist, create it in memory.
+        """Return the queue of a topic and queue id. If it does not exist, create it in memory.
 
         Raises QueueRefused for an invalid topic or queue id.
         """
@@ -147,9 +147,9 @@ class QueueTable:
         return not dirty
 
     def collect_unsynced(self) -> tuple[list[str], list[str]]:
-        """Return the files written, and the directories with new names, since the last call.
+        """Return the queue files written, and the directories with new or deleted files, since the last call.
 
-        The caller syncs them.
+        The caller syncs both.
         """
         paths: list[str] = []
         directories: set[str] = set()
@@ -240,7 +240,7 @@ class QueueTable:
                 self._move_each(topic_dir, target, gone)
         for queue_id in gone:
             del self.by_key[topic, queue_id]
-            queues.pop(queue_id).mark_deleted()  # so that `write_dirty` skips the queue
+            queues.pop(queue_id).mark_deleted()  # `write_dirty` skips a queue that is marked as deleted
         if not queues:
             self._topics.pop(topic, None)
         return len(gone)
@@ -265,7 +265,7 @@ class QueueTable:
         for name in disk.listdir(self._trash):
             topic_dir = os.path.join(self._trash, name)
             if disk.is_link(topic_dir):
-                disk.unlink(topic_dir)  # only the link is removed; its target is not part of the store
+                disk.unlink(topic_dir)  # A link's target is not part of the store; only the link is removed
                 continue
             for queue_id in disk.listdir(topic_dir):
                 self._remove_files(os.path.join(topic_dir, queue_id))
