@@ -1,12 +1,12 @@
 """The store as one object, with the operations that involve several of its parts.
 
-The appender encodes a message into the tick's buffer and assigns its offsets. `commit`, called once per tick
-of the loop, writes the buffer with one system call and dispatches its records: it creates their queue units
-and index keys, and reports their arrival. With SYNC_FLUSH the dispatch waits for the flush, so readers see no
-message that a power failure could remove.
+The appender encodes a message into the log's write buffer and assigns its offsets. `commit`, called at the
+end of each loop iteration, writes the buffer with one system call and dispatches its records: it creates
+their queue units and index keys, and reports their arrival. With SYNC_FLUSH the dispatch waits for the flush,
+so readers see no message that a power failure could remove.
 
-Budget for the send of a 1 KiB message, with many sends per tick: append 1.5 µs, commit 1 µs per message in
-batches of 32. All methods belong to the thread of the loop unless stated otherwise.
+Budget for the send of a 1 KiB message, with many sends per loop iteration: append 1.5 µs, commit 1 µs per
+message in batches of 32. All methods belong to the thread of the loop unless stated otherwise.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ _STEP_BACK_MS = 1000
 
 
 class Commit(msgspec.Struct, gc=False):
-    """The outcome of one tick.
+    """The outcome of one `commit`, for all messages since the previous one.
 
     Attributes:
         placed: The messages that were encoded. They are stored unless `error` is set.
@@ -134,7 +134,7 @@ class MessageStore:
         self._make_background(clock)
 
     def _load_files(self, clock: Clock) -> None:
-        """Open the parts of the store that hold the files."""
+        """Open the parts of the store that own its files."""
         disk, config = self.disk, self.config
         self.log = CommitLog(self.files, LogDirectories(disk, config), config)
         self.queues = QueueTable(self.files, config)
@@ -159,7 +159,8 @@ class MessageStore:
         saved = self.checkpoint.saved
         shown = 0 if saved is None else saved.position
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
-        if ends.suspect:  # queues and tables may refer to entries that the log lacks
+        # Queues and tables may refer to entries that a suspect log lacks, so they are distrusted.
+        if ends.suspect:
             self._abort.set()
             self.checkpoint.reset()
             self._clean_ends.forget()
@@ -182,7 +183,7 @@ class MessageStore:
         return recovery.run(clean=clean)
 
     def _make_write_path(self, clock: Clock, ends: LogEnds | None) -> None:
-        """Create the parts that write and read messages."""
+        """Create the parts of the store that write and read messages."""
         config, log, queues = self.config, self.log, self.queues
         self.flusher = flusher = LogFlusher(log, self.disk, clock, config)
         flusher.written_ms = self.recovered.last_store_ms or self.checkpoint.physic_ms
@@ -203,7 +204,7 @@ class MessageStore:
         flusher.on_flushed.append(self.dispatcher.flushed if self.raft_log is None else self.raft_log.flushed)
 
     def _make_background(self, clock: Clock) -> None:
-        """Create the parts that work in the background."""
+        """Create the parts of the store that work in the background."""
         disk, config, queues, flusher = self.disk, self.config, self.queues, self.flusher
         executor, deleted, index = self.executor, self.deleted, self.index
         self.tasks = tasks = BackgroundTasks()
@@ -261,7 +262,8 @@ class MessageStore:
             own = (config.raft_log_dir, os.path.join(config.raft_log_dir, "index"))
         check_locations(disk, config)
         if config.moves(INDEX):
-            own = (*own, config.location(INDEX))  # StoreLock locks only existing directories
+            # StoreLock locks only existing directories, so the directory of the index is created first.
+            own = (*own, config.location(INDEX))
         parents = (config.parent_of(key) for key in (INDEX, CHECKPOINT, ABORT))
         for path in (config.root, *own, *config.commit_log_dirs, config.location(CONSUME_QUEUES), *parents):
             make_directory(disk, path)
@@ -369,9 +371,9 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Process written records. They become visible now or after their flush.
+        """Process written records. They become visible immediately or after their flush.
 
-        Return the number of records that are visible now, and the arrivals in watched queues.
+        Return the number of records that have become visible, and the arrivals in watched queues.
         """
         if groups:
             _, _, now_ms = last_of(groups)
@@ -382,7 +384,7 @@ class MessageStore:
         self.space.reserve()
         if self.raft_log is not None:
             self.raft_log.written()
-            # These records become visible once the raft group has committed them.
+            # In raft mode, the records become visible only once the raft group has committed them.
             self.dispatcher.dispatch_flushed(self.log.end, groups)
             if self.config.sync_flush:
                 self.flusher.request()

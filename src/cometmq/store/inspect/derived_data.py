@@ -56,7 +56,7 @@ class DerivedData:
         self._keys: list[Array] = []
 
     def add(self, group: RecordGroup) -> None:
-        """Add the next records."""
+        """Compute units and keys of the next records of the log."""
         self.records += len(group.properties)
         served = ~np.isin(group.position, self._superseded)
         if self._deleted:
@@ -77,11 +77,11 @@ class DerivedData:
 
     @property
     def waiting(self) -> int:
-        """The number of units or the number of keys, whichever is larger, since the last `take`."""
+        """The number of units or keys, whichever is larger, that `take` would return."""
         return max(sum(map(len, self._units)), sum(map(len, self._keys)))
 
     def take(self) -> tuple[Array, Array]:
-        """Remove and return the units and the keys, as arrays of the types UNITS and KEYS."""
+        """Remove and return the units and keys computed so far, as arrays of the types UNITS and KEYS."""
         units = np.concatenate([*self._units, np.empty(0, UNITS)])
         keys = np.concatenate([*self._keys, np.empty(0, KEYS)])
         self._units, self._keys = [], []
@@ -147,19 +147,20 @@ class QueueBuilder:
         self._queues = queues
         self._findings = findings
         self._root = root
-        self._codes: dict[int, int] = {}  # tags codes of records that may wait, by log position
+        self._codes: dict[int, int] = {}  # Tags codes of the records that may wait, by log position
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue of records with this topic and queue id; None if the pair is invalid."""
+        """Return the queue of records with the given topic and queue id; None if the pair is invalid."""
         try:
             return self._queues.of_record(topic, queue_id)
         except QueueRefused:
             return None
 
     def add(self, units: Array, numbered: list[tuple[str, int]], table: list[ConsumeQueue | None]) -> None:
-        """Add the next units.
+        """Add the next units of the log to their queues.
 
         Args:
+            units: Units of the type UNITS, in the order of the log.
             numbered: Topic and queue id of each queue. A unit contains the index in this list.
             table: The queues at the same indexes; None for an invalid topic or queue id.
         """

@@ -33,7 +33,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Findings:
-    """The findings of one run. All are counted, but only the first few hundred of each kind are kept."""
+    """The findings of one check of a store. All are counted, but only a few hundred of each kind are kept."""
 
     def __init__(self) -> None:
         self.kept: list[Finding] = []

@@ -27,8 +27,8 @@ from cometmq.store.log.log_reader import LogReader
 from cometmq.store.recovery.store_layout import StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
-_MAX_ENTRIES_AHEAD = 4096  # maximum number of entries searched for a match where files and log differ
-_BATCH = 1024  # records whose keys are hashed together
+_MAX_ENTRIES_AHEAD = 4096  # Maximum number of entries searched for a match where files and log differ
+_BATCH = 1024  # Number of records whose keys are hashed together
 
 IntArray = NDArray[np.int64]
 
@@ -74,7 +74,7 @@ class IndexCheck:
         self._layout = layout
         self._findings = findings
         self._log = LogReader(files, layout.config)
-        self.log_min = layout.log_min  # the caller raises this value when retention shortens the log
+        self.log_min = layout.log_min  # Beginning of the log; raised by the caller when retention moves it
         self._index = IndexFiles(layout, files, findings)
         self._index.check_files()
         self._readable = self._index.readable
@@ -85,8 +85,8 @@ class IndexCheck:
         self._first = True
         self._expired_to = -1
         self._missing = _Keys()
-        self._behind = _Keys()  # keys of records after the record of the last entry
-        self._wrong_seconds: dict[int, list[int]] = {}  # by file: number of wrong entries, the first of them
+        self._behind = _Keys()  # Keys of the records after the last record with an entry
+        self._wrong_seconds: dict[int, list[int]] = {}  # By file number: count and first of the wrong entries
         self._repeated = 0
         self._first_repeated = "", -1
         self.enabled = layout.config.message_index_enable and bool(layout.index_files or layout.segments)
@@ -94,7 +94,7 @@ class IndexCheck:
     # -- entries and records ----------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup, deleted: DeletedTopics | None) -> None:
-        """Compare the next records with their entries.
+        """Compare the next records with their index entries.
 
         Records of deleted topics may have entries or not.
         """
@@ -114,7 +114,7 @@ class IndexCheck:
             self._compare(*self._wanted(group, part))
 
     def _drop(self, positions: IntArray) -> None:
-        """Skip the entries of the records at these positions."""
+        """Skip the entries of the records at `positions`."""
         more = len(positions) > 0
         while more:
             known = len(self._ahead.position)
@@ -124,7 +124,7 @@ class IndexCheck:
             self._ahead = self._ahead.at(kept)
 
     def _wanted(self, group: RecordGroup, rows: IntArray) -> tuple[IntArray, IntArray, IntArray]:
-        """Return hash, position and store time for every entry that these records must have."""
+        """Return hash, position and store time of every index entry that the given records must have."""
         texts = group.properties
         hashes, lengths, owners = hash_keys([texts[row] for row in rows.tolist()])
         prefixes = np.array([key_prefix(name) for name in group.names], np.uint32)
@@ -133,7 +133,7 @@ class IndexCheck:
         return whole, group.position[owners], group.store_ms[owners]
 
     def _skip_expired(self, first_position: int) -> None:
-        """Skip the entries before the first record, whose records retention has deleted."""
+        """Skip the entries before `first_position`, where the log begins after retention."""
         while len(self._peek(CHUNK)):
             behind = np.flatnonzero(self._ahead.position >= first_position)
             self._ahead = self._ahead.at(slice(behind[0] if len(behind) else len(self._ahead.position), None))
@@ -141,7 +141,7 @@ class IndexCheck:
                 return
 
     def _all_entries(self) -> Iterator[Entries]:
-        """Yield all entries of the files in chunks."""
+        """Yield all entries of the index files in chunks."""
         for file_number, (file, header) in enumerate(self._readable):
             following = 1
             for first, raw in self._index.chunks(file, header):
@@ -150,7 +150,7 @@ class IndexCheck:
                 numbers = np.arange(first, following, dtype=np.int64)
                 yield Entries(np.full(len(raw), file_number, np.int64), numbers, *columns)
             if following < header.next_number and self._layout.live:
-                self._expired_to = header.end_position  # retention has deleted the file
+                self._expired_to = header.end_position  # Retention has deleted the file and its records
 
     def _peek(self, count: int) -> IntArray:
         """Make `_ahead` hold at least `count` entries, or all remaining ones.
@@ -185,8 +185,7 @@ class IndexCheck:
             wanted.get(pair) for pair in zip(window.position.tolist(), window.hash.tolist(), strict=True)
         ]
         hits = [at for at, places in enumerate(found) if places]
-        # The entries up to the last match are processed here. So are the entries after the last match whose
-        # positions lie before the given records.
+        # Process the entries up to the last match, and later ones with positions before the given records.
         stop = hits[-1] + 1 if hits else 0
         while stop < len(window.position) and 0 <= window.position[stop] < positions[0]:
             stop += 1
@@ -214,7 +213,7 @@ class IndexCheck:
 
     def _surplus(self, window: Entries, at: int, *, record_there: bool) -> None:
         if self._layout.live and window.position[at] < self.log_min:
-            return  # retention has deleted the record of the entry
+            return  # The surplus is no error, because retention has deleted the record of the entry
         if self._repeats(window, at):
             return
         what = "whose record has no such key" if record_there else "where no valid record with a key begins"
@@ -265,7 +264,7 @@ class IndexCheck:
     # -- the end ----------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Report the entries that follow those of the last record, and the keys without an entry."""
+        """Report the index entries after those of the last record, and the keys without an entry."""
         for file_number, (count, number) in self._wrong_seconds.items():
             path = self._readable[file_number][0].path
             problem = f"{count} entries whose time is not that of their record, the first is entry {number}"
@@ -296,7 +295,7 @@ class IndexCheck:
             self._findings.add(severity, kind, path, place, problem, repair)
 
     def _report_left_over(self) -> None:
-        """Report the entries in `_ahead`, which follow those of the last record."""
+        """Report the entries in `_ahead`, which follow the entries of the last record."""
         ahead, self._ahead = self._ahead, _EMPTY
         strange = [at for at in range(len(ahead.file)) if not self._repeats(ahead, at)]
         if not strange:

@@ -14,7 +14,7 @@ from cometmq.store.derived.index_file import ENTRY, ENTRY_DTYPE, HEADER, SLOT_SI
 from cometmq.store.inspect.findings import ERROR, NOTE, REBUILD, Findings
 from cometmq.store.recovery.store_layout import StoreFile, StoreLayout
 
-CHUNK = 1 << 16  # entries that are read at a time
+CHUNK = 1 << 16  # Number of index entries that are read at a time
 
 IntArray = NDArray[np.int64]
 
@@ -38,7 +38,10 @@ def read_header(files: ReadOnlyFiles, path: str) -> Header | None:
 
 @dataclass(eq=False)
 class IndexFiles:
-    """The index files of a store at this moment. `readable` holds the files with a plausible header."""
+    """The index files of a store, listed at the creation of this object.
+
+    `readable` holds the files with a plausible header.
+    """
 
     layout: StoreLayout
     files: ReadOnlyFiles
@@ -57,9 +60,9 @@ class IndexFiles:
         return HEADER.size + self._slots * SLOT_SIZE + number * ENTRY.size
 
     def all_written(self, number: int) -> bool:
-        """Return whether slots and header of a readable file are complete.
+        """Return whether slots and header of a readable index file must be complete.
 
-        The newest file's may be incomplete.
+        Slots and header of the newest file may be incomplete, unless the store was stopped cleanly.
         """
         return not self.layout.live and (self.layout.clean or number < len(self.readable) - 1)
 
@@ -108,7 +111,7 @@ class IndexFiles:
         return header
 
     def check_files(self) -> None:
-        """Check chains, slots and header of every complete file."""
+        """Check chains, slots and header of every complete index file."""
         for number, (file, header) in enumerate(self.readable):
             if self.all_written(number):
                 self._check_chains(file, header)
@@ -156,7 +159,7 @@ class IndexFiles:
             self._error("index-header", file, 32, problem)
 
     def _check_rest(self, file: StoreFile, number: int) -> None:
-        """Report nonzero bytes where no entry is: in entry 0, and after the last entry."""
+        """Report nonzero bytes where an index file has no entry: in entry 0, and after the last entry."""
         stop = file.length if number else self.location(1)
         at = first_byte(self.files, file.path, self.location(number), stop)
         if at is not None:

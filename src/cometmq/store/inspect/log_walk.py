@@ -35,9 +35,9 @@ from cometmq.store.raft_log.entry_index import location_on_disk
 from cometmq.store.raft_log.member_files import read_checkpoint
 from cometmq.store.recovery.store_layout import QueueFiles, StoreFile, StoreLayout, log_files, read_layout
 
-RECHECK_DELAY_S = 0.05  # seconds until data that a broker may be writing is read again
-_UNITS = 4096  # units at the end of a queue; if all are fillers, the queue counts as empty
-_MAX_EXAMINED_BYTES = 64 << 20  # bytes of an invalid record in which the defect is searched for
+RECHECK_DELAY_S = 0.05  # Time, in seconds, after which data that a broker may be writing is read again
+_UNITS = 4096  # Number of units read at the end of a queue; if all are fillers, the queue counts as empty
+_MAX_EXAMINED_BYTES = 64 << 20  # Maximum length of an invalid record in which the defect is searched for
 
 
 def no_pause(_seconds: float) -> None:
@@ -65,7 +65,9 @@ class LogWalk:
     def __post_init__(self) -> None:
         self._size = self.layout.config.mapped_file_size_commit_log
         self._rechecked = -1
-        self._open: tuple[StoreFile, int, bool] | None = None  # segment, end of its last record, is dirty
+        # The segment that no blank record has closed: its file, the end of its last record, and whether
+        # anything but zeros follows.
+        self._open: tuple[StoreFile, int, bool] | None = None
         self.segments = 0
         self.log_min = self.layout.log_min
         self.end = self.layout.log_min
@@ -87,7 +89,7 @@ class LogWalk:
 
     def _whole(self, start: int) -> Generator[RecordGroup, None, None]:
         if self.layout.live and all(file.length != self._size for file in self.layout.segments):
-            return  # the broker is about to create its first segment, of unknown length
+            return  # The broker has not finished its first segment, so the length of segments is unknown
         files = [
             file for file in log_files(self.disk, self.layout.config, []) if file.base + self._size > start
         ]
@@ -104,7 +106,7 @@ class LogWalk:
             try:
                 yield from self._segment(file)
             except FileNotFoundError:
-                # The retention of a running broker has deleted the segment.
+                # The retention of a running broker has deleted the segment, so the log begins after it.
                 self.log_min = max(self.log_min, file.base + self._size)
         if self._open is not None and self._open[2]:
             self._torn(self._open[0], self._open[1])
@@ -137,7 +139,7 @@ class LogWalk:
                 position, again = scan.end, True
             if not again:
                 break
-        for damage in scan.damage[known:]:  # the damage lies before the blank record
+        for damage in scan.damage[known:]:  # All damage found so far lies before the blank record
             self._damaged(file, damage)
         if scan.blank_end >= 0:
             self._check_after_blank(file, scan.blank_end)
@@ -192,7 +194,7 @@ class LogWalk:
     def _wrong_length(self, file: StoreFile) -> None:
         now = self.disk.facts(file.path)
         if self.layout.live and (now is None or now.size == self._size):
-            return  # a broker is creating or deleting the segment
+            return  # A broker is creating or deleting the segment, so its length is no error
         problem = f"{file.length} bytes instead of {self._size}"
         repair = f"{NEXT_START} gives it its length again; records that were cut off are lost"
         self.findings.add(ERROR, "segment-length", file.path, file.length, problem, repair)
@@ -210,7 +212,7 @@ class LogWalk:
 
 
 def why_no_record(disk: Disk, file: StoreFile, position: int) -> str:
-    """Return why no valid record begins at log position `position`, which is in this segment."""
+    """Return why no valid record begins at log position `position`, which is in the segment `file`."""
     at = position - file.base
     with opened(disk, file.path, write=False) as fd:
         try:

@@ -33,13 +33,13 @@ from cometmq.store.recovery.store_layout import QueueFiles, StoreLayout
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.record_dispatch import set_delivery_times
 
-# The maximum number of failed searches, for the true queue of a record or for a flipped bit in its
-# properties. Few records are damaged, and a search for a bit takes up to 25 ms. So after that number, each
-# further difference counts as damage of the unit.
+# The maximum number of failed searches, for each of two kinds: for the queue to which a record really
+# belongs, and for a flipped bit in its properties. Few records are damaged, and a search for a bit takes up
+# to 25 ms. After that number, each further difference counts as damage of the unit, without a search.
 _MAX_FAILED_SEARCHES = 100
-_MAX_POSITIONS_BEHIND = 1 << 20  # maximum number of remembered positions of records after a queue's end
-_MAX_DELAYED_MESSAGES = 1 << 20  # maximum number of delayed messages whose tags codes are remembered
-_MAX_PROPERTIES_BYTES = 2048  # no flipped bit is searched for in longer properties
+_MAX_POSITIONS_BEHIND = 1 << 20  # Maximum number of remembered positions of records after a queue's end
+_MAX_DELAYED_MESSAGES = 1 << 20  # Maximum number of delayed messages whose tags codes are remembered
+_MAX_PROPERTIES_BYTES = 2048  # Maximum length of properties, in bytes, in which a flipped bit is searched for
 _MAX_DELAY_MS = 3650 * 86_400_000
 
 LIGHT = "%LMQ%"
@@ -87,8 +87,8 @@ class QueueProgress:
     queue_id: int
     units: UnitFiles
     next: int
-    behind: int = 0  # number of records whose units would lie after the queue's end
-    behind_at: array[int] = field(default_factory=lambda: array("q"))  # positions of records in `behind`
+    behind: int = 0  # Number of records whose offsets lie after the queue's last unit
+    behind_at: array[int] = field(default_factory=lambda: array("q"))  # Log positions of `behind` records
 
     @property
     def name(self) -> str:
@@ -112,7 +112,8 @@ class QueueCheck:
     deleted: DeletedTopics | None
 
     def __post_init__(self) -> None:
-        self.log_min = self.layout.log_min  # the caller raises this value when retention shortens the log
+        # Beginning of the log; raised by the caller when retention moves it.
+        self.log_min = self.layout.log_min
         self._ext = ExtUnits(self.files, self.layout.root)
         self._delays = self.layout.config.delay_levels_ms
         self._log = LogReader(self.files, self.layout.config)
@@ -125,12 +126,12 @@ class QueueCheck:
         self.units = sum(state.units.end - state.units.first for state in self._states.values())
         self.fillers = 0
         self.orphans = 0  # number of records whose topic was deleted and created again
-        self._other_delays = 0  # delayed messages with delays that are not in the configuration
+        self._other_delays = 0  # Number of delayed messages whose delays are not in the configuration
         self.evidence = Evidence()
         self._searches = _MAX_FAILED_SEARCHES
         self._bit_searches = _MAX_FAILED_SEARCHES
-        self._to_correct: list[int] = []  # records of the current group whose queue offsets are damaged
-        self._gone: dict[str, int] = {}  # records per topic that has neither queues nor a table entry
+        self._to_correct: list[int] = []  # Positions of the group's records with damaged queue offsets
+        self._gone: dict[str, int] = {}  # Number of records of each topic without queues and table entry
 
     def _check_files(self, queue: QueueFiles) -> None:
         for file in queue.files:
@@ -149,13 +150,16 @@ class QueueCheck:
         self.findings.add(severity, kind, *state.units.location(offset), problem, repair)
 
     def _note(self, kind: str, problem: str) -> None:
-        """Add a note about the log."""
+        """Add a finding of the severity NOTE about the log."""
         self.findings.add(NOTE, kind, self.layout.config.commit_log_dirs[0], -1, problem)
 
     # -- records ----------------------------------------------------------------------------------
 
     def check_records(self, group: RecordGroup) -> None:
-        """Compare the next records with their units. Damaged queue offsets are corrected in `group`."""
+        """Compare the next records of the log with their units.
+
+        Damaged queue offsets are corrected in `group`.
+        """
         queued = group.queued
         if self.deleted:
             queued &= ~self.deleted.hidden(group)
@@ -167,7 +171,8 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        # The cumulative sum counts the records whose offset follows the previous record's offset.
+        # The cumulative sum counts the records whose offset follows the offset before. So its differences
+        # show which queues have records with consecutive offsets only.
         steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
@@ -191,7 +196,7 @@ class QueueCheck:
         self._correct(group)
 
     def _expected(self, group: RecordGroup, rows: IntArray) -> NDArray[np.void]:
-        """Return the units that these records must have."""
+        """Return the queue units that the given records must have."""
         units = np.empty(len(rows), UNIT_DTYPE)
         units["position"], units["size"] = group.position[rows], group.size[rows]
         texts = group.properties
@@ -214,10 +219,11 @@ class QueueCheck:
         return QueueProgress(queue.topic, queue.queue_id, units, units.first)
 
     def _account_for(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Record that the units [start, stop) have their records."""
+        """Check the units before `start`. Register that the units [start, stop) belong to records."""
         self._check_unmatched(state, state.next, start)
         state.next = stop
-        if state.behind:  # the offsets of the records in `behind` now belong to later records
+        # Later records have the offsets of the records in `behind`, which are thus superseded.
+        if state.behind:
             self.orphans += state.behind
             self.evidence.supersede(state.behind_at)
             state.behind, state.behind_at = 0, array("q")
@@ -249,7 +255,7 @@ class QueueCheck:
             self.evidence.supersede(array("q", [facts.position]))
             return
         if self.layout.live and offset < units.first_now():
-            return  # retention has deleted the file
+            return  # Retention has deleted the file, so a missing unit is no error
         if offset >= state.next:
             self._check_unmatched(state, state.next, offset)
             state.next = offset + 1
@@ -282,7 +288,7 @@ class QueueCheck:
             and state.topic == TIMER_TOPIC
             and is_[2] == stored_tags_code(facts.properties)
         ):
-            return  # Apache's broker stores this code for timer messages
+            return  # Apache's broker stores the hash of the tags for timer messages, not the delivery time
         if is_[:2] == wanted[:2] and self._is_flip(facts.properties, is_[2], wanted[2]):
             self.evidence.tags[facts.position] = is_[2]
             self._report_damaged_record(
@@ -350,9 +356,9 @@ class QueueCheck:
     def _belongs_to_another(
         self, state: QueueProgress, offset: int, position: int, unit_position: int
     ) -> bool:
-        """Return whether the unit points at another record that belongs at this offset.
+        """Return whether a unit at `offset` points at another record with the same queue and offset.
 
-        Two records can belong at one offset: the topic was created again, or one record is a duplicate.
+        Two records can have the same offset: the topic was created again, or one record is a duplicate.
         """
         other = self._log.facts(unit_position) if unit_position != position else None
         place = state.topic, state.queue_id, offset
@@ -361,7 +367,7 @@ class QueueCheck:
     # -- units without records ---------------------------------------------------------------------
 
     def _check_unmatched(self, state: QueueProgress, start: int, stop: int) -> None:
-        """Check the units [start, stop), for which the log has no record at their place."""
+        """Check the units [start, stop), to which no record in the order of the log belongs."""
         if start < stop and self.layout.live:
             start = max(start, state.units.first_now())
         for offset, units in state.units.chunks(start, stop):
@@ -387,7 +393,7 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            return  # the record exists: it is out of order, or its topic was deleted
+            return  # The unit is right: its record exists, but is out of order or deleted with its topic
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:
@@ -460,7 +466,7 @@ class QueueCheck:
 
 
 def _tags_flipped(properties: bytes, code: int) -> bool:
-    """Return whether flipping one bit of the properties gives them this tags code."""
+    """Return whether flipping one bit of the properties gives them the tags code `code`."""
     flipped = bytearray(properties)
     for at in range(len(properties)):
         for bit in range(8):

@@ -37,7 +37,7 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
-_WRITE_EVERY = 4096  # units or keys that are written at a time
+_WRITE_EVERY = 4096  # Number of computed units or keys at which they are written
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
 """For each directory that is rebuilt: its usual name, and the setting that can move it."""
 _MAX_MISPLACED = 64
@@ -85,7 +85,7 @@ def rebuild(
 
 
 def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress | None) -> RebuildReport:
-    """Create the new directories and replace the old ones."""
+    """Rebuild queues and index in new directories, which then replace the old ones."""
     check_queues(layout)
     places = {part: layout.config.location(key) for part, key in PARTS.items()}
     # A rename must stay within a file system, so each scratch directory is beside the directory that it will
@@ -99,7 +99,7 @@ def _in_place(layout: StoreLayout, disk: Disk, clock: Clock, progress: Progress 
         if disk.is_link(path):
             raise StoreError("a symbolic link; a rebuild replaces only real directories", path)
     for path in {*scratch.values()}:
-        remove_tree(disk, path)  # an interrupted rebuild may have left this directory
+        remove_tree(disk, path)  # An interrupted rebuild may have left its scratch directory
         disk.makedirs(path)
     files = StoreFiles(disk)
     try:
@@ -178,13 +178,13 @@ def _make(
 def collect_evidence(
     disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
 ) -> Evidence:
-    """Return the evidence of the old queues, by a comparison of queues and log.
+    """Compare the old queues with the log. Return the facts in which the queues are more reliable.
 
-    `progress` receives the bytes of the log processed so far.
+    `progress` receives the number of bytes of the log processed so far.
     """
     if not layout.queues:
         return Evidence()
-    findings = Findings()  # a rebuild does not report these findings; `verify` does
+    findings = Findings()  # A rebuild does not report the findings of the comparison; `verify` does
     with ReadOnlyFiles(disk) as files:
         check = QueueCheck(layout, files, findings, no_pause, None, deleted)
         walk = LogWalk(disk, layout, findings)

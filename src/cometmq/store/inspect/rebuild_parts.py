@@ -47,7 +47,7 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 from cometmq.store.writing.queue_order import SPARE
 
-_CHUNK = 1 << 20  # units or keys per file in the scratch directory
+_CHUNK = 1 << 20  # Maximum number of units or keys per file in the scratch directory
 
 
 class SegmentData(msgspec.Struct):
@@ -72,7 +72,7 @@ class SegmentData(msgspec.Struct):
 class QueuesMade(msgspec.Struct):
     """The result of `make_queues` for one group of queues.
 
-    `spare` is the number of units without space in the log that QueueOrder has used.
+    `spare` is the number of fillers that QueueOrder has accepted without space for lost records in the log.
     """
 
     queues: int
@@ -149,8 +149,8 @@ class RebuildParts:
 
         findings = Findings()
         walk = LogWalk(disk, layout, findings)
-        # The scan continues into the next segment, because the first records there show whether this segment
-        # was closed.
+        # The scan continues into the next segment, because the first records there show whether the segment
+        # at `base` was closed.
         with closing(walk.groups(base)) as groups:
             for group in groups:
                 if group.position[0] >= base + layout.config.mapped_file_size_commit_log:
@@ -190,7 +190,7 @@ class RebuildParts:
                     if each not in own and self.part_of(*each) == part:
                         queue = own[each] = builder.queue(*each)
                         if queue is not None:
-                            remove_tree(disk, queue.path)  # an interrupted process may have left files
+                            remove_tree(disk, queue.path)  # Files of an interrupted rebuild may exist
                 table = [own.get(each) for each in segment.queues]
                 for number, begins in enumerate(segment.chunks):
                     begin, end = begins[part : part + 2]
@@ -213,7 +213,7 @@ class RebuildParts:
         disk = OsDisk()
         files = StoreFiles(disk)
         directory = self._at("index")
-        remove_tree(disk, directory)  # an interrupted process may have left files
+        remove_tree(disk, directory)  # Files of an interrupted rebuild may exist
         disk.makedirs(directory)
         index = IndexService(files, clock or SystemClock(), self._new_config())
         try:
@@ -228,7 +228,7 @@ class RebuildParts:
         return IndexMade(len(index.files), sum(file.count - 1 for file in index.files))
 
     def part_of(self, topic: str, queue_id: int) -> int:
-        """Return the number of the group to which this queue belongs."""
+        """Return the number of the group to which a queue belongs."""
         return zlib.crc32(f"{topic}/{queue_id}".encode("utf-8", "replace")) % self.parts
 
     def _chunk(self, kind: str, base: int, number: int) -> str:

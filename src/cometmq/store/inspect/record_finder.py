@@ -94,7 +94,7 @@ class RecordFinder:
         return "the segment that held it is missing"
 
     def why_not_id(self, message_id: str) -> str:
-        """Return why no message has this id."""
+        """Return why no message has the id `message_id`."""
         try:
             position = decode_offset_id(message_id).physical_offset
         except IdError:
@@ -147,7 +147,7 @@ class RecordFinder:
         return list(self._messages(found))
 
     def _topics(self) -> set[str]:
-        """Return every topic that has queues here or is in the topic table."""
+        """Return every topic that has queues in the store or is in the topic table."""
         try:
             table = JsonTable(os.path.join(self.layout.root, "config", TOPICS), self._disk).load()
         except StoreError:
@@ -158,7 +158,7 @@ class RecordFinder:
         }
 
     def _indexed(self, hashes: set[int]) -> tuple[list[int], int]:
-        """Return the positions in entries with these hashes, and the position at which the index ends."""
+        """Return the positions that `hashes` have in the index, and the log position where the index ends."""
         positions: set[int] = set()
         known = self.layout.log_min
         wanted = np.array(sorted(hashes), np.int64)

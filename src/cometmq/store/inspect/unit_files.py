@@ -1,4 +1,4 @@
-"""Reads the units of consume queues from outside, even while a broker uses the queues."""
+"""Read access to the units of consume queues for tools, even while a broker uses the queues."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cometmq.store.base.read_only_files import ReadOnlyFiles
 from cometmq.store.derived.consume_queue import UNIT_DTYPE, file_name
 from cometmq.store.recovery.store_layout import QueueFiles
 
-_CHUNK_UNITS = 4096  # units that are read at a time
+_CHUNK_UNITS = 4096  # Number of units that are read at a time
 _BLOCK = 1 << 16
 _PAGE = 4096
-_MAX_HOLE_UNITS = 1_000_000  # the same limit as in recovery
+_MAX_HOLE_UNITS = 1_000_000  # Maximum width, in units, of a hole before a file; the same as in recovery
 
 
 class UnitFiles:
-    """The units of one queue from offset `first` to before `end`, as of this object's creation."""
+    """The units of one queue from offset `first` to before `end`, as they were at this object's creation."""
 
     __slots__ = ("_bases", "_files", "_size", "end", "first", "path")
 
@@ -52,7 +52,10 @@ class UnitFiles:
         return used
 
     def first_now(self) -> int:
-        """Return the offset at which the files begin now. Retention may have deleted files since `first`."""
+        """Return the offset at which the queue's files begin at the time of the call.
+
+        The offset may be greater than `first`, because retention deletes files.
+        """
         names = [name for name in self._files.disk.listdir(self.path) if is_numbered(name, 20)]
         return int(names[0]) // UNIT if names else self.end
 
@@ -94,7 +97,10 @@ class UnitFiles:
 
 
 def _used_length(data: bytes) -> int:
-    """Return the length up to the last nonzero byte. Zeros, most of a last file, are skipped fast."""
+    """Return the length up to the last nonzero byte.
+
+    Pages of zeros, which fill most of a last file, are skipped fast.
+    """
     stop = len(data)
     while stop and is_zero(data[max(0, stop - _PAGE) : stop]):
         stop = max(0, stop - _PAGE)

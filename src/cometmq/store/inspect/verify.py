@@ -232,12 +232,15 @@ class TableCheck:
         try:
             self.deleted = DeletedTopics(self.disk, self.layout.root)
         except (StoreCorrupt, OSError):
-            pass  # the problem is already reported as a finding
+            pass  # The check of the tables has already reported the problem
 
     def _read(self, path: str, name: str) -> tuple[Table | None, str]:
-        """Return the table (or None) and the problem with it (or ""). A missing file is no problem."""
+        """Return the table in a file (or None), and the defect of the file (or "").
+
+        A missing file is no defect.
+        """
         table, problem = self._parse(path, name)
-        if table is None and self.layout.live:  # read again, because the broker may be replacing the file
+        if table is None and self.layout.live:  # The broker may have replaced the file during the first read
             self.pause(RECHECK_DELAY_S)
             table, problem = self._parse(path, name)
         return table, problem

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 BLOCK = 128 << 10
 _KEPT = 64  # number of cached blocks (8 MiB): enough for 32 records in different blocks and their successors
-DENSE = 4  # a block is loaded once this number of its records have been requested
+DENSE = 4  # Number of records requested from a block after which the whole block is loaded and cached
 _MAX_COUNTED_BLOCKS = 4096
 
 
@@ -21,11 +21,11 @@ class BlockCache:
 
     def __init__(self) -> None:
         self._blocks: dict[int, memoryview] = {}
-        self._requested: dict[int, int] = {}  # number of records requested from each uncached block
+        self._requested: dict[int, int] = {}  # Number of records requested so far from each uncached block
         self.get = self._blocks.get
 
     def should_load(self, number: int, requested: int) -> bool:
-        """Return whether to load an uncached block now that `requested` more of its records are requested."""
+        """Return whether to load an uncached block of which `requested` more records are requested."""
         requested += self._requested.pop(number, 0)
         if requested >= DENSE:
             return True

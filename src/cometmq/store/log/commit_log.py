@@ -1,13 +1,13 @@
-"""The log of all messages: segments of equal length, to which each loop tick appends records.
+"""The log of all messages: segments of equal length, to which each loop iteration appends records.
 
-The records of one loop tick are encoded into one buffer and written by one `pwrite` (two when the tick rolls
-over to the next segment). A record never uses the last 8 bytes of a segment; if the next record does not fit,
-a blank record closes the segment. framing.py defines the blank record, and the bytes before each record. The
-space of a segment is reserved on the disk before its first write, so a full disk refuses a send and never
+The records of one loop iteration are encoded into one buffer and written by one `pwrite` (two if the records
+continue in the next segment). A record never uses the last 8 bytes of a segment; if the next record does not
+fit, a blank record closes the segment. framing.py defines the blank record, and the bytes before each record.
+The space of a segment is reserved on the disk before its first write, so a full disk refuses a send and never
 breaks a write. A thread reserves the next segment in advance.
 
 Positions are byte offsets in the whole log. `end` is the position after the written bytes, `next` the
-position after the bytes claimed in this tick. All methods belong to the loop, except `reserve_file`.
+position after the bytes in the buffer. All methods belong to the loop, except `reserve_file`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ log = logs.logger(__name__)
 
 _READ_FDS = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_ROLL_WAIT_S = 5.0  # seconds; Apache's broker waits equally long for the thread that allocates segments
+_ROLL_WAIT_S = 5.0  # Maximum wait for the reservation of a segment, in seconds; the same as Apache's
 
 
 class Extent(msgspec.Struct, gc=False):
@@ -52,7 +52,7 @@ class Extent(msgspec.Struct, gc=False):
 
 
 class CommitLog:
-    """Writes and reads the segments."""
+    """The commit log of one store. It writes and reads the segments."""
 
     def __init__(self, files: StoreFiles, directories: LogDirectories, config: StoreConfig) -> None:
         self.framing = config.framing
@@ -63,24 +63,24 @@ class CommitLog:
         self.segments: list[int] = []  # positions of the first bytes of the segments, ascending
         self.end = 0
         self.next = 0
-        self.segment_base = -1  # the segment that contains `next`; -1 if there is none yet
-        self.limit = 0  # the position at which the segment `segment_base` ends
+        self.segment_base = -1  # First position of the segment that contains `next`; -1 without segments
+        self.limit = 0  # Position at which the segment `segment_base` ends
         self._fd = -1
         self._recent = RecentBytes()
         self.buffer = self._recent.new_chunk(0, ())
         # The bytes to write are slices of this view, because a slice of the bytearray itself would be a copy.
         self._view = memoryview(self.buffer)
         self.used = 0
-        self._extents: list[Extent] = []  # parts of this tick's data, each within one segment and one chunk
+        self._extents: list[Extent] = []  # Parts of the unwritten data, each within one segment and one chunk
         self._read_fds: dict[int, int] = {}
         self.blocks = BlockCache()
         self._spares: dict[int, int] = {}
         self._reserving: tuple[int, Future[int]] | None = None
-        self._room_at_failure = -1  # usable bytes of the disk when it last had no space for a segment
+        self._room_at_failure = -1  # Free bytes when the disk last had no space for a segment; else -1
         # The areas (descriptor, segment, first position, end) in which failed writes may have left bytes.
         # `claim` overwrites them with zeros.
         self.areas_to_zero: list[tuple[int, int, int, int]] = []
-        self.before_write: Callable[[int], None] | None = None  # called before a write, with its end position
+        self.before_write: Callable[[int], None] | None = None  # Called with the end position of each write
         self.unsynced: dict[int, int] = {}  # descriptors of the segments that have unsynced data
 
     # -- segments ---------------------------------------------------------------------------------
@@ -125,14 +125,14 @@ class CommitLog:
         return fd
 
     def _room(self, path: str) -> int:
-        """Return how many bytes the disk has for a segment at this path, or -1 if that is unknown."""
+        """Return how many bytes the disk has for a segment at `path`, or -1 if that is unknown."""
         try:
             return self._disk.usage(os.path.dirname(path)).usable
         except OSError:
             return -1
 
     def segment_to_reserve(self) -> int | None:
-        """Return the first position of the segment that a thread should reserve now, or None."""
+        """Return the first position of the segment to reserve in advance, or None if none is due."""
         if self.segment_base < 0 or self._reserving is not None:
             return None
         base = self.segment_base + self.segment_size
@@ -165,7 +165,7 @@ class CommitLog:
         return self.reserve_file(base) if fd is None else fd
 
     def roll(self) -> None:
-        """Close this segment with a blank record and enter the next one.
+        """Close the current segment with a blank record and enter the next one.
 
         If OSError is raised, both segments are unchanged.
         """
@@ -197,7 +197,7 @@ class CommitLog:
             self._extents[-1].stop = self.used
 
     def _new_chunk(self, size: int) -> None:
-        """Continue in another chunk. The data of this tick in the current chunk becomes an extent."""
+        """Continue in another chunk. The unwritten data in the current chunk becomes an extent."""
         self._end_extent()
         self.buffer = self._recent.new_chunk(size, [extent.buffer for extent in self._extents])
         self._view = memoryview(self.buffer)
@@ -232,7 +232,7 @@ class CommitLog:
         return min(self.limit - BLANK_SIZE, self.next + len(self.buffer) - self.used)
 
     def put(self, data: Buffer) -> None:
-        """Add bytes to the tick. There must be room for them (see `claim`)."""
+        """Add bytes to the unwritten data. `claim` must have made room for them."""
         end = self.used + len(data)
         self._view[self.used : end] = data
         self.used = end
@@ -274,7 +274,7 @@ class CommitLog:
         self._new_tick()
 
     def discard_tick(self) -> None:
-        """Drop all data of this tick, before any of it has been written."""
+        """Drop all data that was added since the last write, before any of it has been written."""
         self._end_extent()
         self._undo_tick()
         self.areas_to_zero.clear()
@@ -304,7 +304,7 @@ class CommitLog:
     def _zero_areas(self) -> None:
         """Overwrite the areas in which failed writes may have left bytes. Raises OSError.
 
-        Until this succeeds, nothing may be written.
+        Before this succeeds, the log must not be written.
         """
         while self.areas_to_zero:
             fd, base, start, stop = self.areas_to_zero[-1]
@@ -411,7 +411,7 @@ class CommitLog:
         return self._read_fds.pop(base, -1)
 
     def close(self, *, keep_spares: bool = False) -> None:
-        """Close all descriptors.
+        """Close all descriptors of the log.
 
         Delete the segments that are reserved but unused, unless `keep_spares` is set.
         """
@@ -443,7 +443,7 @@ class CommitLog:
         self.resume([], base)
 
     def close_segments(self) -> list[int]:
-        """Close all files before the log is cut, and return the segments.
+        """Close all files before the log is truncated, and return the segments.
 
         The caller must then call `resume`.
         """
@@ -463,5 +463,6 @@ class CommitLog:
         if base >= 0 and end < base + self.segment_size:
             self._fd = self._disk.open(self.path_of(base))
             self.segment_base, self.limit = base, base + self.segment_size
-            self.unsynced[base] = self._fd  # the data before `end` may still be only in the page cache
+            # Data before `end` may be only in the page cache, so the next sync must include the segment.
+            self.unsynced[base] = self._fd
         self._new_tick()

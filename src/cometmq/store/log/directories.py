@@ -20,7 +20,7 @@ from cometmq.store.base.disk import Disk
 class LogDirectories:
     """The directories of one log.
 
-    Those in `full` get new segments only if all writable directories are full.
+    The directories in `full` get new segments only if all writable directories are full.
     """
 
     __slots__ = ("_disk", "_known", "_segment_size", "all", "full", "writable")
@@ -34,7 +34,10 @@ class LogDirectories:
         self.full: Collection[str] = ()
 
     def files(self) -> list[tuple[str, str]]:
-        """Return (directory, name) of all files, sorted by name. Raises OSError."""
+        """Return (directory, name) of all files in the directories of the log, sorted by name.
+
+        Raises OSError.
+        """
         found = [(directory, name) for directory in self.all for name in self._disk.listdir(directory)]
         return sorted(found, key=lambda each: each[1])
 
@@ -62,7 +65,7 @@ class LogDirectories:
         return choice[base // self._segment_size % len(choice)]
 
     def check_unique(self, bases: Collection[int]) -> None:
-        """Raise StoreError if one of these segments exists in two directories."""
+        """Raise StoreError if a segment exists in two directories: `bases` then contains it twice."""
         for base, count in Counter(bases).items():
             if count > 1:
                 raise StoreError(f"segment {base:020d} lies in more than one directory", ", ".join(self.all))

@@ -26,7 +26,7 @@ class EntryTail:
 
     @property
     def next(self) -> int:
-        """The index of the next entry."""
+        """The index that the next appended entry gets."""
         return self.first + len(self.positions)
 
     def head(self, position: int, record_size: int) -> bytes:
@@ -38,12 +38,12 @@ class EntryTail:
         return head
 
     def remove_last(self, count: int) -> None:
-        """Remove the last `count` entries, which were not written."""
+        """Remove the last `count` entries, because they were not written."""
         for column in (self.positions, self.sizes, self.terms):
             del column[len(column) - count :]
 
     def forget(self, count: int) -> None:
-        """Remove the first `count` entries, which are in the index."""
+        """Remove the first `count` entries, because the index on disk contains them."""
         for column in (self.positions, self.sizes, self.terms):
             del column[:count]
         self.first += count

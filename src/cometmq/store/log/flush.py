@@ -46,24 +46,27 @@ class LogFlusher:
         self._syncer: Syncer | None = None
         self._waiters: deque[tuple[int, Waiter, float]] = deque()
         self._syncing = False
-        self._sync_began: float | None = None  # the time at which the sync in progress began
+        self._sync_began: float | None = None  # Start time of the sync in progress; None if there is none
         self._wanted = False
         self._sync_ended: asyncio.Future[None] | None = None
         self._idle: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._thorough_at = self.clock.monotonic()
-        self.flushed = self.commit_log.end  # everything before this position is on the device
-        self.flushed_ms = 0  # store time, in ms, of the last record before `flushed`
-        self.written_ms = 0  # store time, in ms, of the last record written
+        self.flushed = self.commit_log.end  # Log position before which everything is on the device
+        self.flushed_ms = 0  # Store time, in ms, of the last record before the log position `flushed`
+        self.written_ms = 0  # Store time, in ms, of the last written record
         self.failure: OSError | None = None
-        self.syncs = 0  # syncs finished since the start; `synced_s` is their total time
+        self.syncs = 0  # Number of syncs finished since the start; `synced_s` is their total duration
         self.synced_s = 0.0
         self.on_flushed: list[Callable[[int], object]] = []
         """Functions called in order after each sync, with the log position that is durable from then on."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
 
     def attach(self, loop: asyncio.AbstractEventLoop, syncer: Syncer) -> None:
-        """Use `syncer` from now on. Before `attach`, and after `detach`, each sync blocks the loop."""
+        """Let `syncer` sync in the background, until `detach`.
+
+        Without a syncer, each sync blocks the loop.
+        """
         self._loop = loop
         self._syncer = syncer
 
@@ -72,7 +75,8 @@ class LogFlusher:
         if self._syncing and self._loop is not None:
             if self._sync_ended is None:
                 self._sync_ended = self._loop.create_future()
-            await asyncio.shield(self._sync_ended)  # `shield`: other coroutines may wait for this future, too
+            # `shield`: other coroutines may wait for the same future, which a cancellation must not reach.
+            await asyncio.shield(self._sync_ended)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -92,7 +96,7 @@ class LogFlusher:
             self._idle = None
 
     def abandon(self) -> None:
-        """Drop all waiters without a result, because the store simulates a crash."""
+        """Drop the callbacks that wait for a sync, without a call, because the store simulates a crash."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:
@@ -115,7 +119,7 @@ class LogFlusher:
                 self._timer = self._loop.call_later(self.config.sync_flush_timeout / 1000, self._expire)
 
     def request(self) -> None:
-        """Sync everything that is written: now, or after the sync in progress."""
+        """Sync everything that has been written, either immediately or after the sync in progress."""
         if self.failure is not None:
             return
         if self._syncer is None:
@@ -126,7 +130,7 @@ class LogFlusher:
             self._start(self._syncer)
 
     def timed(self) -> None:
-        """Sync if enough pages are dirty, if a segment is full, or if the thorough interval has elapsed."""
+        """Sync if many pages are dirty, a segment is full, or flushCommitLogThoroughInterval has elapsed."""
         dirty = self.commit_log.end - self.flushed
         if not dirty:
             return
@@ -237,4 +241,4 @@ def _answer(waiter: Waiter, ok: bool) -> None:
     try:
         waiter(ok)
     except Exception:
-        log.exception("a callback after a flush failed")  # continue, so that the other waiters are notified
+        log.exception("a callback after a flush failed")  # The other callbacks must still be called

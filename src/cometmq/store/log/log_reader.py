@@ -37,7 +37,10 @@ class LogReader:
         return found[0] if found is not None else None
 
     def facts_after(self, position: int) -> Facts | None:
-        """Return the facts about the record after `position`, in a raft log after the head of its entry."""
+        """Return the facts about the record that follows the entry header at `position`.
+
+        Only a raft log has entry headers. In another log, the record begins at `position`.
+        """
         return self.facts(position + self.framing.gap)
 
     def bytes_at(self, position: int, length: int) -> bytes | None:

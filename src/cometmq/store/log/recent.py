@@ -1,8 +1,9 @@
 """The newest bytes of the log, kept in memory.
 
-Records are encoded into chunks. After a tick is written, its part of the chunk stays readable until newer
-chunks replace it. Consumers that keep up are served from here without a system call. Keeping the bytes needs
-no copy; readers get copies, because chunks are reused. The chunks for small records fit into a core's cache.
+Records are encoded into chunks of memory. After they have been written, they stay readable in their chunk
+until newer records reuse the chunk. Consumers that keep up are served from the chunks without a system call.
+Keeping the bytes needs no copy; readers get copies, because chunks are reused. The chunks for small records
+fit into a core's cache.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 
 CHUNK = 1 << 17
-_LARGE = 1 << 20  # bytes of a chunk for data that does not fit into an ordinary chunk
+_LARGE = 1 << 20  # Length, in bytes, of a chunk for data that does not fit into an ordinary chunk
 _NOWHERE = 1 << 62
-_CHUNKS = 4  # maximum number of chunks in use
+_CHUNKS = 4  # Maximum number of chunks in use
 
 
 class RecentBytes:
@@ -24,8 +25,8 @@ class RecentBytes:
     def __init__(self) -> None:
         self._parts: deque[tuple[int, int, bytearray, int]] = deque()
         self._chunks: deque[bytearray] = deque()
-        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # unused chunks by length
-        self.start = _NOWHERE  # no byte before this position is in memory
+        self._free: dict[int, list[bytearray]] = {CHUNK: [], _LARGE: []}  # Reusable chunks, by length
+        self.start = _NOWHERE  # First log position whose byte is in memory
 
     def new_chunk(self, size: int, busy: Sequence[bytearray]) -> bytearray:
         """Return an empty chunk with room for `size` bytes.
@@ -49,7 +50,7 @@ class RecentBytes:
         return chunk
 
     def add(self, chunk: bytearray, place: int, position: int, length: int) -> None:
-        """Record that the newest chunk holds `length` log bytes from `position` on, at index `place`."""
+        """Record that the newest chunk holds `length` log bytes from `position` on, at its index `place`."""
         parts = self._parts
         if parts:
             first, end, last_chunk, start = parts[-1]
@@ -61,7 +62,7 @@ class RecentBytes:
         parts.append((position, position + length, chunk, place))
 
     def cut(self, end: int) -> None:
-        """Drop the bytes from log position `end` on."""
+        """Drop the bytes from log position `end` on from memory."""
         parts = self._parts
         while parts and parts[-1][0] >= end:
             parts.pop()

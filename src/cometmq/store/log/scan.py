@@ -2,7 +2,7 @@
 
 A record is valid if its magic number is known, it contains its own position, its parts add up to its total
 size, no sector of its topic or properties consists of zeros, and its body has the stored CRC. In a raft log
-the head of its entry must match, too. Where no valid record begins, the scan searches for the next magic
+the header of its entry must match, too. Where no valid record begins, the scan searches for the next magic
 number that belongs to a valid record. So damage hides only the damaged records.
 """
 
@@ -22,7 +22,7 @@ from cometmq.protocol.record.one import CLAIM_BYTES, Facts, claim_of, record_fac
 from cometmq.store.base.disk import Disk, is_zero
 
 _BLOCK = 4 << 20
-_PIECE = 4096  # bytes per read in areas that the device cannot read
+_PIECE = 4096  # Number of bytes per read in an area that the device cannot read as a whole
 
 
 class Damage(NamedTuple):
@@ -44,8 +44,8 @@ class SegmentScan:
         dirty: Whether anything but zeros follows `end`.
         damage: The skipped parts.
         unreadable: The positions of 4 KiB pieces that the device could not read. The content of such a piece
-            after the last record is unknown, so the segment then counts as closed: nothing in it is cut or
-            overwritten.
+            after the last record is unknown, so the segment then counts as closed: none of its bytes are
+            removed or overwritten.
     """
 
     disk: Disk
@@ -60,7 +60,7 @@ class SegmentScan:
         self._data = b""
         self._view = memoryview(b"")
         self._data_at = 0
-        self._most = MAX_BATCH_RECORDS  # number of records that are checked together; fewer after damage
+        self._most = MAX_BATCH_RECORDS  # Maximum number of records checked together; lowered after damage
         self.end = self.base
         self.closed = False
         self.blank_end = -1
@@ -113,7 +113,7 @@ class SegmentScan:
     def _group(self, at: int) -> RecordGroup | None:
         """Return a group of valid records that begins at `at`, or None if no valid record begins there."""
         offset = at - self._data_at
-        if 0 <= offset < len(self._data):  # the usual case: the current window contains whole records
+        if 0 <= offset < len(self._data):  # Usually the loaded part of the file contains whole records
             group = valid_group(
                 self._data, offset, self.base + at, self._most, check_crc=self.check_crc, framing=self.framing
             )
@@ -128,7 +128,7 @@ class SegmentScan:
         return group._replace(heads=np.frombuffer(heads, HEAD_KIND)) if heads else group
 
     def _few(self, at: int, most: int = MIN_GROUP_RECORDS) -> tuple[list[Facts], bytes]:
-        """Return up to `most` records, checked one by one, and, in a raft log, the heads of their entries.
+        """Return up to `most` records, checked one by one, and, in a raft log, the headers of their entries.
 
         This method is used where a window ends or holds few records, and before damage.
         """
@@ -139,7 +139,7 @@ class SegmentScan:
         while at < self.length and len(found) < most:
             offset = self._window(at)
             if found and self._data_at != window:
-                break  # end here, because a new window may hold a large group
+                break  # The new window may hold a large group, which is checked faster as a group
             window = self._data_at
             facts = record_facts(self._view, offset + gap, self.base + at + gap, check_crc=self.check_crc)
             if facts is None:
@@ -174,9 +174,8 @@ class SegmentScan:
         least = CLAIM_BYTES + gap
         if offset + least > len(self._data):
             return min(least, rest)
-        # Bytes that contain the position of another record are not a record here, so their size does not
-        # count. Without this check, a body that consists of old records would cause a long read for each of
-        # them.
+        # Bytes that contain the position of another record are no record at their own place, so the size in
+        # them is ignored. Otherwise each old record in a body would cause a long read.
         size, own = claim_of(self._data, offset + gap)
         return size + gap if least < size + gap <= rest and own == self.base + at + gap else min(least, rest)
 
@@ -214,7 +213,7 @@ class SegmentScan:
             data = self._read(min(_BLOCK, self.length - place, hole - place), place)
             stop = place + len(data)
             if not data:
-                break  # the file has become shorter during the scan
+                break  # The file has become shorter during the scan
             if not is_zero(data):
                 self.dirty = True
                 found = self._search_block(data, place)
@@ -232,7 +231,7 @@ class SegmentScan:
         return None
 
     def _hole(self, at: int) -> tuple[int, int]:
-        """Return start and end of the next part after `at` that was never written.
+        """Return start and end of the next part of the segment after `at` that was never written.
 
         Without such a part, both are the end of the segment. The search begins a whole block after `at`,
         because reserved space counts as data once it has been read, even by the read-ahead of the system.

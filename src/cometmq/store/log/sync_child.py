@@ -19,8 +19,11 @@ ANSWER = struct.Struct("=i")
 
 
 def serve(broker: socket.socket) -> None:
-    """Respond to requests until the broker's end is closed. Raises OSError if that happens during a sync."""
-    channel = broker.fileno()  # using the descriptor costs half as much as using the socket
+    """Respond to requests until the broker closes its end of the socket.
+
+    Raises OSError if it closes during a sync.
+    """
+    channel = broker.fileno()  # A read through the descriptor costs half as much as through the socket object
     held: list[int] = []
     while request := os.read(channel, 1):
         if request == HOLD:

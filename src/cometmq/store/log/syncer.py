@@ -30,8 +30,8 @@ log = logs.logger(__name__)
 Done = Callable[["OSError | None"], None]
 SCRIPT = os.path.abspath(sync_child.__file__)
 _EXIT_WAIT_S = 5.0
-_RESTART_DELAY_S = 1.0  # seconds until a lost process is replaced; doubled after each loss
-_MAX_RESTART_DELAY_S = 60.0  # seconds; a process that ran for this time resets the delay
+_RESTART_DELAY_S = 1.0  # Delay, in seconds, before a lost process is replaced; doubled after each loss
+_MAX_RESTART_DELAY_S = 60.0  # Maximum delay, in seconds; a process that has run this long resets it
 
 
 class Unsynced(NamedTuple):
@@ -80,13 +80,13 @@ class ChildSyncer:
     thread: ThreadSyncer
 
     def __post_init__(self) -> None:
-        self._held: list[int] = []  # first positions of the segments whose descriptors the process holds
+        self._held: list[int] = []  # First positions of the segments whose descriptors the sync process holds
         self._in_flight: tuple[Sequence[Unsynced], Done] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
-        self._restart_timer: asyncio.TimerHandle | None = None  # the scheduled start of the next process
+        self._restart_timer: asyncio.TimerHandle | None = None  # Timer that starts the next sync process
         self._delays = Backoff(_RESTART_DELAY_S, _MAX_RESTART_DELAY_S)
-        self._started_at = 0.0  # the start of the process, on the loop's clock
+        self._started_at = 0.0  # Start time of the sync process, by the loop's clock
         self._start()
 
     def _start(self) -> None:
@@ -101,17 +101,17 @@ class ChildSyncer:
             )
             return
         ours.setblocking(False)
-        self._held = []  # a new process holds no descriptors
+        self._held = []  # The new sync process holds no descriptors yet
         self._socket = ours
         self.loop.add_reader(ours, self._answered)
 
     def _start_process(self) -> socket.socket:
-        """Start the process and return the broker's end of its socket. Raises OSError."""
+        """Start the sync process, and return the broker's end of its socket. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                # The process gets its own group, because signals from the terminal are meant for the broker.
-                # It stays in the session of the broker: with a session of its own, Linux's scheduler
+                # The sync process gets its own group, because signals from the terminal are meant for the
+                # broker. It stays in the session of the broker: with a session of its own, Linux's scheduler
                 # (autogroup) would schedule it apart from the broker, and each sync would wait.
                 self._process = subprocess.Popen(
                     [sys.executable, "-I", "-S", SCRIPT],
@@ -127,7 +127,7 @@ class ChildSyncer:
         return ours
 
     def _wait(self) -> float:
-        """Schedule the start of another process. Return the delay in seconds."""
+        """Schedule the start of the next sync process. Return the delay in seconds."""
         if self.loop.time() - self._started_at >= _MAX_RESTART_DELAY_S:
             self._delays.reset()
         seconds = self._delays.next_s()
@@ -142,7 +142,7 @@ class ChildSyncer:
 
     @property
     def pid(self) -> int | None:
-        """The process id, or None if no process runs."""
+        """The process id of the sync process, or None if no process runs."""
         return None if self._process is None else self._process.pid
 
     def sync(self, segments: Sequence[Unsynced], done: Done) -> None:
@@ -189,7 +189,7 @@ class ChildSyncer:
         done(OSError(error, os.strerror(error)) if error else None)
 
     def _replace_process(self, problem: OSError) -> None:
-        """Use a thread until another process has started, also for the sync in progress."""
+        """Sync in a thread until the next sync process has started, beginning with the sync in progress."""
         flying, self._in_flight = self._in_flight, None
         self._end()
         log.warning("the sync process ended; a thread syncs for the next %g s: %s", self._wait(), problem)
@@ -197,7 +197,7 @@ class ChildSyncer:
             self.thread.sync(*flying)
 
     def close(self) -> None:
-        """End the process. The result of a sync in progress is not reported."""
+        """End the sync process. The result of a sync in progress is not reported."""
         self._in_flight = None
         if self._restart_timer is not None:
             self._restart_timer.cancel()
