@@ -92,8 +92,8 @@ def _plan(disk: Disk, layout: StoreLayout, position: int) -> tuple[TruncateRepor
     before, behind, stored_ms = layout.log_min, -1, 0
     at_boundary = position == layout.log_min
     for file in layout.segments:
-        # Segments before the last segment that remains whole need no scan: later records show the latest
-        # store time.
+        # A later record has the latest store time, so segments before the last segment that remains whole
+        # need no scan.
         if file.base + 2 * size <= position:
             continue
         scan = SegmentScan(disk, file.path, file.base, size)
@@ -131,7 +131,7 @@ def _count(
     queues: dict[tuple[str, int], QueueCut],
     report: TruncateReport,
 ) -> None:
-    """Add the records of a group that are removed (`goes`) to the report."""
+    """Add the records of a group that the truncation removes (`goes`) to the report."""
     rows = np.flatnonzero(goes)
     report.records += len(rows)
     for facts in group.facts(rows):

@@ -41,7 +41,7 @@ class EntryIndex:
     """The index files of one member. For the loop thread only."""
 
     def __init__(self, files: StoreFiles, directory: str) -> None:
-        """Open the index. Raises OSError, and StoreError if a file has another length."""
+        """Open the index of a raft log. Raises OSError, and StoreError if a file has another length."""
         self._files = files
         self._disk = files.disk
         self._directory = directory
@@ -126,14 +126,14 @@ class EntryIndex:
         self.sync()
 
     def forget_before(self, index: int) -> None:
-        """Delete the files that hold only entries before `index`."""
+        """Delete the files of the index in which all entries precede the entry `index`."""
         for base in [base for base in self._bases if base + FILE_SIZE <= index * UNIT]:
             self._files.delete(self._path(base))
             self._bases.remove(base)
             self._unsynced.discard(self._path(base))
 
     def sync(self) -> None:
-        """Sync everything that was written. Raises OSError."""
+        """Sync all changed files of the index, and its directory. Raises OSError."""
         sync_all(self._disk, self.take_unsynced())
 
     def take_unsynced(self) -> list[str]:
@@ -175,5 +175,5 @@ def sync_all(disk: Disk, paths: Iterable[str]) -> None:
         if disk.is_dir(path):
             disk.fsync_dir(path)
         else:
-            with suppress(FileNotFoundError), opened(disk, path) as fd:  # retention may have deleted the file
+            with suppress(FileNotFoundError), opened(disk, path) as fd:  # Retention may have deleted the file
                 disk.fdatasync(fd)

@@ -1,9 +1,10 @@
-"""Finds the end of a raft log when its member starts. A torn tail is cut; lost entries are an error.
+"""Finds the end of a raft log when its member starts. A torn tail is removed; lost entries are an error.
 
 The entries are scanned from the last committed one on, with the CRC of their bodies. If the valid part of the
-log ends before an entry that was never recorded as durable, the rest is a torn tail and is cut. Otherwise the
-log has lost entries that a majority may rely on, and EntriesLost is raised. A log that is known to be suspect
-is scanned from its beginning and cut at the first invalid entry, because the group has the other entries.
+log ends before an entry that was never recorded as durable, the rest is a torn tail and is removed. Otherwise
+the log has lost entries that a majority may rely on, and EntriesLost is raised. A log that is known to be
+suspect is scanned from its beginning and truncated at the first invalid entry, because the group has the
+other entries.
 """
 
 from __future__ import annotations
@@ -69,10 +70,10 @@ class LogEnds:
         self.end = self.visible = self.segments[0] if self.segments else 0
         self.waiting: list[RecordGroup] = []
         self._torn = False
-        self._holes = False  # whether valid entries follow the end of the valid part
+        self._holes = False  # Whether valid entries follow invalid data
 
     def find(self) -> None:
-        """Scan the log, and cut a torn tail.
+        """Scan the log, and remove a torn tail.
 
         Raises:
             EntriesLost: Entries that must exist are lost.
@@ -94,7 +95,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # the old checkpoint may name entries that a suspect log lacks
+        if self.suspect:  # A suspect log may lack entries of its checkpoint, so the checkpoint is replaced
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)
@@ -144,13 +145,13 @@ class LogEnds:
     # -- the scan ---------------------------------------------------------------------------------
 
     def _walk(self) -> None:
-        """Scan the log up to the end of its valid part."""
+        """Scan the log up to the end of its valid entries."""
         behind = self.segments[:]
         for base in self.segments:
             behind.remove(base)
             if base + self._size <= self.end:
                 continue
-            if base > self.end:  # a segment is missing
+            if base > self.end:  # The segment that should begin at `self.end` is missing
                 self._holes = self._head(base) is not None
                 break
             path = self.directories.path_of(base)
@@ -169,7 +170,10 @@ class LogEnds:
         self._torn = self._torn or self._holes
 
     def _take(self, group: RecordGroup) -> bool:
-        """Add entries to the valid part and to the index. Return False if they do not continue that part."""
+        """Add entries to the valid ones found so far, and to the index.
+
+        Return False if the new entries do not continue the entries found so far.
+        """
         heads = group.heads
         assert heads is not None
         index, term = heads["index"].tolist(), heads["term"].tolist()
@@ -192,7 +196,8 @@ class LogEnds:
         following, checkpoint = self.last + 1, self.checkpoint
         ours = checkpoint.synced >= 0
         # Committed entries need not be durable: with ASYNC_FLUSH, or in Apache's broker, a power failure may
-        # remove the newest ones. So the last synced entry counts, if it is known.
+        # remove the newest ones. So the log must reach the last synced entry, if it is known, but not the
+        # last committed one.
         known = checkpoint.synced if ours else checkpoint.committed if self._holes else -1
         location = self.index.location(following) if ours else None
         if location is not None and location.position == self.end:
@@ -210,7 +215,7 @@ class LogEnds:
 
 
 def find_log_ends(files: StoreFiles, config: StoreConfig, directories: LogDirectories, shown: int) -> LogEnds:
-    """Scan the end of a member's log, and cut a torn tail. Raises the errors of `LogEnds.find`."""
+    """Scan the end of a member's log, and remove a torn tail. Raises the errors of `LogEnds.find`."""
     disk = files.disk
     for old in config.replace(enable_d_leger_commit_log=False).commit_log_dirs:
         if any(is_numbered(name, 20) for name in disk.listdir(old)):

@@ -22,7 +22,7 @@ _END, _COMMITTED = "endIndex", "committedIndex"
 _SYNCED = "syncedIndex"
 """A key that only CometMQ uses. Apache's broker ignores it, and drops it when it writes the checkpoint."""
 _SUSPECT, _FORGOT = "suspect", "forgot"
-_LIMIT = 1 << 16  # maximum length of a file in bytes
+_LIMIT = 1 << 16  # Maximum length, in bytes, of a member's small file
 
 
 class TermAndVote(NamedTuple):

@@ -51,7 +51,7 @@ _MAX_ENTRIES_PER_LOOKUP = 4096  # maximum number of entries that one call locate
 
 
 class RaftLogMismatch(StoreError, Terminal):
-    """Received entries do not continue this log. `expected` and `got` are indexes of entries."""
+    """Received entries do not continue the raft log. `expected` and `got` are indexes of entries."""
 
     def __init__(self, expected: int, got: int, problem: str) -> None:
         super().__init__(f"entry {got}, where {expected} was expected: {problem}")
@@ -105,9 +105,9 @@ class RaftLog:
         self._tail.term = ends.term
         self._first = ends.first
         self._first_base = commit_log.min_position
-        self._written = self._tail.next  # the index that follows the last written entry
+        self._written = self._tail.next  # Index after the last written entry
         self._received: list[RecordGroup] = []
-        self._changing = asyncio.Lock()  # held while the log is cut, or while its checkpoint is written
+        self._changing = asyncio.Lock()  # Held while the log is truncated, or while its checkpoint is written
         self.committed = ends.committed
         self.synced = ends.last
         """The index of the last entry that is on the device."""
@@ -115,7 +115,7 @@ class RaftLog:
         self.propose: Callable[[int], object] = lambda _count: None
         """Called with the number of the appender's entries before they are written. May raise RaftRefused."""
         self.on_failure: Callable[[OSError], None] = lambda _failure: None
-        """Called if a tick, or the index of its entries, could not be written."""
+        """Called if entries, or their index, could not be written."""
         appender.why_closed = FOLLOWING
         for group in ends.waiting:
             dispatcher.dispatch_flushed(group.end, [group])
@@ -174,7 +174,10 @@ class RaftLog:
         return [EntryLocation(*each) for each in zip(*columns, strict=True)]
 
     def fit(self, first: int, stop: int) -> int:
-        """Return the index after the last entry of a frame that begins with `first`; at most `stop`."""
+        """Return the index after the last entry that fits into a frame with the entries from `first` on.
+
+        The result is at most `stop`.
+        """
         return self.range(first, stop, MAX_FRAME_BYTES).stop
 
     def range(self, first: int, stop: int, most: int) -> EntryRange:
@@ -199,7 +202,10 @@ class RaftLog:
     def read(self, entries: EntryRange, reads: Reads = WAITING) -> Buffer:
         """Return the bytes of entries.
 
-        Raises OSError, NotInMemory as `reads` requires, and StoreError if retention has deleted the entries.
+        Raises:
+            NotInMemory: The bytes are on disk, and `reads` does not allow the read to wait.
+            StoreError: Retention has deleted the entries.
+            OSError: A read failed.
         """
         data = self._log.read(entries.position, entries.length, reads)
         if data is None:
@@ -209,7 +215,7 @@ class RaftLog:
     # -- appending --------------------------------------------------------------------------------
 
     def lead(self, term: int) -> None:
-        """Use this term for new entries of `append_own` and, after `take_messages`, of the appender."""
+        """Set the term of new entries: of `append_own` and, after `take_messages`, of the appender."""
         self._tail.term = term
 
     def take_messages(self) -> None:
@@ -224,12 +230,15 @@ class RaftLog:
         self._appender.why_closed = ""
 
     def follow(self) -> None:
-        """Close the appender. The entries of this tick are still written."""
+        """Close the appender for new messages. The messages that it has accepted are still written."""
         self._appender.encode_pending()
         self._appender.why_closed = FOLLOWING
 
     def append_own(self, body: bytes) -> int:
-        """Add an entry without a message to this tick. Return the entry's index. Raises OSError."""
+        """Append an entry without a message, and return its index. Raises OSError.
+
+        The entry is written at the end of the loop iteration.
+        """
         self._appender.encode_pending()
         record = encode_record(RAFT_TOPIC, body, sys_flag=ROLLBACK)
         self._log.claim(ENTRY_SIZE + len(record))
@@ -245,9 +254,9 @@ class RaftLog:
         return index
 
     def append(self, data: bytes) -> int:
-        """Add entries of the leader's log to this tick. Return the index of the last entry.
+        """Append entries of the leader's log, and return the index of the last entry.
 
-        `data` consists of complete entries of one segment.
+        `data` consists of complete entries of one segment. They are written at the end of the loop iteration.
 
         Raises:
             RaftLogMismatch: The entries are invalid or do not follow the end of this log.
@@ -274,7 +283,7 @@ class RaftLog:
             raise RaftLogMismatch(expected, index[0], "indexes or terms are not consecutive")
         if terms[0] < before:
             raise RaftLogMismatch(expected, index[0], f"its term is {terms[0]}, behind {before}")
-        # A full disk is no reason to refuse entries here, because the write itself then raises an error.
+        # A full disk is no reason to refuse entries before the write, as the write itself raises an error.
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:
             raise StoreError(f"the store accepts no entries: {self._flags.why()}")
         self._claim(head, len(data))
@@ -291,17 +300,17 @@ class RaftLog:
         return self.term_of(index - 1) if self.first <= index - 1 else -1
 
     def _begin_at(self, head: EntryHead) -> None:
-        """Let an empty log begin with this entry."""
+        """Let an empty log begin with the entry whose header is `head`."""
         if head.position % self._log.segment_size or head.index < 0:
             raise RaftLogMismatch(self._tail.next, head.index, "a log begins with a segment")
         if head.position != self._log.end:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
-        for queue in self._queues:  # these are queues from before a `reset`
+        for queue in self._queues:  # The log is empty, so its queues are from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
-                queue.forget_all()  # continue without fillers, even at a much higher offset
+                queue.forget_all()  # The queue continues without fillers, even at a much higher offset
 
     def _claim(self, head: EntryHead, length: int) -> None:
         log = self._log
@@ -322,21 +331,21 @@ class RaftLog:
     # -- the tick ---------------------------------------------------------------------------------
 
     def take_received(self) -> Sequence[RecordGroup]:
-        """Return the entries of this tick that did not come from the appender, and remove them."""
+        """Remove and return the unwritten entries that did not come from the appender."""
         received, self._received = self._received, []
         return received
 
     def discard_tick(self) -> None:
-        """Remove the entries of this tick."""
+        """Remove all unwritten entries."""
         self._tail.remove_last(self._tail.next - self._written)
 
     def not_written(self, failure: OSError) -> None:
-        """Remove the entries of this tick, and report `failure`, the reason why they were not written."""
+        """Remove all unwritten entries, and report `failure`, the reason why they were not written."""
         self.discard_tick()
         self.on_failure(failure)
 
     def written(self) -> None:
-        """Record that the tick was written."""
+        """Record that all entries have been written."""
         self._written = self._tail.next
 
     def flushed(self, end: int) -> None:
@@ -383,7 +392,7 @@ class RaftLog:
     def cut(self, index: int) -> None:
         """Remove the entry `index` and all later ones. No sync may be in progress.
 
-        If this is interrupted at any step, the next start finds a log with a torn tail and cuts it.
+        If the removal is interrupted at any step, the next start finds and removes a torn tail.
         """
         if index <= self.committed:
             raise StoreError(f"entry {self.committed} is committed, so {index} cannot be dropped")
@@ -391,8 +400,8 @@ class RaftLog:
             raise StoreError("the tick must be committed first")
         if index > self.last:
             return
-        # The cut begins after the previous entry, so a blank record between the two is removed, too: another
-        # leader may write an entry in its place.
+        # The log is truncated right after the previous entry. This also removes a blank record between the
+        # two entries, because another leader may write an entry in its place.
         position = self.location_of(index - 1).end if index > self.first else self.location_of(index).position
         self._deleted.lower(position)
         self.synced = min(self.synced, index - 1)
@@ -402,7 +411,7 @@ class RaftLog:
             self._index.cut(index)
             self._tail.first = index
         self._written = index
-        for segment in self._log.segments_to_sync():  # sync before `close_segments` closes the descriptors
+        for segment in self._log.segments_to_sync():  # Synced first: `close_segments` closes the files
             if segment.base < position:
                 self._disk.fdatasync(segment.fd)
         segments = self._log.close_segments()
@@ -458,7 +467,10 @@ class RaftLog:
         write_checkpoint(self._disk, self.directory, self._checkpoint(last))
 
     def _checkpoint(self, last: int) -> RaftLogCheckpoint:
-        """Return the checkpoint. An index before the first entry, as after a `reset`, becomes -1."""
+        """Return the state of the log for its checkpoint file.
+
+        An index before the first entry, as after a `reset`, becomes -1.
+        """
         known = (each if each >= self._first else -1 for each in (last, self.committed, self.synced))
         return RaftLogCheckpoint(*known)
 

@@ -32,7 +32,7 @@ Ints = NDArray[np.int64]
 
 
 def link_to(position: int) -> int:
-    """Return the link to the record at `position`, as its replacement stores it."""
+    """Return the link that a record contains if it replaces the record at `position`."""
     return position + 1
 
 
@@ -85,7 +85,7 @@ def _read(
         found = rows.field("prepared_transaction_offset").astype(np.int64)
         view = memoryview(data)
         for row in np.flatnonzero(good & (found > 0)).tolist():
-            # A record torn by a power failure does not count: it has replaced no other record.
+            # A record torn by a power failure has replaced no other record, so its link is ignored.
             good[row] = record_facts(view, starts[row], at + starts[row]) is not None
         return found[good & (found > 0)] - 1, at + stop
     return nothing, _behind(disk, path, base, size, at, framing)

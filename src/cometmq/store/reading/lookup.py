@@ -27,10 +27,11 @@ from cometmq.store.log.scan import SegmentScan
 
 log = logs.logger(__name__)
 
-_POSITIONS_AT_ONCE = 32  # positions from the index that are examined per step
-_MAX_RECORDS_READ = 256  # maximum number of records read: keys of other topics may have the same hash
-_UNITS_A_TURN = 256  # units examined per loop iteration; for each, a record may have to be read
-_BYTES_A_TURN = 1 << 20  # bytes of records examined per loop iteration, in about 1 ms
+_POSITIONS_AT_ONCE = 32  # Number of positions from the index that are examined per step
+# Maximum number of records read per search; keys of other topics may have the same hash.
+_MAX_RECORDS_READ = 256
+_UNITS_A_TURN = 256  # Number of units examined per loop iteration; a record may have to be read for each unit
+_BYTES_A_TURN = 1 << 20  # Number of record bytes examined per loop iteration, in about 1 ms
 
 
 @dataclass(slots=True, eq=False)
@@ -48,7 +49,10 @@ class _Found:
     records: list[bytes] = field(default_factory=list)
 
     def add(self, record: bytes) -> None:
-        """Add a record if its topic and time match. The index contains only hashes and approximate times."""
+        """Add a record to the result if its topic and time match.
+
+        The check is needed because the index contains only hashes and approximate times.
+        """
         place = place_of(record)
         in_range = place is not None and self.begin_ms <= place.store_timestamp_ms <= self.end_ms
         if in_range and topic_of(record) == self.topic:
@@ -129,7 +133,7 @@ class Lookup:
         return found.records[::-1]
 
     async def _take(self, found: _Found, positions: list[int]) -> None:
-        """Add the records at these ascending positions, newest first, until `found` is full."""
+        """Add the records at the ascending `positions` to `found`, newest first, until `found` is full."""
         this_turn = 0
         for position in reversed(positions):
             record = await self.executor.query(partial(self.record_at, position))
@@ -156,7 +160,7 @@ class Lookup:
         try:
             return await self.executor.query(partial(self.store_time_at, first))
         except OSError:
-            return -1  # the segment was deleted in the meantime
+            return -1  # The segment was deleted during the query, or cannot be read
 
     def store_time_of(self, queue: ConsumeQueue | None, offset: int, reads: Reads = WAITING) -> int:
         """Return the store time of the message at a queue offset, or -1."""
@@ -211,7 +215,7 @@ class Lookup:
                 break
             if real[1] >= timestamp_ms:
                 if not step:
-                    return real[0]  # the usual result, which needs no search
+                    return real[0]  # In most cases the first message is recent enough, so no search is needed
                 high = real[0] + 1
                 break
             low, step = real[0] + 1, max(1, 2 * step)
@@ -309,5 +313,5 @@ async def lost_units(
                     if np.any(ours & (offsets >= count - 1)):
                         return units.tobytes()
         except FileNotFoundError:
-            continue  # retention has deleted the record in the meantime
+            continue  # Retention has deleted the segment during the scan
     return units.tobytes()

@@ -37,14 +37,14 @@ log = logs.logger(__name__)
 
 FILLER_UNIT = (0, FILLER_SIZE, 0)
 _FILLERS_AT_ONCE = 4096
-_MAX_FILLERS_PER_PULL = 1 << 17  # maximum number of fillers that one pull skips, which takes 0.5 ms
+_MAX_FILLERS_PER_PULL = 1 << 17  # Maximum number of fillers that one pull skips; skipping them takes 0.5 ms
 _MAGICS = (MAGIC_V1, MAGIC_V2)
 _start_of: Callable[..., tuple[int, int]] = START.unpack_from
-_MAX_UNITS_PER_CHECK = 64  # maximum number of units that are checked together, without numpy
-_UNITS_AT_ONCE = 128  # units that are decoded at a time while records are checked one by one
-_MAX_BLOCKS_PER_READ = 64  # blocks that one bulk read may load, which takes 3 ms
-_UNITS_PER_CACHED_READ = 1024  # units (20 KiB) that are read and cached for the next pulls
-_MAX_CACHED_QUEUES = 64  # queues whose units are cached; the cache takes up to 1.3 MiB
+_MAX_UNITS_PER_CHECK = 64  # Maximum number of units that are checked together without numpy
+_UNITS_AT_ONCE = 128  # Number of units that are decoded at a time while records are checked one by one
+_MAX_BLOCKS_PER_READ = 64  # Maximum number of blocks that one bulk read loads; loading them takes 3 ms
+_UNITS_PER_CACHED_READ = 1024  # Number of units (20 KiB) that are read together and cached for the next pulls
+_MAX_CACHED_QUEUES = 64  # Maximum number of queues whose units are cached; the cache takes up to 1.3 MiB
 
 TagFilter = Container[int] | Callable[[int], bool] | None
 Unit = tuple[int, int, int]
@@ -72,7 +72,7 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read, equal for records on disk and in memory, because a bulk read reads ahead."""
+"""The limits of a bulk read. A bulk read reads ahead, so its limits for records on disk are not lower."""
 
 
 @lru_cache(64)
@@ -130,7 +130,7 @@ class QueueReader:
         self.memory_bytes = memory_bytes
         self._cached_units: OrderedDict[ConsumeQueue, tuple[int, Buffer]] = OrderedDict()
         self.configure(config)
-        self.refused: Callable[[int, str], None] = _log_refused  # called with each damage that a read finds
+        self.refused: Callable[[int, str], None] = _log_refused  # Called for each record that is missing
 
     def configure(self, config: StoreConfig) -> None:
         """Apply settings, which may change while the store runs."""
@@ -266,9 +266,9 @@ class QueueReader:
         return offset
 
     def _pick_all(self, data: Buffer, limits: Limits) -> Picked | None:
-        """Choose all records, by loops in C.
+        """Choose all records, or return None if some must be left out: `_pick` then chooses.
 
-        Return None if some records must be left out: `_pick` then chooses.
+        The loops are in C.
         """
         limit_count, limit_bytes, *_ = limits
         count = min(len(data) // UNIT, max(1, limit_count))
@@ -285,7 +285,7 @@ class QueueReader:
         return positions, sizes, count, positions[-1]
 
     def _pick_many(self, data: Buffer, count: int, limits: Limits) -> Picked | None:
-        """Choose records as `_pick_all` does, but from more units than `_pick_all` checks at once.
+        """Choose records as `_pick_all` does, but with numpy, from more units than `_pick_all` accepts.
 
         Records that would exceed the size limit are left out.
         """
@@ -341,7 +341,7 @@ class QueueReader:
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))
-        firsts = [0]  # index of the first record of each group that is consecutive in the log
+        firsts = [0]  # For each group of records consecutive in the log: the index of its first record
         if positions[1:] != ends[:-1]:
             firsts += [each for each in range(1, total) if positions[each] != ends[each - 1]]
         kept, parts, loaded = self._log.blocks.get, list[Buffer](), 0
@@ -376,9 +376,9 @@ class QueueReader:
         return total, parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _run(self, position: int, length: int, reads: Reads) -> Buffer | None:
-        """Return bytes of the log, or None if some are unreadable.
+        """Return bytes of the log, or None if the device cannot read some of them.
 
-        After None, the caller reads each record by itself.
+        If the result is None, the caller reads each record by itself.
         """
         try:
             return self._log.read(position, length, reads)
@@ -402,9 +402,9 @@ class QueueReader:
         disk_below = log.end - self.memory_window
         units, buffers = list[Unit](), list[Buffer]()
         total = scanned = skip_below = start = stop = 0
-        matched = -1  # the index of the last match in `units`
+        matched = -1  # Index in `units` of the last match; -1 without a match
         missing = False
-        block: bytes | bytearray | None = None  # the bytes [start, stop) of the log
+        block: bytes | bytearray | None = None  # The bytes of the log from `start` to before `stop`
         while scanned < len(data) // UNIT:
             if scanned == len(units):
                 units += UNIT_STRUCT.iter_unpack(data[scanned * UNIT : (scanned + _UNITS_AT_ONCE) * UNIT])
@@ -424,7 +424,7 @@ class QueueReader:
                     begun = buffers or (records is not None and scanned)
                     if not begun or (isinstance(failure, OSError) and failure.errno != errno.EIO):
                         raise
-                    break  # the next pull begins with this record and reports its damage
+                    break  # The next pull begins with the unreadable record and reports its damage
             if block is None and size >= MIN_SIZE and 0 <= position < log.min_position:
                 missing = True
                 skip_below = position - position % log.segment_size + log.segment_size
@@ -480,7 +480,7 @@ class QueueReader:
 
 
 def _whole_object(view: memoryview) -> bytes | bytearray:
-    """Return the object of a view of all its bytes, because a view has no search, or else a copy."""
+    """Return the object behind a view of all its bytes, else a copy: a view cannot be searched."""
     found = view.obj
     if isinstance(found, bytes | bytearray) and len(found) == len(view):
         return found
@@ -507,7 +507,7 @@ def _outside(offset: int, low: int, high: int) -> tuple[GetStatus, int]:
 
 
 def tag_matches(tags: TagFilter, code: int) -> bool:
-    """Return whether a unit with this tags code may match `tags`.
+    """Return whether a unit with the tags code `code` may match `tags`.
 
     A code that is the address of an ext unit always matches: clients compare the tag itself, too.
     """
@@ -519,7 +519,7 @@ def tag_matches(tags: TagFilter, code: int) -> bool:
 
 
 def _begins(data: Buffer, size: int, at: int = 0) -> bool:
-    """Return whether a record of this size begins at data[at:].
+    """Return whether a record of `size` bytes begins at data[at:].
 
     The check prevents that a lost page, which reads as zeros, is sent to a client.
     """
@@ -528,7 +528,10 @@ def _begins(data: Buffer, size: int, at: int = 0) -> bool:
 
 
 def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
-    """Return whether `data` consists of records of these sizes. The loops are in C."""
+    """Return whether `data` consists of records of the given sizes.
+
+    Only the start of each record is checked.
+    """
     head = _start_of(data, 0)
     if sizes.count(sizes[0]) == len(sizes):
         return _begins(data, sizes[0]) and list(_heads_of(sizes[0])(data)) == [head] * len(sizes)
@@ -537,7 +540,7 @@ def _whole(data: Buffer, sizes: tuple[int, ...]) -> bool:
 
 
 def _belongs(record: Buffer, position: int, queue: ConsumeQueue, offset: int) -> bool:
-    """Return whether a record is valid, including its CRC, and belongs to this offset of this queue."""
+    """Return whether a record is valid, including its CRC, and belongs to the given offset of a queue."""
     facts = record_facts(memoryview(record), 0, position)
     place = queue.topic, queue.queue_id, offset
     return facts is not None and (facts.topic, facts.queue_id, facts.queue_offset) == place

@@ -4,15 +4,16 @@ After a clean stop, recovery trusts every queue unit and scans the log only from
 on.
 
 After an unclean stop, the scan begins as late as the checkpoint allows, so that its cost depends only on what
-was written since. It begins at the checkpoint position. Without one (Apache's broker wrote last, or the
-checkpoint is damaged), it begins at the newest segment whose first record is covered by the checkpoint's
-times. From there on only the log counts: recovery computes queue units and index entries again and overwrites
-the existing ones. If a queue lacks units from before that position, or the index is damaged or missing, the
-scan begins earlier.
+was written since. It begins at the checkpoint position. Without a checkpoint position (Apache's broker wrote
+last, or the checkpoint is damaged), the scan begins at the newest segment whose first record is covered by
+the checkpoint's times. From there on only the log counts: recovery computes queue units and index entries
+again and overwrites the existing ones. If a queue lacks units from before that position, or the index is
+damaged or missing, the scan begins earlier.
 
-A torn tail (invalid data that no valid record follows) is cut and its space zeroed, so that no old record can
-reappear. Damage before valid records is skipped and reported, and all later records are kept and served. Only
-a slave cuts its log at such damage, if a power failure may be the cause: its master has the missing records.
+A torn tail (invalid data that no valid record follows) is removed and its space overwritten with zeros, so
+that no old record can reappear. Damage before valid records is skipped and reported, and all later records
+are kept and served. Only a slave truncates its log at such damage, if a power failure may be the cause: its
+master has the missing records.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from cometmq.store.writing.record_dispatch import MAX_REPORTED_REJECTIONS, Start
 
 log = logs.logger(__name__)
 
-_MIN_SEGMENT_BYTES = 16 << 20  # bytes; smaller segments are scanned completely
-_NOWHERE = 1 << 62  # a position that no log reaches
+_MIN_SEGMENT_BYTES = 16 << 20  # Length, in bytes, below which a segment is scanned completely
+_NOWHERE = 1 << 62  # A log position that is greater than the end of every log
 
 
 class EntriesLost(StoreCorrupt):
@@ -77,8 +78,8 @@ class Recovery:
         self._files = ReadOnlyFiles(self.disk)
         self._log_reader = LogReader(self._files, self.config)
         self._segments: list[int] = []
-        self._index_until = _NOWHERE  # records after this position are not indexed
-        self._whole_from = _NOWHERE  # position from which on the log ends at its first gap
+        self._index_until = _NOWHERE  # Log position of the last record that the scan adds to the index
+        self._whole_from = _NOWHERE  # Log position after which a gap ends the log
         self._visible = _NOWHERE if self.raft_log is None else self.raft_log.visible
 
     def run(self, *, clean: bool) -> Recovered:
@@ -154,7 +155,7 @@ class Recovery:
             return False
         position, size, _ = found
         if position < self._first:
-            return True  # retention has deleted the segment of the record
+            return True  # Retention has deleted the record, so it cannot be checked
         facts = self._log_reader.facts(position)
         wanted = size, last.topic, last.queue_id, last.max_offset - 1
         return facts is not None and wanted == (
@@ -183,9 +184,9 @@ class Recovery:
         return self._first
 
     def _gaps_end_from(self, saved: CheckpointPosition | None) -> int:
-        """Return the log position from which on a slave's log ends at its first gap.
+        """Return the log position after which a gap ends the log.
 
-        The master sends the records after the gap again.
+        A gap ends only the log of a slave, because the master sends the records after the gap again.
         """
         if self.config.broker_role != SLAVE:
             return _NOWHERE
@@ -243,7 +244,7 @@ class Recovery:
             self.index.resume(clean=False, cut_at=start)
             replay = self._scan_once(start, start, result)
         if self.config.broker_role == SLAVE or self.raft_log is not None:
-            return replay  # the master's, or the group's, records determine where queues continue
+            return replay  # The records of the master, or of the raft group, determine where queues continue
         for topic, queue_id, end in self._shorter(result):
             # The last messages of the queue are lost, or have expired with its files. The queue continues at
             # its former end, because no offset may be assigned twice.
@@ -279,7 +280,8 @@ class Recovery:
                 raise EntriesLost(f"{problem}, though committed", damage.path)
             result.end, replay.torn = self.raft_log.end, False
         keep = [base for base in self._segments if base < result.end or base <= replay.last_used]
-        if self._segments and not keep:  # an empty log keeps a segment: its name shows where it begins
+        # The first segment is kept even if the log is empty, because its name shows where the log begins.
+        if self._segments and not keep:
             keep, replay.torn, replay.last_used = self._segments[:1], True, self._segments[0]
         for base in self._segments[len(keep) :]:
             self.disk.unlink(self.commit_log.path_of(base))
@@ -315,7 +317,7 @@ class Recovery:
 
 
 def list_segments(disk: Disk, directories: LogDirectories, segment_size: int) -> tuple[list[int], list[str]]:
-    """Return the first positions of the segments, and notes. A segment that is too short is filled up.
+    """Return the first positions of the segments, and notes. A segment that is too short is extended.
 
     Files of another segment size raise StoreError, because opening them would damage the log.
     """

@@ -29,13 +29,14 @@ class Recovered:
     clean: bool
     start: int = 0
     end: int = 0
-    visible: int = 0  # end of the dispatched records; a raft log may continue after it
+    visible: int = 0  # End of the dispatched records; a raft log may contain later entries
     last_store_ms: int = 0
-    newest_ms: int = 0  # latest store time of all records, not always that of the last record
-    last_position: int = -1  # position of the last scanned record
+    # Latest store time of all records, which is not the last one's if the clock stepped back.
+    newest_ms: int = 0
+    last_position: int = -1  # Log position of the last scanned record; -1 if none was scanned
     records: int = 0
     rebuilt: bool = False  # whether queues or index have changed and must be synced
-    not_served: int = 0  # number of records that fit into no queue; `notes` names the first
+    not_served: int = 0  # Number of records that fit into no queue; `notes` names only the first of them
     notes: list[str] = field(default_factory=list)
     damage: list[Damage] = field(default_factory=list)
 
@@ -114,7 +115,7 @@ class RecoveryScan:
             self._touched |= touched
         self._touched |= self._dispatch.finish()
         for queue in self._touched:
-            queue.new_names = True  # sync the directory: a crash may have left a file with an unsynced name
+            queue.new_names = True  # Makes `write` sync the directory: a crash may have left an unsynced name
             queue.write()
         result.end = min(max(end, result.end), self.until)
 
@@ -140,7 +141,7 @@ class RecoveryScan:
                     reached = group.end
                     yield group
             if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # these segments hold no valid record, but a later one does
+                result.damage += empty  # Segments before a valid record are damaged if they hold none
                 empty.clear()
                 result.damage += scan.damage
                 if self.torn:
@@ -154,7 +155,7 @@ class RecoveryScan:
                 empty.append(Damage(self.commit_log.path_of(base), base, base + size))
 
     def _end_at(self, end: int) -> None:
-        """End the log at `end`, whatever follows."""
+        """End the log at `end` and ignore all records after it."""
         self.result.notes.append(f"the log has a gap at {end} and is cut there: its master has the rest")
         self.result.end = end
         base = end - end % self.commit_log.segment_size

@@ -47,7 +47,7 @@ IN_USE = "a broker is using this store; stop it first"
 MAX_CONF_BYTES = 1 << 20
 """Maximum size of a broker.conf in bytes, because parsing takes about 0.2 us per byte."""
 _PROBE_ENTRIES = 64
-_MAX_INDEX_READ_BYTES = 64 << 20  # bytes; a larger index file is not read to determine its number of slots
+_MAX_INDEX_READ_BYTES = 64 << 20  # Maximum size, in bytes, of an index file whose content is searched
 _MEMBER = re.compile(r"dledger-([A-Za-z][0-9]{1,9})").fullmatch
 # The number of queue files that are checked first. If one of them has the configured length, the others need
 # no check: reading the directories of ten thousand queues takes half a second.
@@ -134,7 +134,7 @@ def read_layout(
         config = config.at_root(*moved)
     check_paths(config)
     strays: list[str] = []
-    # The lock is read before the files are listed: a broker that starts afterwards only adds files.
+    # Read the lock before listing the files: a broker that starts in between only adds files.
     live, clean = lock_held(disk, root), not AbortFile(disk, config.location(ABORT)).exists()
     segments = _possible(log_files(disk, config, strays), config.mapped_file_size_commit_log, strays)
     queues = [
@@ -183,7 +183,8 @@ def locked_layout(
         raise StoreError(IN_USE, held.path or found.root) from None
     try:
         layout = read_layout(disk, root, config=config, commit_log_dir=commit_log_dir)
-        # Because of this lock, the layout reports a running broker, and `clean` as False. Both are corrected.
+        # `read_layout` reports a running broker, because it finds the lock of this process. So `live` and
+        # `clean` are corrected.
         clean = not AbortFile(disk, layout.config.location(ABORT)).exists()
         yield layout._replace(live=False, clean=clean)
     finally:
@@ -234,7 +235,9 @@ def log_files(disk: Disk, config: StoreConfig, strays: list[str]) -> list[StoreF
     """Return the segments of the log in all its directories, in ascending order."""
     directories = config.commit_log_dirs
     found = sorted(file for each in directories for file in numbered_files(disk, each, 20, strays))
-    # While segments are created, the lists of the directories may lack a segment and contain a newer one.
+    # While segments are created, the lists of the directories may lack a segment and contain a newer one. So
+    # the directories are listed twice, and the result ends before the first segment that only the second
+    # lists contain.
     if len(directories) > 1:
         again = {file.base for each in directories for file in numbered_files(disk, each, 20, [])}
         made = min(again - {file.base for file in found}, default=None)
@@ -330,7 +333,7 @@ def check_paths(config: StoreConfig) -> None:
     seen: set[tuple[str, str]] = set()
     for key, path in ((key, path) for key, paths in config.paths.items() for path in paths):
         resolved, owner = os.path.realpath(path), _LOG_KEYS[0] if key in _LOG_KEYS else key
-        if key in unused or (owner, path) in seen:  # a directory of the log may be named by two settings
+        if key in unused or (owner, path) in seen:  # Two settings may name the same directory of the log
             continue
         seen.add((owner, path))
         if _is_within(root, resolved):
@@ -353,7 +356,7 @@ def _is_in_use(disk: Disk, root: str) -> bool:
     try:
         return lock_held(disk, root)
     except OSError:
-        return False  # there is a `lock`, but not that of a store
+        return False  # The file `lock` exists, but is not that of a store
 
 
 def _holds_something(disk: Disk, path: str) -> bool:
@@ -368,7 +371,7 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
     directory = config.location(CONSUME_QUEUES)
     for topic in disk.listdir(directory):
         if topic == TRASH:
-            continue  # these are files of deleted topics
+            continue  # The trash holds files of deleted topics
         topic_dir = os.path.join(directory, topic)
         if disk.is_link(topic_dir) or not disk.is_dir(topic_dir) or not names_a_directory(topic):
             strays.append(topic_dir)
@@ -383,7 +386,7 @@ def queue_files(disk: Disk, config: StoreConfig, strays: list[str]) -> Iterator[
 
 
 def _common_length(files: list[StoreFile], configured: int) -> int:
-    """Return the length that the files were meant to have.
+    """Return the length with which a set of files was probably created.
 
     It is the configured length if a file has it, or if it fits all files. Otherwise it is the most frequent
     length that fits all files: each begins at a multiple of it, and none is longer.
@@ -396,7 +399,7 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
         return length > 0 and length >= longest and all(base % length == 0 for base in starts)
 
     if lengths[configured] and all(base % configured == 0 for base in starts):
-        return configured  # a file confirms this length, so longer files are damaged
+        return configured  # A file confirms the configured length, so longer files are damaged
     seen = next((length for length, _ in lengths.most_common() if fits(length)), 0)
     if seen or fits(configured):
         return seen or configured
@@ -404,10 +407,10 @@ def _common_length(files: list[StoreFile], configured: int) -> int:
 
 
 def _index_sizes(disk: Disk, files: list[StoreFile], config: StoreConfig) -> tuple[int, int]:
-    """Return slots and capacity of the index files.
+    """Return the numbers of slots and entries for which the index files have room.
 
-    If the configured values do not fit the length of the files, usual values are tried, then the values in a
-    file.
+    If the configured values do not fit the length of the files, other values are tried: the defaults, those
+    of small files, and those that the content of a file implies.
     """
     configured = config.max_hash_slot_num, config.max_index_num
     usual = (
@@ -446,7 +449,7 @@ def _slots_by_content(disk: Disk, file: StoreFile) -> int:
     wanted = end.to_bytes(8, "big")
     at = data.find(wanted, HEADER.size)
     while at >= 0:
-        first = at - 4 - (count - 1) * ENTRY.size  # position of entry 0 if the last entry matches here
+        first = at - 4 - (count - 1) * ENTRY.size  # Position of entry 0 if the last entry contains the match
         slots, odd = divmod(first - HEADER.size, SLOT_SIZE)
         if slots > 0 and not odd and _entries_fit(data, first, count, begin, end):
             return int(slots)
@@ -486,11 +489,11 @@ def check_lengths(disk: Disk, config: StoreConfig, ends: CleanEnds) -> None:
     _check(disk, files, of_index, last_of_index, where, key, _ANEW)
 
     if of_queues == last_of_queues:
-        return  # the last clean stop confirms the length, which saves reading thousands of directories
+        return  # The last clean stop confirms the length, so thousands of directories need not be read
     found = (file for queue in queue_files(disk, config, []) for file in queue.files)
     files = list(itertools.islice(found, _MAX_SAMPLED_QUEUES))
     if all(file.length != of_queues for file in files):
-        files += found  # no sampled file has the configured length, so check all files
+        files += found  # No sampled file has the configured length, so all files are checked
     where, key = config.location(CONSUME_QUEUES), f"mappedFileSizeConsumeQueue={of_queues}"
     _check(disk, files, of_queues, last_of_queues, where, key, _ANEW)
 

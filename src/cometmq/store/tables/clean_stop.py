@@ -31,13 +31,13 @@ def sizes_of(config: StoreConfig) -> tuple[int, int, int]:
 class CleanEnds:
     """The file `config/consumeQueueEnds.json`: the end of each queue, by topic and queue id.
 
-    `sizes` holds the lengths that `sizes_of` returns, each 0 if unknown.
+    `sizes` holds the lengths in bytes of a segment, a queue file and an index file, each 0 if unknown.
     """
 
     __slots__ = ("_table", "ends", "log_end", "sizes")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. Raises OSError."""
+        """Load the table of queue ends. Raises OSError."""
         self._table = JsonTable(os.path.join(root, "config", ENDS), disk)
         found = QueueEndTable.from_plain(self._table.load_or_empty(backup=False))
         self.log_end = found.log_end
@@ -45,7 +45,7 @@ class CleanEnds:
         self.sizes = found.segment_size, found.queue_file_size, found.index_file_size
 
     def save(self, queues: Iterable[ConsumeQueue], log_end: int, config: StoreConfig) -> None:
-        """Write the ends of all queues. Raises OSError."""
+        """Write the maximum offsets of all queues to the table. Raises OSError."""
         sizes = sizes_of(config)
         ends: dict[str, dict[int, int]] = {}
         for queue in queues:
@@ -61,11 +61,14 @@ class CleanEnds:
         self.ends, self.log_end, self.sizes = ends, log_end, sizes
 
     def forget(self) -> None:
-        """Empty the table on the device, because the queues are about to change. Raises OSError."""
+        """Empty the table of queue ends on the device, because the queues are about to change.
+
+        Raises OSError.
+        """
         self._save({}, -1, self.sizes)
 
     def shorter(self, queues: QueueTable, deleted: DeletedTopics) -> list[tuple[str, int, int]]:
-        """Return (topic, queue id, stored end) of each queue that now ends before its stored end."""
+        """Return (topic, queue id, stored end) of each queue that ends before its stored end."""
         found = []
         for topic, ends in self.ends.items():
             for queue_id, end in ends.items():

@@ -6,8 +6,8 @@ each deletion is stored, with the position at which the log ended then, until th
 position. Apache's broker ignores this file: if it recovers the store after a crash, deleted messages can
 reappear and hide new ones.
 
-No stored position lies after the end of the log: if the log becomes shorter (by a power failure or a cut),
-all records written from there on are new.
+No stored position lies after the end of the log: if a power failure or a truncation shortens the log, all
+records written from its new end on are new.
 """
 
 from __future__ import annotations
@@ -38,23 +38,26 @@ class DeletedTopics:
     __slots__ = ("_lock", "_table", "ends", "under_way")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. An unreadable table counts as empty, so deleted messages may reappear.
+        """Load the table of deleted topics.
+
+        An unreadable table counts as empty, so deleted messages may reappear.
 
         Raises OSError.
         """
         self._table = JsonTable(os.path.join(root, "config", DELETED), disk)
         self.ends = DeletedTopicTable.from_plain(self._table.load_or_empty()).deleted_topics
-        self._lock = threading.Lock()  # the loop may lower the positions while a thread records a deletion
-        self.under_way = 0  # number of deletions recorded here whose queues may still exist
+        self._lock = threading.Lock()  # The loop may call `lower` while a thread calls `add`
+        # Deletions in progress: their topics are in the table, although their queues may still exist.
+        self.under_way = 0
 
     def add(self, topics: Sequence[str], log_end: int, log_min: int) -> None:
-        """Record a deletion durably. An OSError leaves the table unchanged."""
+        """Record the deletion of topics durably. An OSError leaves the table unchanged."""
         with self._lock:
             ends = {topic: end for topic, end in self.ends.items() if end > log_min}
             self._replace(ends | dict.fromkeys(topics, log_end))
 
     def restore(self, topics: list[str], before: Mapping[str, int]) -> None:
-        """Undo a deletion: restore the entries that these topics had `before`.
+        """Undo a deletion: restore the entries of `topics` from `before`, the table before the deletion.
 
         After an OSError, the table on the device still has the deletion, and the next start completes it.
         """
@@ -64,7 +67,7 @@ class DeletedTopics:
             self._table.save({"deletedTopics": self.ends})
 
     def lower(self, log_end: int) -> None:
-        """Lower all positions to at most `log_end`, durably. Raises OSError.
+        """Lower the log position of each deletion to at most `log_end`, durably. Raises OSError.
 
         Records written from `log_end` on do not belong to deleted topics.
         """
@@ -78,7 +81,7 @@ class DeletedTopics:
         self.ends = ends
 
     def newest(self, log_min: int, log_end: int) -> dict[str, int]:
-        """Return the newest deletions whose records a log from `log_min` to `log_end` may still hold.
+        """Return the newest deletions that may affect a log from `log_min` to `log_end`, by topic.
 
         While a deletion is in progress, its stored position may lie after the end of the log. The result is
         limited to `log_end`.
@@ -96,7 +99,7 @@ class DeletedTopics:
         return group.position < np.array(ends, np.int64)[group.topic]
 
     def any_since(self, position: int) -> bool:
-        """Return whether the table has a deletion from when the log ended at `position` or later."""
+        """Return whether a topic was deleted when the log had already reached `position`."""
         return any(end >= position for end in self.ends.values())
 
     def __bool__(self) -> bool:

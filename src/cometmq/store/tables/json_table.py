@@ -30,10 +30,10 @@ class JsonTable:
         name = os.path.basename(path)
         self._rule = TABLE_RULES.get(name)
         self._sealed = name in SEALED
-        self._written: bytes | None = None  # digest of the text that was written last
+        self._written: bytes | None = None  # Digest of the text that was written last
 
     def load(self, *, backup: bool = True) -> Table:
-        """Return the table. It is empty if neither the file nor its `.bak` exists.
+        """Return the table in the file; an empty table if neither the file nor its `.bak` exists.
 
         Args:
             backup: Whether to read the `.bak` if the file cannot be used.
@@ -70,7 +70,7 @@ class JsonTable:
         return {}
 
     def load_or_empty(self, *, backup: bool = True) -> Table:
-        """Return the table. An invalid table is logged and counts as empty."""
+        """Return the table in the file. An invalid table is logged and counts as empty."""
         try:
             return self.load(backup=backup)
         except StoreCorrupt as problem:

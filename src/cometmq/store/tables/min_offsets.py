@@ -29,7 +29,9 @@ class MinOffsets:
     __slots__ = ("_lock", "_saved", "_table", "by_topic")
 
     def __init__(self, disk: Disk, root: str) -> None:
-        """Load the table. An unreadable table counts as empty, so purged messages may reappear.
+        """Load the table of minimum offsets.
+
+        An unreadable table counts as empty, so purged messages may reappear.
 
         Raises OSError.
         """
@@ -77,12 +79,12 @@ class MinOffsets:
         self.by_topic = {**others, topic: rest} if rest else others
 
     def drop(self, topics: Iterable[str]) -> None:
-        """Remove the minimum offsets of these topics, in memory only."""
+        """Remove the minimum offsets of the given topics, in memory only."""
         gone = set(topics)
         self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
-        """Write the table, from which `drop` has removed these topics. Any thread may call it.
+        """Write the table after `drop` has removed `topics` from it. Any thread may call this method.
 
         Raises OSError.
         """
@@ -94,7 +96,7 @@ class MinOffsets:
                 self._write(self.by_topic)
 
     def save(self) -> None:
-        """Write the table if it has changed. Any thread may call it. Raises OSError."""
+        """Write the table of minimum offsets if it has changed. Any thread may call it. Raises OSError."""
         with self._lock:
             if self.by_topic != self._saved:
                 self._write(self.by_topic)

@@ -32,7 +32,7 @@ from cometmq.protocol.lenient import read_lenient
 
 Table: TypeAlias = dict[str, Any]
 TableRule: TypeAlias = Callable[[Table], Table]
-"""A function that returns a valid table without its CRC, or raises ProtocolError."""
+"""A function that checks a table. It returns the table without its CRC, or raises ProtocolError."""
 
 TOPICS = "topics.json"
 GROUPS = "subscriptionGroup.json"
@@ -148,7 +148,10 @@ def render(value: Any, level: int = 0) -> str:
 
 
 def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRule:
-    """Return a rule for a table of Apache's: the field `name`, an optional version, and unknown fields."""
+    """Return a rule for a table of Apache's broker.
+
+    The rule requires the field `name`. It accepts a version and unknown fields.
+    """
     known = (*kind.__struct_encode_fields__, "dataVersion")
 
     def rule(table: Table) -> Table:
@@ -166,7 +169,10 @@ def _holds(name: str, kind: type[Body], check: Callable[[Any], None]) -> TableRu
 
 
 def _entries(kind: type[Body], name_field: str) -> Callable[[Table], None]:
-    """Return a check that each entry is valid and repeats its own key in the field `name_field`."""
+    """Return a function that checks the entries of a table.
+
+    Each entry must be valid. Its field `name_field`, if present, must equal its key.
+    """
     fields = kind.__struct_encode_fields__
 
     def check(entries: Table) -> None:
@@ -214,7 +220,10 @@ def _bits_apart(one: str, other: str) -> int:
 
 
 def _own(kind: type[Body]) -> TableRule:
-    """Return a rule for a table of CometMQ's: only known fields, and a correct CRC if there is one."""
+    """Return a rule for one of CometMQ's own tables.
+
+    The rule accepts only known fields. It checks the CRC of the content if there is one.
+    """
 
     def rule(table: Table) -> Table:
         content = {key: value for key, value in table.items() if key != _CRC}

@@ -1,9 +1,9 @@
-"""The encoding of messages into the tick's buffer, with all checks that precede it.
+"""The encoding of messages into the log's write buffer, with all checks that precede it.
 
-Usually all messages of a tick are encoded together. The clock is then read once, for the store time of all,
-and no function is called per message.
+Usually all messages of a loop iteration are encoded together. The clock is then read once, for the store time
+of all, and no function is called per message.
 
-Budget: 1.5 µs for a 1 KiB message, of which the head of the record takes 0.3 µs.
+Budget: 1.5 µs for a 1 KiB message, of which the header of the record takes 0.3 µs.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from cometmq.store.writing.batch_items import Common, Items, batch_items
 log = logs.logger(__name__)
 
 REFUSED = -1  # the `size` of a message that was refused
-_PIECES = 5  # number of byte strings that form a record
+_PIECES = 5  # Number of byte strings of which a record consists
 _MAX_TOPIC_BYTES = 255
 _MAX_PROPERTIES_BYTES = 32_767
 # Maximum size, in bytes, of a body that is copied, so that its message can be encoded together with others. A
 # longer body is encoded immediately from the receive buffer.
 COPIED = 16 * 1024
 MAX_PENDING_MESSAGES = 512
-# Encoded records up to this total size are joined and moved at once. Larger ones are moved piece by piece,
-# which saves a copy.
+# Maximum total size, in bytes, of encoded records that are joined and moved at once. Larger records are moved
+# piece by piece, which saves a copy.
 JOIN_LIMIT = 256 * 1024
 _length = struct.Struct(">H").pack
 
@@ -64,7 +64,7 @@ class Traits(msgspec.Struct, frozen=True, gc=False):
 
 
 class TickMessage(msgspec.Struct, gc=False):
-    """A message of a tick. It holds the data to encode and, after the encoding, the location of the record.
+    """A message to append. It holds the data to encode and, after the encoding, the location of the record.
 
     Consecutive messages that share one `Traits` object are encoded faster. Times are in ms.
 
@@ -75,7 +75,7 @@ class TickMessage(msgspec.Struct, gc=False):
     sender: Any
     queue: ConsumeQueue
     body: Body
-    """The body. It is emptied once it has been encoded."""
+    """The body of the message. It is emptied once it has been encoded."""
     properties: bytes
     born_timestamp_ms: int
     born_host: bytes
@@ -105,7 +105,7 @@ class BatchRecords(NamedTuple):
     queue: ConsumeQueue
     key_prefix: int
     queue_offset: int
-    """The queue offset of the first record. The others have the following offsets."""
+    """The queue offset of the first record. The next records have consecutive offsets."""
     physical_offsets: list[int]
     sizes: list[int]
     tags_codes: Sequence[int]
@@ -129,7 +129,7 @@ class BatchRecords(NamedTuple):
 
 
 EncodedGroup = list[TickMessage] | BatchRecords
-"""Consecutive records in the tick's buffer."""
+"""Consecutive records in the log's write buffer."""
 
 
 class SizeLimits(NamedTuple):
@@ -140,7 +140,7 @@ class SizeLimits(NamedTuple):
 
 
 class EncodedTick(NamedTuple):
-    """The result of a tick: its groups of records in order, and the outcome of the messages with a sender."""
+    """The result of `end_tick`: groups of records in order, and the outcome of the messages with a sender."""
 
     groups: list[EncodedGroup]
     placed: list[TickMessage]
@@ -148,7 +148,7 @@ class EncodedTick(NamedTuple):
 
 
 class Appender:
-    """Encodes messages into the commit log's tick buffer. All methods must be called on the loop."""
+    """Encodes messages into the write buffer of the commit log. All methods must be called on the loop."""
 
     __slots__ = (
         "_encoded",
@@ -177,17 +177,17 @@ class Appender:
     ) -> None:
         self._log = commit_log
         self._gap = commit_log.framing.gap
-        self.entries = EntryTail(0)  # entries of the records, if the log is a raft log
+        self.entries = EntryTail(0)  # In a raft log, the entries that contain the records; otherwise unused
         self._queues = queues
         self._time_ms = clock.time_ms
         self._flags = flags
         self.why_closed = "this broker is a slave, send to its master" if config.broker_role == SLAVE else ""
-        self.pending: list[TickMessage] = []  # messages to encode; this list object is never replaced
+        self.pending: list[TickMessage] = []  # Messages to encode. The list object is never replaced.
         self._refused: list[Refused] = []
         self._encoded: list[TickMessage] = []
-        self._first_unput = 0  # index in `_encoded` of the first record that is not in the tick's buffer
-        self._groups: list[EncodedGroup] = [self._encoded]  # records of this tick; only the last group grows
-        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911 until the broker's port is known
+        self._first_unput = 0  # Index in `_encoded` of the first record that is not in the write buffer yet
+        self._groups: list[EncodedGroup] = [self._encoded]  # Groups of unwritten records; only the last grows
+        self.store_host = b"\x7f\0\0\1\0\0\x2a\x9f"  # 127.0.0.1:10911, until the broker's port is known
         self.set_max_message_size(config.max_message_size)
 
     def set_max_message_size(self, size: int) -> None:
@@ -200,9 +200,9 @@ class Appender:
         return self._log.segment_size - BLANK_SIZE - self._gap
 
     def end_tick(self) -> EncodedTick:
-        """End the tick: encode pending messages and return all records of this tick.
+        """Encode pending messages, and return all records since the previous call.
 
-        Messages that are added later belong to the next tick.
+        Messages that are added later belong to the next call.
         """
         self.encode_pending()
         groups, refused = self._groups, self._refused
@@ -254,7 +254,7 @@ class Appender:
         stored_before: bool = False,
         makes_room: bool = False,
     ) -> TickMessage:
-        """Add one message to this tick. `body` is copied immediately.
+        """Encode one message, to be written by the next commit. `body` is copied immediately.
 
         Args:
             topic, queue_id, body, properties: The message.
@@ -295,9 +295,10 @@ class Appender:
         reconsume_times: int = 0,
         store_host: bytes | None = None,
     ) -> BatchRecords:
-        """Add the messages of a batch send to this tick. Either all are added, in one segment, or none.
+        """Encode the messages of a batch send, to be written by the next commit.
 
-        As in 4.9, the `properties` of the request are added to those of every message. Raises StoreRefused.
+        Either all messages are accepted, in one segment, or none. As in 4.9, the `properties` of the request
+        are added to those of every message. Raises StoreRefused.
         """
         self.encode_pending()
         self._refuse_if_closed()
@@ -342,13 +343,13 @@ class Appender:
         return appended
 
     def _positions(self, sizes: list[int]) -> list[int]:
-        """Return the log positions of consecutive records with these sizes, from the next position on."""
+        """Return the log positions of consecutive records with the given sizes, from the next position on."""
         gap = self._gap
         steps = [size + gap for size in sizes[:-1]] if gap else sizes[:-1]
         return list(accumulate(steps, initial=self._log.next + gap))
 
     def _framed(self, records: bytes, sizes: list[int], positions: list[int]) -> bytes:
-        """Return the consecutive records in `records`, with the head of its raft entry before each record."""
+        """Return the consecutive records in `records`, each after the header of its raft entry."""
         pieces: list[bytes] = []
         at = 0
         for size, position in zip(sizes, positions, strict=True):
@@ -363,7 +364,7 @@ class Appender:
                 _refuse_size(self.limits, len(body), len(text), record)
 
     def queue_of(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """Return the queue, created if necessary. Raises StoreRefused."""
+        """Return the queue of a topic and queue id, created if necessary. Raises StoreRefused."""
         queue = self._queues.by_key.get((topic, queue_id))
         if queue is None:
             self._refuse_if_closed()
@@ -371,7 +372,7 @@ class Appender:
         return queue
 
     def enqueue(self, message: TickMessage) -> None:
-        """Add a message to this tick. `end_tick` returns its outcome.
+        """Queue a message to be encoded. `end_tick` returns its outcome.
 
         The message's queue must not be `deleted` before the message is encoded. The caller may overwrite the
         body after this call.
@@ -389,7 +390,7 @@ class Appender:
         return bool(self.pending or self._groups[0] or self._refused)
 
     def encode_pending(self) -> None:
-        """Encode pending messages. The next positions in queues and log are only known after this."""
+        """Encode the pending messages. Their encoding determines the next positions in queues and log."""
         if self.pending:
             messages = self.pending.copy()
             self.pending.clear()
@@ -408,10 +409,10 @@ class Appender:
                 raise
 
     def _refuse_rest(self, messages: list[TickMessage], error: BaseException) -> None:
-        """Drop records that are not in the tick's buffer yet. Refuse all messages without an outcome."""
+        """Drop records that are not in the write buffer yet. Refuse all messages without an outcome."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # out of memory, or a bug: other messages are not affected
+        else:  # The cause is a lack of memory, or a bug, so only these messages are refused
             log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._first_unput :]
@@ -470,7 +471,7 @@ class Appender:
                 self._refuse(message, _illegal_number(problem))
                 continue
             except StoreRefused as refusal:
-                # The traceback is dropped, because its frames would keep all messages of this tick in memory.
+                # The traceback is dropped, because its frames would keep all messages of the batch in memory.
                 self._refuse(message, refusal.with_traceback(None))
                 continue
             if in_queue:
@@ -500,7 +501,7 @@ class Appender:
             ) from failure
 
     def _put(self, pieces: list[Body]) -> None:
-        """Move encoded records to the tick's buffer."""
+        """Move encoded records to the log's write buffer."""
         if sum(map(len, pieces)) <= JOIN_LIMIT:
             self._log.put(b"".join(pieces))
         else:

@@ -33,7 +33,7 @@ The request's properties are added to each message, and a frame of 4 MiB can con
 so a limit is needed. 16 MiB is enough for Apache's clients, whose batch requests have less than 80 bytes of
 properties.
 """
-# The head of a record, by its length. Everything between physical offset and body length is one field,
+# Formats of a record header, by its length. Everything between physical offset and body length is one field,
 # because all messages of a batch have the same bytes there.
 _SHORT_HEADS = {
     head.size: struct.Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for head in HEADS.values()
@@ -85,14 +85,14 @@ class Alike(NamedTuple):
         return has_stray_separator(self.template.before + self.keys[0] + self.template.behind)
 
     def codes_and_keys(self) -> tuple[Sequence[int], Sequence[bytes] | None]:
-        """Return the tags codes and the unique keys.
+        """Return the tags code and the unique key of each message.
 
-        The keys are None if the messages also have other keys.
+        Instead of the keys, return None if the messages also have other keys.
         """
         return [self.template.tags_code] * len(self.keys), self.keys
 
     def records(self, common: Common, sizes: Sequence[int], positions: Sequence[int]) -> bytes:
-        """Return the records as one string of bytes. A number out of range raises struct.error."""
+        """Return the records of all messages, joined. A number out of range raises struct.error."""
         body_length = len(self.bodies[0])
         head = common.head.pack(
             sizes[0], common.magic, 0, common.queue_id, self.flag, 0, 0, *common.behind_position, body_length
@@ -162,14 +162,13 @@ def batch_items(body: bytes | bytearray | memoryview, extra: bytes) -> Items:
     """
     if len(extra) > MAX_PROPERTIES_BYTES:
         raise _too_much_shared(len(extra), 1)
-    data = bytes(body)  # slicing bytes costs half as much as slicing a view
+    data = bytes(body)  # Slicing bytes costs half as much as slicing a memoryview
     if not data:
         raise StoreRefused(ResponseCode.MESSAGE_ILLEGAL, "the batch is empty")
     return _alike(data, extra) or _mixed(data, extra)
 
 
 def checksums(bodies: Sequence[bytes]) -> list[int]:
-    """Return `body_crc` of each body. The loop is in C."""
     return [crc32(each) & 0x7FFFFFFF for each in bodies]
 
 
@@ -191,7 +190,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # the unique key comes from the request's properties
+    if not template.only_key or key_end > len(text):  # Other keys exist, or the request has the unique key
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
@@ -200,7 +199,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
         raise _too_much_shared(len(extra), count)
     if (
         heads.count(heads[0]) == befores.count(befores[0]) == behinds.count(behinds[0]) == count
-        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # a separator would end the key
+        and not (b"\x01" in joined_keys or b"\x02" in joined_keys)  # A separator would end the key early
     ):
         return Alike(flag, bodies, keys, template)
     return None
@@ -208,7 +207,7 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
 
 @lru_cache(256)
 def _alike_item(body: int, before: int, key: int, behind: int) -> struct.Struct:
-    """Return the layout of an item: head, body, properties before the unique key, key, the rest."""
+    """Return the layout of a message in a batch: header, body, properties before the key, key, the rest."""
     return struct.Struct(f"{ITEM_HEAD.size}s{body}s{before}s{key}s{behind}s")
 
 

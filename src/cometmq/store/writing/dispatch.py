@@ -40,7 +40,7 @@ def count_of(group: EncodedGroup) -> int:
 
 
 def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
-    """Return the log position, the end, and the store time (ms) of the last record."""
+    """Return the log position, the end, and the store time (ms) of the last record in `groups`."""
     group = groups[-1]
     if type(group) is RecordGroup:
         return int(group.position[-1]), group.end, int(group.store_ms[-1])
@@ -108,7 +108,7 @@ class Dispatcher:
 
     @property
     def own_wait(self) -> bool:
-        """Whether records encoded by this broker are waiting.
+        """Whether records encoded by this broker are waiting for their flush.
 
         Such records hold references to their queues.
         """
@@ -137,7 +137,7 @@ class Dispatcher:
             if not message.in_queue:
                 continue
             queue, offset, tags_code = message.queue, message.queue_offset, message.tags_code
-            if offset == queue.max_offset:  # does the same as ConsumeQueue.push, without a call
+            if offset == queue.max_offset:  # `ConsumeQueue.push`, inlined for speed
                 queue.window += _pack(message.physical_offset, message.size, tags_code)
                 queue.max_offset = offset + 1
             else:
@@ -185,7 +185,8 @@ class Dispatcher:
         received = self.received
         received.watched, received.arrivals = self.watched, arrivals
         touched = received.add(group, indexed=ALL if self._index.enabled else NONE)
-        for queue in touched | received.finish():  # do not wait, as the next record may arrive late
+        # No record waits for the next record of its queue, because that record may arrive late.
+        for queue in touched | received.finish():
             queue.next_offset = queue.max_offset
             if not queue.dirty:
                 self._queues.add_dirty(queue)
@@ -221,5 +222,5 @@ class Dispatcher:
         self.flushed(end)
 
     def forget_waiting(self) -> None:
-        """Drop the waiting records, because they were cut off the log."""
+        """Drop the records that wait for their flush, because the log has been truncated before them."""
         self._unflushed.clear()

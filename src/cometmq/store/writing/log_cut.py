@@ -1,8 +1,9 @@
-"""The cut of a log after a record: a slave, or a member of a group, removes what its master does not have.
+"""The truncation of a log: a slave or raft member removes records that its master or leader does not have.
 
-Several files change, so the intended cut is first recorded on the device. A recorded cut always happens, at
-the next start at the latest. Before it is recorded, nothing changes. The checkpoint is lowered before the log
-is cut, and all steps can be repeated. Queues and index are cut by recovery, which treats the stop as unclean.
+Several files change, so the intended end of the log is first recorded on the device. Before that, nothing
+changes. A recorded truncation always happens, at the next start at the latest. The checkpoint is lowered
+before the log is truncated, and all steps can be repeated. Recovery, which treats the stop as unclean,
+truncates queues and index.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logs.logger(__name__)
 
 
 class LogCutFile:
-    """The file `config/logCut.json`, which exists during a cut.
+    """The file `config/logCut.json`, which exists while the log is being truncated.
 
     A damaged file does not show the intended end of the log. So it is ignored and stays, for `verify` to
     report.
@@ -34,7 +35,7 @@ class LogCutFile:
         self._table = JsonTable(os.path.join(root, "config", CUT), disk)
 
     def read(self) -> LogCutTable | None:
-        """Return the recorded cut, or None if there is none. Raises OSError."""
+        """Return the recorded truncation, or None if none is recorded. Raises OSError."""
         found = LogCutTable.from_plain(self._table.load_or_empty(backup=False))
         return found if found.log_end >= 0 else None
 
@@ -46,7 +47,7 @@ class LogCutFile:
         self._table.save({"logEnd": log_end, "storedMs": stored_ms})
 
     def remove(self) -> None:
-        """Remove the file after the log has been cut. Raises OSError."""
+        """Remove the file after the log has been truncated. Raises OSError."""
         self._forget(self._table.path)
 
     def forget_timers(self) -> None:
@@ -73,7 +74,10 @@ def finish_cut(
     ends: CleanEnds,
     deleted: DeletedTopics,
 ) -> None:
-    """Do a recorded cut, if there is one, before the store is recovered. Raises OSError."""
+    """Truncate the log if a truncation is recorded. Call this before the store is recovered.
+
+    Raises OSError.
+    """
     cut = note.read()
     if cut is None:
         return

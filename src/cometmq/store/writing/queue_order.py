@@ -17,7 +17,7 @@ from cometmq.protocol.record.layout import MIN_SIZE
 from cometmq.protocol.record.one import Facts
 from cometmq.store.derived.consume_queue import ConsumeQueue
 
-MAX_GAP_UNITS = 1_000_000  # units; a larger gap means that the offset is damaged
+MAX_GAP_UNITS = 1_000_000  # Maximum number of missing units; a larger gap means a damaged offset
 SPARE = 100_000
 """The number of fillers, in all queues together, that are accepted without space for lost records in the log.
 
@@ -58,7 +58,8 @@ class QueueOrder:
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                self._push(queue, before)  # the records before the waiting record are lost
+                # The next record confirms this offset, so the records before the waiting record are lost.
+                self._push(queue, before)
             else:
                 self._leave_out(before, queue.max_offset, facts)
         if facts.queue_offset == queue.max_offset:
@@ -79,7 +80,7 @@ class QueueOrder:
     def _may_follow_gap(self, queue: ConsumeQueue, facts: Facts) -> bool:
         """Return whether a record may follow the end of its queue after a gap.
 
-        If necessary, this uses up some of the `SPARE` units.
+        Fillers for which the log has no space are subtracted from the limit SPARE.
         """
         gap = facts.queue_offset - queue.max_offset
         if gap < 0 or not queue.max_offset:

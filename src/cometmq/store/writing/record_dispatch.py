@@ -35,7 +35,7 @@ Watched = Container[tuple[str, int]] | None
 """The queues (topic, queue id) whose arrivals are reported; None for all queues."""
 
 ALL, NONE = range(1 << 62), range(0)
-"""Ranges of log positions: all positions, and none."""
+"""Ranges of log positions: `ALL` contains every position, `NONE` contains none."""
 
 _pack = UNIT_STRUCT.pack
 
@@ -164,7 +164,7 @@ class RecordDispatch:
         self._not_served(f"record at {facts.position}: {place} where {end} was expected")
 
     def _queue_group(self, group: RecordGroup, codes: list[int], start: int, may_wait: bool) -> None:
-        """Add units of the records from log position `start` on."""
+        """Add units of the records in `group` from log position `start` on."""
         by_key, waiting = self._queues.by_key, self._order.waiting
         names, properties = group.names, group.properties
         touched, watched = self._touched, self.watched
@@ -191,7 +191,7 @@ class RecordDispatch:
                     )
                     self._queue_one(facts, may_wait)
                 continue
-            queue.window += _pack(position, size, codes[row])  # same as ConsumeQueue.push, but without a call
+            queue.window += _pack(position, size, codes[row])  # `ConsumeQueue.push`, inlined for speed
             queue.max_offset = offset + 1
             queue.max_physical = position + size
             touched.add(queue)

@@ -33,7 +33,7 @@ from cometmq.store.writing.record_dispatch import Arrivals
 
 log = logs.logger(__name__)
 
-_PIECE = 1 << 20  # maximum number of bytes that are moved to the tick's buffer at a time
+_PIECE = 1 << 20  # Maximum number of bytes that are added to the log's write buffer at a time
 
 
 class ReplicaMismatch(StoreError, Terminal):
@@ -56,7 +56,7 @@ class ReplicaDamaged(StoreError, Terminal):
 
 
 class ReplicaCommit(msgspec.Struct, gc=False):
-    """The outcome of one tick.
+    """The outcome of one commit.
 
     Attributes:
         end: The end of the log.
@@ -74,8 +74,8 @@ class ReplicaCommit(msgspec.Struct, gc=False):
 class ReplicaLog:
     """Stores the bytes that a master sends. All methods must be called on the loop.
 
-    Memory use is limited by the caller: this object holds the bytes that arrived in the current tick, and an
-    incomplete record, up to the end of its segment.
+    Memory use is limited by the caller: this object holds the bytes that arrived since the last commit, and
+    an incomplete record, up to the end of its segment.
     """
 
     def __init__(
@@ -87,8 +87,8 @@ class ReplicaLog:
     ) -> None:
         """Create a replica.
 
-        `written` is called with written records. It makes these records visible, now or after their flush,
-        and returns their number and the arrivals.
+        `written` is called with written records. It makes the records visible, immediately or after their
+        flush, and returns the number of visible records and the arrivals.
         """
         self._log = commit_log
         self._flusher = flusher
@@ -97,7 +97,7 @@ class ReplicaLog:
         self._chunks: list[bytes] = []
         self._waiting = 0  # number of received bytes that are not written yet
         self._wanted = 0  # number of unwritten bytes that are needed to continue
-        self._whole = 0  # bytes of complete records in the part that was examined last
+        self._whole = 0  # Number of bytes in the complete records that `_groups` found last
         self._damage: ReplicaDamaged | None = None
 
     @property
@@ -126,7 +126,7 @@ class ReplicaLog:
         return self.end
 
     def append(self, position: int, data: Buffer) -> None:
-        """Queue bytes copied from the master's log, to be written in this tick.
+        """Queue bytes copied from the master's log, to be written by the next commit.
 
         Args:
             position: The log position of the bytes: `next` or, if the log is `empty`, the beginning of any
@@ -141,7 +141,7 @@ class ReplicaLog:
             if not self.empty or self._waiting or position < 0 or position % self._log.segment_size:
                 raise ReplicaMismatch(self.next, position)
             self._log.begin_at(position)
-            self._flusher.flushed = position  # no record before this position needs a flush
+            self._flusher.flushed = position  # No record before `position` exists, so none has to be flushed
         self._chunks.append(bytes(data))
         self._waiting += len(data)
 
@@ -155,7 +155,7 @@ class ReplicaLog:
         done = ReplicaCommit(self._log.end)
         if self._waiting < max(self._wanted, 1):
             return done
-        # A full disk is no reason to refuse bytes here, because the write itself then raises an error.
+        # A full disk is no reason to refuse bytes before the write, as the write itself raises an error.
         if self._flags.reasons.keys() - {Flag.DISK_FULL}:
             why = f"the store accepts no messages: {self._flags.why()}"
             done.error = StoreRefused(ResponseCode.SERVICE_NOT_AVAILABLE, why)
