@@ -26,7 +26,7 @@ log = logs.logger(__name__)
 INT_MAX = (1 << 31) - 1
 """Maximum value that RocketMQ's servers accept for most numeric settings."""
 LONG_MAX = (1 << 63) - 1
-"""Maximum value of times and positions in the log."""
+"""Maximum value of a setting that is a time or a log position: the maximum of a Java long."""
 TEXT_MAX = 4096
 """Maximum length of a value in characters: enough for a path or hundreds of name servers."""
 BODY_MAX = 64 << 10
@@ -51,7 +51,7 @@ _SPECIAL_NAMES = {
     "check_crc_on_read": "checkCRCOnRead",
 }
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]").search
-_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # int() itself would also accept 1_000 and non-ASCII digits
+_NUMBER = re.compile(r"-?[0-9]{1,400}").fullmatch  # `int()` would also accept `1_000` and non-ASCII digits
 
 
 class Range(NamedTuple):
@@ -189,7 +189,7 @@ class Inert:
         self.defaults = {**without_use, **not_built}
 
     def check(self, properties: Mapping[str, str]) -> None:
-        """Validate the values. Log which settings are set without effect.
+        """Validate the settings of a server. Log which of them are set without effect.
 
         Raises:
             ConfigError: A value is invalid for Apache's server, too.

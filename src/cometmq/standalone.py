@@ -157,7 +157,8 @@ class Standalone(Running):
         properties |= {key: text for key, text in self._settings.items() if key in SIZES}
         complete = {**properties, **self._settings}
         with settings_of(path, self._settings, data):
-            BrokerConfig.from_properties(complete)  # raises ConfigError before an invalid setting is written
+            # Raises ConfigError for an invalid setting, so that no invalid setting is written to the file.
+            BrokerConfig.from_properties(complete)
         changed = {key: text for key, text in properties.items() if before.get(key) != text}
         if changed:
             replace_file(self._disk, path, with_values(data, changed))

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from datetime import datetime
 
-LIMIT = 256  # maximum characters, because no legal topic or group name is longer
-_IDEOGRAPHIC_SPACE = "\u3000"  # common in Chinese text, but not printable according to Python
+LIMIT = 256  # Maximum length of an untrusted text in characters; no legal topic or group name is longer
+_IDEOGRAPHIC_SPACE = "\u3000"  # This space is common in Chinese text, but `str.isprintable` is False for it
 
 
 def printable(text: str, limit: int | None = LIMIT) -> str:
@@ -66,7 +66,7 @@ def printable_lines(text: str) -> str:
 def printable_json(data: bytes) -> bytes:
     """Return JSON with characters that could control a terminal written as `\\uXXXX`."""
     text = data.decode("utf-8")
-    lines = text.split("\n")  # JSON strings contain no bare line ends, so these belong to the layout
+    lines = text.split("\n")  # JSON strings contain no bare line ends, so line ends belong to the layout
     if all(map(str.isprintable, lines)):
         return data
     return "\n".join("".join(map(_json_char, line)) for line in lines).encode("utf-8")
@@ -82,10 +82,10 @@ def _json_char(char: str) -> str:
 def local_time(epoch_ms: int, millis: str = "") -> str:
     """Return local time as `2026-01-31 23:59:59`.
 
-    If `millis` is given, milliseconds follow after this separator.
+    If `millis` is given, the milliseconds follow, separated by `millis`.
 
-    0 means no time and returns an empty text. A time before 1970 or outside of Python's calendar is returned
-    as digits.
+    The time 0 means that there is no time, so the result is an empty text. A time before 1970 or outside of
+    Python's calendar is returned as digits.
     """
     if epoch_ms == 0:
         return ""

@@ -55,7 +55,8 @@ def load(data: bytes, bytes_max: int = BYTES_MAX, nodes_max: int = NODES_MAX) ->
     except yaml.MarkedYAMLError as error:
         problem = ", ".join(part for part in (error.problem, error.context) if part)
         raise YamlError(_line(error.problem_mark), problem or "this is no YAML") from None
-    except (ValueError, OverflowError, RecursionError) as error:  # PyYAML does not catch these exceptions
+    # PyYAML does not convert these exceptions to its own error classes.
+    except (ValueError, OverflowError, RecursionError) as error:
         line = 1 if loader is None else loader.line + 1
         raise YamlError(line, f"the file is not YAML: {printable(str(error))}") from None
 

@@ -37,7 +37,7 @@ def stop_accepting(listener: asyncio.Server) -> None:
     """Close a listening server in two steps.
 
     If asyncio accepts a connection in the loop iteration in which its server is closed, it never closes that
-    connection. Therefore the server stops accepting now, and is closed in the next iteration.
+    connection. So the server stops accepting in this call, and is closed in the next iteration.
     """
     loop = listener.get_loop()
     for listening in listener.sockets:

@@ -123,7 +123,7 @@ class Opening(asyncio.BufferedProtocol):
             self._timer.cancel()
 
     def _hand_over(self, transport: asyncio.Transport | None) -> None:
-        """Pass the transport, and the bytes received so far, to a Connection."""
+        """Replace this protocol by a `Connection`, which gets the transport and the bytes received so far."""
         self._done()
         if transport is None or transport.is_closing():
             return
@@ -146,7 +146,7 @@ class Opening(asyncio.BufferedProtocol):
         openings.loop.call_soon(openings.loop.call_soon, self._feed_handshake, hello)
 
     def _feed_handshake(self, hello: bytearray) -> None:
-        """Pass the bytes that have already been read to the TLS protocol, which now reads the connection."""
+        """Pass the bytes read so far to the TLS protocol, which reads the connection from then on."""
         transport = self._transport
         assert transport is not None
         if not transport.is_closing():
@@ -164,7 +164,7 @@ class Opening(asyncio.BufferedProtocol):
                 ssl_handshake_timeout=openings.limits.handshake_s,
                 ssl_shutdown_timeout=openings.limits.handshake_s,
             )
-        except (OSError, asyncio.CancelledError) as error:  # ssl.SSLError is an OSError
+        except (OSError, asyncio.CancelledError) as error:  # `ssl.SSLError` is a subclass of OSError
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._refuse(f"the TLS handshake failed: {reason}")
             return

@@ -61,7 +61,7 @@ class RemotingServer:
         if tls is not None:
             self._make = self._openings = Openings(tls, self._limits, self._make_connection)
         self._table = ConnectionTable(self._loop, scan_s)
-        self._listeners: list[Callable[[], None]] = []  # each call stops listening on one address
+        self._listeners: list[Callable[[], None]] = []  # Functions that stop listening, one for each address
         self._stopped = False
 
     @property
@@ -132,7 +132,7 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
-        if self._stopped:  # the connection was accepted while the server was being stopped
+        if self._stopped:  # Stopping closes only the connections known by then, so a later one is aborted
             connection.abort()
             return
         self._table.add(connection)

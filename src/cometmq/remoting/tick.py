@@ -64,7 +64,7 @@ class PartialFrames:
 
 
 class Flushable(Protocol):
-    """The methods of a connection that the tick uses."""
+    """The methods of a connection that `Tick` calls."""
 
     def flush(self) -> None: ...
 
@@ -72,16 +72,16 @@ class Flushable(Protocol):
 
 
 class Tick:
-    """Runs callbacks and flushes connections once per loop iteration.
+    """Runs callbacks and flushes connections at the end of loop iterations.
 
-    The servers of one broker share one tick.
+    The servers of one broker share one object.
 
     Attributes:
         scratch: The buffer into which all connections read. A loop has the bytes of one connection handled
             before it reads for the next.
         partial: The sizes of incomplete frames.
         unsent: The sizes of responses that the peers have not received.
-        scheduled: Whether a tick is already scheduled.
+        scheduled: Whether `run_now` is already scheduled.
     """
 
     __slots__ = ("_callbacks", "_dirty", "_loop", "partial", "scheduled", "scratch", "unsent")
@@ -96,9 +96,9 @@ class Tick:
         self.unsent = PartialFrames("unsent answers")
 
     def at_end(self, callback: Callable[[], None]) -> None:
-        """Register `callback`.
+        """Register a callback for `run_now`.
 
-        Each tick runs the callbacks in order of registration, then sends responses.
+        Callbacks run in the order of registration, before responses are sent.
         """
         self._callbacks.append(callback)
 
@@ -107,21 +107,21 @@ class Tick:
         self._callbacks = [known for known in self._callbacks if known != callback]
 
     def schedule(self) -> None:
-        """Schedule a tick at the end of the current loop iteration, after its reads."""
-        # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration,
-        # so the tick runs after the reads.
+        """Schedule `run_now` for the end of the current loop iteration, after its reads."""
+        # asyncio and uvloop run a call_soon callback only after all I/O callbacks of the current iteration.
+        # So `run_now` runs after the reads.
         if not self.scheduled:
             self.scheduled = True
             self._loop.call_soon(self.run_now)
 
     def mark_dirty(self, connection: Flushable) -> None:
-        """Send the queued bytes of `connection` at the end of this tick."""
+        """Send the queued bytes of `connection` at the end of the current loop iteration."""
         self._dirty.append(connection)
         if not self.scheduled:
             self.schedule()
 
     def run_now(self) -> None:
-        """Run the tick immediately: the callbacks, then the writes of the connections."""
+        """Run the registered callbacks, then write the queued bytes of all connections."""
         for callback in self._callbacks:
             try:
                 callback()
@@ -140,5 +140,5 @@ class Tick:
             raise
         finally:
             self.scheduled = False
-            if self._dirty:  # a flush has queued more bytes, for instance through a close callback
+            if self._dirty:  # `flush` can queue more bytes, for instance in a close callback
                 self.schedule()

@@ -58,7 +58,10 @@ class TlsFile:
         return BOOLEANS[text] if text else default
 
     def stamps(self) -> list[tuple[int, int, int] | None]:
-        """Return values that change when the settings file, or a file that it names, is written."""
+        """Return the stamps of the settings file and of the files that it names.
+
+        A write to a file changes its stamp.
+        """
         paths = [self.path, *(self.text(key) for key in KEYS if key.endswith("Path"))]
         return [_stamp(path) for path in paths if path]
 
@@ -107,7 +110,8 @@ class TlsFile:
         key = f"tls.{side}.certPath"
         password = self.text(f"tls.{side}.keyPassword")
 
-        def ask() -> str:  # without this function, OpenSSL would prompt for the password at the terminal
+        # Without a password function, OpenSSL would prompt for the password at the terminal.
+        def ask() -> str:
             return password
 
         try:
@@ -181,7 +185,8 @@ class ServerTls:
         self._stamps = stamps
         try:
             file = TlsFile(self._file.path)
-            self._file, self._stamps = file, file.stamps()  # take the stamps before the files are read
+            # The stamps are read before the certificates, so the next check detects a change in between.
+            self._file, self._stamps = file, file.stamps()
             self.context = file.server_context()
         except ConfigError as error:
             log.error("TLS keeps its previous certificates: %s", error)

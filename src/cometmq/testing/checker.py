@@ -97,7 +97,7 @@ class Report(msgspec.Struct, kw_only=True):
 
 
 class _Index:
-    """Operations of a history, grouped as the rules need them."""
+    """The operations of a history, with the groupings by which the rules look them up."""
 
     def __init__(self, history: list[Operation], expected: Expected) -> None:
         self.history = history
@@ -243,7 +243,7 @@ def one_message_per_offset(index: _Index) -> Iterator[str]:
     lows = {(each.topic, each.queue): each.min for each in reversed(index.of("bounds")) if is_ok(each)}
     for (topic, queue), by_offset in messages.items():
         if topic not in topics:
-            continue  # the history does not contain the sends to a retry topic
+            continue  # Retry topics are skipped, because the history does not contain the sends to them
         low = min(min(by_offset), lows.get((topic, queue), min(by_offset)))
         # The number of missing offsets is not counted in a loop, because one damaged offset may be 2**62
         # after the others.

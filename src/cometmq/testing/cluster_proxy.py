@@ -128,5 +128,5 @@ class ClusterProxy(Proxy):
                     proxy = FaultProxy(addr, self.script)
                     await proxy.start()
                     if self.brokers.setdefault(addr, proxy) is not proxy:
-                        await proxy.stop()  # a concurrent request has already created this broker's proxy
+                        await proxy.stop()  # A concurrent request has already created a proxy for the broker
                 broker.broker_addrs[broker_id] = self.brokers[addr].addr

@@ -26,8 +26,8 @@ from cometmq.testing.memory import MemoryNetwork
 
 _numbers = itertools.count()
 
-# A test may block the event loop that it shares with the broker. The broker must not reject sends that wait
-# meanwhile.
+# A test may block the event loop that it shares with the broker. The broker must not reject the sends that
+# waited during that time.
 PATIENT = {"waitTimeMillsInSendQueue": "60000"}
 
 
@@ -45,7 +45,7 @@ class TestBroker:
             start, too.
     """
 
-    __test__ = False  # otherwise pytest would collect the class as a test
+    __test__ = False  # Without this attribute, pytest would collect the class as a test
 
     def __init__(self, settings: Mapping[str, str] | None = None) -> None:
         number = next(_numbers)
@@ -53,7 +53,7 @@ class TestBroker:
         self.namesrv = f"{self._host}:{DEFAULT_NAMESRV_PORT}"
         self._settings = {**PATIENT, **(settings or {})}
         self._cluster: Standalone | None = None
-        self._run: Run | None = None  # runs coroutines in the broker's thread, if `with` started it
+        self._run: Run | None = None  # Runs coroutines in the broker's thread; None without such a thread
         self._exits = AsyncExitStack()
         self._thread = ExitStack()
 

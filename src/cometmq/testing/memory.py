@@ -84,14 +84,14 @@ class MemoryTransport(asyncio.Transport):
         self._paused = False
 
     def run_there(self, callback: Callable[[], object]) -> None:
-        """Schedule a callback in this side's event loop, unless the loop is closed."""
+        """Schedule a callback in the event loop of this end of the connection, unless the loop is closed."""
         if asyncio.get_running_loop() is self._loop:
             self._loop.call_soon(callback)
             return
         try:
             self._loop.call_soon_threadsafe(callback)
         except RuntimeError:
-            pass  # the loop is closed, so its connections have ended
+            pass  # A closed loop has no open connections, so the callback has nothing to do
 
     def begin(self, protocol: asyncio.BaseProtocol) -> None:
         """Attach the protocol and report the connection to it."""
@@ -117,14 +117,14 @@ class MemoryTransport(asyncio.Transport):
         self.write(b"".join(list_of_data))
 
     def close(self) -> None:
-        """Close both sides once the peer has received all bytes written by this side."""
+        """Close both ends once the peer has received all bytes that this end has written."""
         if not self._closing:
             self._closing = True
             self.peer.run_there(self.peer.peer_closed)
             self._loop.call_soon(self._lost)
 
     def abort(self) -> None:
-        """Close the connection. This equals `close`, because all written bytes are already at the peer."""
+        """Do the same as `close`: no written bytes are pending, because they are already at the peer."""
         self.close()
 
     def is_closing(self) -> bool:
@@ -178,7 +178,7 @@ class MemoryTransport(asyncio.Transport):
             self._lost()
 
     def was_taken(self, count: int) -> None:
-        """Record that the peer has read `count` bytes written on this side."""
+        """Record that the peer has read `count` bytes that this end has written."""
         self._unread -= count
         if self._paused and self._unread <= self._low and self._protocol is not None and not self._ended:
             self._paused = False

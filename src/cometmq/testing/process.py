@@ -76,12 +76,12 @@ class ServerProcess:
 
     @property
     def pid(self) -> int:
-        """Process id."""
+        """Process id of the server."""
         return self.process.pid
 
     @property
     def output(self) -> str:
-        """All lines of both streams so far, in the order of their arrival."""
+        """All lines of standard output and standard error so far, in the order of their arrival."""
         with self._output_changed:
             return "\n".join(self.lines)
 
@@ -238,5 +238,5 @@ class StandaloneProcess(ServerProcess):
         return line
 
     def _brokers(self) -> dict[str, str]:
-        """Return the brokers' addresses by name, from the lines so far."""
+        """Return the addresses of the brokers by broker name, from the output so far."""
         return dict(match.groups() for line in self.lines if (match := BROKER.match(line)))  # type: ignore[misc]

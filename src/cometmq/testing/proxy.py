@@ -141,7 +141,7 @@ class FaultProxy(Proxy):
             return
         stop_accepting(self._server)
         self._server = None
-        await asyncio.sleep(0)  # lets connections that were just accepted register
+        await asyncio.sleep(0)  # Lets connections that were just accepted register in `_open`
         tasks = list(self._open.values())
         for task in tasks:
             task.cancel()
@@ -188,7 +188,10 @@ class ProxiedConnection:
         return {direction: flow.passed for direction, flow in self._flows.items()}
 
     def inflict(self, fault: Fault) -> None:
-        """Inject a fault. Its `after` counts bytes from now. Must be called in the proxy's event loop."""
+        """Inject a fault whose `after` counts bytes from the call on.
+
+        Must be called in the proxy's event loop.
+        """
         for direction in fault.directions:
             self._flows[direction].add(fault)
 
@@ -212,7 +215,7 @@ class ProxiedConnection:
                 flow.go_on()
             await self._over.wait()
         except OSError:
-            pass  # the reset below reports the failed connection to the client
+            pass  # The reset in `cut` reports the failed connection to the client
         finally:
             for flow in self._flows.values():
                 flow.stop()
@@ -239,8 +242,8 @@ class _End(asyncio.Protocol):
     def __init__(self, connection: ProxiedConnection) -> None:
         self.connection = connection
         self.transport: asyncio.Transport | None = None
-        self.out: _Flow  # bytes received from this end's peer
-        self.into: _Flow  # bytes to be sent to this end's peer
+        self.out: _Flow  # The direction of the bytes that come from the peer of this end
+        self.into: _Flow  # The direction of the bytes that go to the peer of this end
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -250,7 +253,7 @@ class _End(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         self.out.end_came()
-        return True  # keeps the other direction open
+        return True  # True keeps the transport open for bytes of the other direction
 
     def pause_writing(self) -> None:
         self.into.hold(True)
@@ -264,7 +267,7 @@ class _End(asyncio.Protocol):
     def end(self) -> None:
         """End the stream to the peer. The peer may still send."""
         if self.transport is not None and not self.transport.is_closing():
-            with contextlib.suppress(OSError):  # if the socket is already closed, `connection_lost` follows
+            with contextlib.suppress(OSError):  # The socket may be closed; then `connection_lost` follows
                 self.transport.write_eof()
 
     def close(self) -> None:
@@ -289,16 +292,16 @@ class _Flow:
         source.out = target.into = self
         self.passed = 0
         self.ended = False
-        self._due: list[tuple[int, Fault]] = []  # each fault with the number of bytes that pass before it
+        self._due: list[tuple[int, Fault]] = []  # Faults to inject, and after how many passed bytes each
         self._waiting = bytearray()
         self._end_came = False
         self._held = False  # whether the target's write buffer is full
         self._timer: asyncio.TimerHandle | None = None  # timer of a stall, a delay, or a pause between pieces
         self._stalled = False
         self._delay_s = 0.0
-        self._delayed = False  # whether the waiting bytes have been delayed already
+        self._delayed = False  # Whether the bytes in `_waiting` have already been delayed
         self._piece = WHOLE
-        self._deaf = False  # whether the direction is half closed: received bytes are dropped
+        self._deaf = False  # Whether the direction is half closed, so that received bytes are dropped
 
     def add(self, fault: Fault) -> None:
         """Add a fault that happens after `after` more bytes."""
@@ -363,7 +366,7 @@ class _Flow:
         if not self._deaf:
             target.write(piece)
         if self._piece != WHOLE and self._waiting:
-            self._wait(0)  # an event-loop turn between pieces, so that the receiver reads them one by one
+            self._wait(0)  # A pause of one loop iteration, so that the receiver reads the pieces one by one
 
     def _do(self, fault: Fault) -> None:
         self._happened[fault.kind] += 1
