@@ -36,7 +36,7 @@ The limit is generous, because all settings of a broker together take only 8 KiB
 """
 
 PACKAGED_CONF = os.path.join(os.path.dirname(os.path.realpath(__file__)), "conf")
-"""Directory of the configuration files in this package."""
+"""Directory of the configuration files in CometMQ's Python package."""
 _BOM = b"\xef\xbb\xbf"
 
 BOOLEANS = {"true": True, "false": False}
@@ -133,7 +133,7 @@ def show_value(value: object) -> str:
 
 
 def check_ranges(ranges: Mapping[str, Range], value_of: Callable[[str], int]) -> None:
-    """Raise ConfigError for the first number, in order of keys, that is out of its range."""
+    """Raise ConfigError for the first setting, in order of keys, whose number is out of range."""
     for key, (low, high, what) in ranges.items():
         value = value_of(key)
         if not low <= value <= high:
@@ -157,7 +157,7 @@ def check_host(key: str, host: str) -> None:
 
 
 def check_addresses(key: str, text: str) -> list[str]:
-    """Return the `host:port` entries of a text in which `;` or `,` separates them.
+    """Return the `host:port` entries of a text. The separators are `;` and `,`.
 
     Raises ConfigError with the first invalid entry.
     """

@@ -241,7 +241,7 @@ def broker_name(number: int) -> str:
 
 
 def small_files() -> dict[str, str]:
-    """Return the small segment sizes of this module as settings."""
+    """Return the small segment sizes for standalone clusters as settings."""
     sized = StoreConfig().replace(**SMALL_FILES).to_properties()
     plain = StoreConfig().to_properties()
     return {key: value for key, value in sized.items() if value != plain[key]}

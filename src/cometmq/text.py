@@ -33,7 +33,7 @@ def is_utf8(text: str) -> bool:
 
 
 def shortened(text: str, limit: int | None = LIMIT) -> str:
-    """Return a text unchanged, or its first `limit` characters and its length if it is longer."""
+    """Return a short text unchanged. Of a longer text, return its first `limit` characters and its length."""
     if limit is None or len(text) <= limit:
         return text
     return f"{text[:limit]}... ({len(text)} characters)"

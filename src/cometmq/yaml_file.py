@@ -124,7 +124,7 @@ class _Loader:
 
 
 def dump(value: dict[str, Any]) -> bytes:
-    """Return the content of a YAML file with this value. The keys keep their order."""
+    """Return the content of a YAML file with the given value. The keys keep their order."""
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=False).encode()
 
 

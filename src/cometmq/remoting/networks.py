@@ -11,7 +11,7 @@ MakeProtocol = Callable[[], asyncio.BufferedProtocol]
 
 
 class Network(Protocol):
-    """Opens and accepts the connections of one host. Both methods must be called in a running loop."""
+    """Opens and accepts the connections of one host. All methods must be called in a running loop."""
 
     def connect(self, make: MakeProtocol, port: int) -> asyncio.BufferedProtocol:
         """Connect a new protocol, created by `make`, to `port` and return the protocol.
@@ -23,7 +23,7 @@ class Network(Protocol):
     def listen(self, make: MakeProtocol, port: int) -> tuple[int, Callable[[], None]]:
         """Listen on a port; 0 selects a free one. Return the port and a function that stops listening.
 
-        Raises OSError.
+        Raises OSError if the port cannot be used.
         """
         ...
 

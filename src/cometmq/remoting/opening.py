@@ -57,7 +57,7 @@ class Openings:
             log.info("%s: %s; closed", peer, why)
 
     async def close_all(self) -> None:
-        """Close the connections that have sent no byte yet, and any that are accepted after this call."""
+        """Close the connections that have sent no byte, also those that are accepted after this call."""
         self.closed = True
         for opening in list(self.open):
             opening.abort()

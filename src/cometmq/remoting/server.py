@@ -70,7 +70,7 @@ class RemotingServer:
         return self._table.connections
 
     def override_handlers(self, codes: Collection[int], handler: Handler) -> None:
-        """Pass requests with these codes to `handler` instead of to their own handlers or shortcuts.
+        """Pass requests with the given codes to `handler` instead of to their own handlers or shortcuts.
 
         If `codes` is empty, each request goes to its own handler again. Requests with other codes do not get
         slower.
@@ -132,7 +132,7 @@ class RemotingServer:
         )
 
     def _on_open(self, connection: Connection) -> None:
-        if self._stopped:  # Stopping closes only the connections known by then, so a later one is aborted
+        if self._stopped:  # Connections accepted during a stop are aborted, as nothing closes them later
             connection.abort()
             return
         self._table.add(connection)

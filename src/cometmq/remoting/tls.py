@@ -86,8 +86,9 @@ class TlsFile:
     def client_context(self) -> ssl.SSLContext:
         """Return the TLS context of a client.
 
-        Unlike the context of RocketMQ's clients, this context verifies servers unless the file disables that.
-        It also verifies the servers' host names, unless trustCertPath names the trusted certificates.
+        Unlike the context of RocketMQ's clients, this context verifies servers unless the settings file
+        disables the verification. It also verifies the servers' host names, unless trustCertPath names the
+        trusted certificates.
         """
         if not self._wanted:
             raise self._wrong("tls.enable", "true, where this file is to have a client speak TLS")
@@ -197,7 +198,7 @@ class ServerTls:
 async def server_tls(mode: str, path: str) -> ServerTls | None:
     """Return the server's TLS for the settings `tls.server.mode` and `tls.config.file`, or None.
 
-    The settings file may contain the mode, too. If neither names a mode, the mode is permissive. Raises
+    The settings file may contain the mode, too. If no mode is set, the mode is permissive. Raises
     ConfigError.
     """
     if not path:

@@ -159,7 +159,7 @@ class MessageStore:
         saved = self.checkpoint.saved
         shown = 0 if saved is None else saved.position
         ends = find_log_ends(self.files, self.config, self.log.directories, shown)
-        # Queues and tables may refer to entries that a suspect log lacks, so they are distrusted.
+        # Queues and tables may refer to entries that a suspect log lacks, so recovery must not trust them.
         if ends.suspect:
             self._abort.set()
             self.checkpoint.reset()
@@ -290,13 +290,13 @@ class MessageStore:
         self.upkeep.start(loop or asyncio.get_running_loop())
 
     async def stop(self) -> None:
-        """Commit, write and sync everything, record the clean stop, and unlock the directory."""
+        """Commit, write and sync all data of the store, record the clean stop, and unlock the directory."""
         if not self._closed:
             await self.upkeep.stop()
             self.close()
 
     def close(self) -> None:
-        """Stop on the calling thread. The stop counts as clean only if everything was written."""
+        """Stop on the calling thread. The stop counts as clean only if all data of the store was written."""
         if self._closed:
             return
         self.appender.encode_pending()
@@ -314,7 +314,7 @@ class MessageStore:
             self.crash()
 
     def crash(self) -> None:
-        """Release the directory without writing anything, as if the process had been killed."""
+        """Release the directory of the store without writing anything, as if the process had been killed."""
         self._closed, self.appender.why_closed = True, "the store is closed"
         self.upkeep.abandon()
         self.log.close(keep_spares=self._abort.exists())
@@ -338,7 +338,7 @@ class MessageStore:
     # -- writing ----------------------------------------------------------------------------------
 
     def commit(self) -> Commit:
-        """Write the messages appended since the last call. After an error none of them is stored."""
+        """Write the messages appended since the last call. After an error none of the messages is stored."""
         encoded, placed, refused = self.appender.end_tick()
         groups: Sequence[WrittenGroup] = encoded
         raft_log = self.raft_log
@@ -371,7 +371,7 @@ class MessageStore:
         return Commit(placed, refused, None, self.log.end, *self._written(groups))
 
     def _written(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Process written records. They become visible immediately or after their flush.
+        """Process written records. The records become visible immediately or after their flush.
 
         Return the number of records that have become visible, and the arrivals in watched queues.
         """
@@ -391,7 +391,7 @@ class MessageStore:
             elif not self.config.flush_commit_log_timed:
                 self.flusher.timed()
             return 0, []
-        # Records also wait if earlier ones wait, which is possible after a change to ASYNC_FLUSH: records
+        # Records also wait if earlier records wait, which is possible after a change to ASYNC_FLUSH: records
         # become visible in the order of the log.
         if self.config.sync_flush or self.dispatcher.waits:
             if groups:

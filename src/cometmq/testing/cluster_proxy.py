@@ -51,7 +51,7 @@ class ClusterProxy(Proxy):
 
     @property
     def proxies(self) -> list[FaultProxy]:
-        """All proxies of the cluster; the first is that of the name server."""
+        """All proxies of the cluster. The first proxy is that of the name server."""
         return [self.name_server, *self.brokers.values()]
 
     @property
@@ -63,7 +63,7 @@ class ClusterProxy(Proxy):
         """Inject a fault into all open connections to brokers. May be called from any thread.
 
         Args:
-            fault: The fault; its `after` counts bytes from now.
+            fault: The fault. Its `after` counts bytes from the call on.
 
         Raises:
             ClientStateError: A proxy is not running.

@@ -66,7 +66,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(asyncio.Transport):
-    """One side of a connection. Only `run_there` may be called outside this side's event loop."""
+    """One end of a connection. Only `run_there` may be called outside the event loop of this end."""
 
     peer: MemoryTransport
 
@@ -145,7 +145,7 @@ class MemoryTransport(asyncio.Transport):
         self._reading = False
 
     def resume_reading(self) -> None:
-        """Pass buffered and later bytes to the protocol."""
+        """Pass buffered bytes to the protocol immediately, and later bytes when they arrive."""
         if not self._reading:
             self._reading = True
             self._loop.call_soon(self._read)

@@ -22,7 +22,10 @@ StartBroker = Callable[..., LocalBroker]
 
 @pytest.fixture
 def cometmq_broker(tmp_path: Path) -> Iterator[LocalBroker]:
-    """A new name server and broker for one test, on real sockets. The first message to a topic creates it."""
+    """A new name server and broker for one test, on real sockets.
+
+    The first message to a topic creates the topic.
+    """
     with local_broker(tmp_path / "cometmq") as broker:
         yield broker
 

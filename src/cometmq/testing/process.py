@@ -103,7 +103,7 @@ class ServerProcess:
         self._close()
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> str:
-        """Wait for the line that reports readiness.
+        """Wait for the line of output that reports readiness.
 
         Args:
             timeout_s: Maximum time to wait, in seconds. Default: 60.

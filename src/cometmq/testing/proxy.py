@@ -89,7 +89,7 @@ class FaultProxy(Proxy):
         """Inject a fault into all open connections.
 
         Args:
-            fault: The fault; its `after` counts bytes from now.
+            fault: The fault. Its `after` counts bytes from the call on.
 
         Raises:
             ClientStateError: The proxy is not running.
@@ -201,7 +201,7 @@ class ProxiedConnection:
             flow.heal()
 
     def cut(self) -> None:
-        """Reset the connection at both ends. Must be called in the proxy's event loop."""
+        """Reset the connection at both ends. Must be called in the event loop of the proxy."""
         for end in (self.client, self._server):
             end.reset()
         self._over.set()
@@ -222,7 +222,7 @@ class ProxiedConnection:
             self.cut()
 
     def ended(self, end: _End, error: Exception | None) -> None:
-        """Handle the end of one side's transport, which was closed by the proxy or that side's peer."""
+        """Handle the end of a transport, which was closed by the proxy or by the transport's peer."""
         if error is not None or not all(flow.ended for flow in self._flows.values()):
             self.cut()
         other = self._server if end is self.client else self.client
@@ -352,7 +352,7 @@ class _Flow:
         if self._end_came and not self._waiting and self._timer is None and not self._stalled:
             self._finish()
         if not source.is_closing():
-            # The proxy reads on only when no bytes wait in it, so that a stall also stops the sender.
+            # The proxy reads more bytes only when none are waiting, so that a stall also stops the sender.
             (source.pause_reading if self._waiting else source.resume_reading)()
 
     def _pass(self, target: asyncio.Transport) -> None:

@@ -15,7 +15,7 @@ from cometmq.store.tables.deleted_topics import DeletedTopics
 
 log = logs.logger(__name__)
 
-# The maximum number of records after the checkpoint. Recovery scans this number in one or two seconds.
+# The maximum number of records after the checkpoint. Recovery scans so many records in one or two seconds.
 _MAX_RECORDS_BEHIND = 300_000
 _MAX_BYTES_BEHIND = 384 << 20
 
@@ -61,7 +61,10 @@ class Checkpointing:
         self.stored_ms = self.flusher.written_ms  # Store time of the last dispatched record
 
     def dispatched(self, count: int, last: int, end: int, stored_ms: int) -> None:
-        """Record that `count` records became visible. The last one is at log positions `last` to `end`."""
+        """Record that `count` records became visible.
+
+        The last record lies from log position `last` to `end`.
+        """
         self._behind += count
         self._changed = True
         self._last, self._position, self.stored_ms = last, end, stored_ms
@@ -82,9 +85,8 @@ class Checkpointing:
     def written(self, covered: Covered) -> tuple[CheckpointPosition | None, int]:
         """Return the checkpoint position, and the time (ms) up to which index files are full.
 
-        `move` takes both.
-
-        Call this method after queues and index were written, and before they are synced.
+        The caller passes both to `move`. It calls this method after queues and index were written, and before
+        they are synced.
         """
         self._behind -= covered.behind
         self._tried = covered.position

@@ -121,7 +121,7 @@ class DerivedWriter:
         self.tasks.begin(_CYCLE, self.write_cycle)
 
     async def write_cycle(self, *, thorough: bool = False) -> None:
-        """Write queues and index. A thorough cycle writes all of them and makes them durable."""
+        """Write queues and index. A thorough cycle writes all queues, and makes queues and index durable."""
         now = self.clock.monotonic()
         interval_s = self.config.flush_consume_queue_thorough_interval / 1000
         thorough = thorough or now - self._thorough_at >= interval_s or self.checkpointing.far_behind
@@ -132,7 +132,7 @@ class DerivedWriter:
             for _ in range(len(self.queues) // _SLICE + 1 if thorough else _SLICES_PER_CYCLE):
                 if self.queues.write_dirty(_SLICE):
                     break
-                await asyncio.sleep(0)  # let the event loop do other work between two slices
+                await asyncio.sleep(0)  # The event loop does other work between two slices
             part = Flag.WRITE_INDEX_ERROR
             self.index.write()
             if thorough:

@@ -43,7 +43,7 @@ class Fullness:
 
     @property
     def deletes_at_any_hour(self) -> bool:
-        """Whether expired segments are deleted at any hour. This is so if a used share is high or unknown."""
+        """Whether expired segments are deleted at any hour, because a used share is high or unknown."""
         return any(ratio < 0 or ratio > self._due_above for ratio in (self.log_ratio, self.queue_ratio))
 
     @property

@@ -242,7 +242,10 @@ class Retention:
         return True
 
     async def _delete(self, path: str, *, log_segment: bool = False) -> bool:
-        """Delete a file durably. Return whether that succeeded. If not, the next cycle tries again."""
+        """Delete a file durably. Return whether the deletion succeeded.
+
+        If not, the next cycle tries again.
+        """
         try:
             await self.executor.run(unlink_any, self.disk, path)
         except OSError as failure:

@@ -173,7 +173,7 @@ class TopicDeletion:
         Any thread may call this method.
         """
         # The directories are synced first, so that a segment that retention has deleted cannot reappear after
-        # a power failure. It may contain records of topics that the table no longer lists.
+        # a power failure. Such a segment may contain records of topics that the table no longer lists.
         for directory in self.commit_log.directories.all:
             self.disk.fsync_dir(directory)
         self.deleted.add(topics, end, begin)
@@ -187,7 +187,7 @@ class TopicDeletion:
                 self.min_offsets.set_offsets(topic, floors[topic])
         try:
             self.deleted.restore(topics, deleted)
-            # The log may have become shorter meanwhile; no recorded end may lie after its end.
+            # The log may have become shorter; no recorded end may lie after the end of the log.
             self.deleted.lower(self.commit_log.end)
             self.min_offsets.save()
         except OSError as failure:

@@ -75,7 +75,7 @@ class TopicRetention:
         self._units_left = 0
 
     def set_limits(self, limits: Mapping[str, TopicLimit]) -> None:
-        """Set the limits of all topics that have limits. They take effect in the next cycle."""
+        """Set the limits of all topics that have limits. The limits take effect in the next cycle."""
         self._limits = dict(limits)
         self._counted = {
             queue: kept
@@ -93,8 +93,8 @@ class TopicRetention:
     async def topic_cycle(self) -> int:
         """Run a cycle of topic retention. Return the number of messages that the cycle hides from readers.
 
-        Minimum offsets are written to the device before they take effect. If that fails, they take effect
-        nevertheless, but only until the next start.
+        Minimum offsets are written to the device before they take effect. If the write fails, they take
+        effect nevertheless, but only until the next start.
         """
         limits = self._limits
         now_ms = self.steady.now_ms()

@@ -157,7 +157,8 @@ def checkpoint_position_of(data: bytes) -> CheckpointPosition | None:
 def is_position_whole(data: bytes) -> bool:
     """Return whether a checkpoint file holds an undamaged checkpoint position.
 
-    The checkpoint position may be outdated, because Apache's broker changes the times of the file without it.
+    An undamaged checkpoint position may be outdated, because Apache's broker changes only the times in the
+    file.
     """
     saved = data[POSITION_LOCATION]
     return saved.startswith(_MAGIC) and _CRC.unpack(saved[-_CRC.size :])[0] == crc32(saved[: -_CRC.size])

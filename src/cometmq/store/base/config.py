@@ -275,7 +275,7 @@ CONSUME_QUEUES, INDEX, CHECKPOINT, ABORT = LOCATION_KEYS = (
 LOCATIONS = dict(zip(LOCATION_KEYS, ("consumequeue", "index", "checkpoint", "abort"), strict=True))
 """The settings that can move a directory or file of the store, each with its usual name below the root.
 
-Apache's brokers of 4.x and 5.x ignore them (docs/reference/storage.md, Store directory).
+Apache's brokers of 4.x and 5.x ignore these settings (docs/reference/storage.md, Store directory).
 """
 
 RAFT_FIELDS = (
@@ -295,4 +295,7 @@ SMALL_FILES = {
     "max_hash_slot_num": 50_000,
     "max_index_num": 200_000,
 }
-"""The small file lengths for `standalone` and tests. They are always written to the store's broker.conf."""
+"""The small file lengths for `standalone` and tests.
+
+The lengths are always written to the store's broker.conf.
+"""

@@ -230,7 +230,7 @@ class OsDisk:
             return []
 
     def facts(self, path: str) -> FileFacts | None:
-        """Return the facts about the file at the path, or None if it does not exist.
+        """Return the facts about the file at a path, or None if the file does not exist.
 
         A link is not followed.
         """
@@ -368,7 +368,7 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def unlink_any(disk: Disk, path: str) -> None:
-    """Delete a file if it exists. Raises OSError."""
+    """Delete a file if it exists. Raises OSError if the deletion fails."""
     with suppress(FileNotFoundError):
         disk.unlink(path)
 

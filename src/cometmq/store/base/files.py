@@ -24,7 +24,9 @@ class FileRange(NamedTuple):
     length: int
 
     def read(self, disk: Disk) -> bytes:
-        """Read the range in a thread: fewer bytes at the end of the file, none if the file does not exist.
+        """Read the range in a thread.
+
+        Return fewer bytes at the end of the file, none if the file does not exist.
 
         Raises OSError.
         """
@@ -64,7 +66,10 @@ class Reads:
         self._fetched = fetched or {}
 
     def read(self, disk: Disk, fd: int, path: str, length: int, offset: int) -> Buffer:
-        """Read `length` bytes of an open file, fewer at its end. Raises NotInMemory, OSError."""
+        """Read `length` bytes of an open file, or fewer at the end of the file.
+
+        Raises NotInMemory, OSError.
+        """
         if self._wait:
             return disk.pread(fd, length, offset)
         cached = disk.pread_cached(fd, length, offset)
@@ -108,7 +113,7 @@ class StoreFiles:
         self.descriptors = DescriptorCache(disk)
 
     def read(self, path: str, length: int, offset: int, reads: Reads) -> Buffer | None:
-        """Read exactly `length` bytes. Return None if the file does not exist or is too short.
+        """Read exactly `length` bytes of a file. Return None if the file does not exist or is too short.
 
         Raises NotInMemory, OSError.
         """

@@ -24,8 +24,8 @@ from cometmq.store.base.disk import NO_DIRECTORY_LOCKS, Disk, opened, read_file,
 log = logs.logger(__name__)
 _MAX_PATH_BYTES = 4096
 _LOCK_TEXT = b"lock"
-# The lock files that this process has locked. POSIX record locks exclude other processes only, so a second
-# owner within this process must be excluded by this set.
+# The lock files that this process has locked. POSIX record locks exclude other processes only, so this set
+# excludes a second owner within the process.
 _held: set[str] = set()
 # Held while a lock file is locked, because record locks do not exclude other threads of this process.
 _claiming = threading.Lock()
@@ -174,7 +174,10 @@ def _record_owner(disk: Disk, fd: int, key: str, path: str, root: str) -> None:
 
 
 def _checked_owner(disk: Disk, key: str, path: str, content: bytes, root: str) -> str:
-    """Return the owner that the record of a file contains. Raises ConfigError if it is another store."""
+    """Return the owner that the record of a file contains.
+
+    Raises ConfigError if another store is the owner.
+    """
     owner = content.decode(errors="surrogateescape")
     if owner and owner != root and is_store(disk, owner):
         cure = f"remove {path}.owner if that store no longer uses it"

@@ -33,7 +33,7 @@ class UncachedReads:
         self._disk = disk
         self._places = asyncio.Semaphore(_MAX_PARALLEL_READS)
         self._under_way: dict[FileRange, asyncio.Task[None]] = {}
-        self._passing = asyncio.Lock()  # Held by the query that receives bytes directly, one query at a time
+        self._passing = asyncio.Lock()  # Held by the query that gets its bytes directly; one query at a time
 
     async def answer(self, question: Callable[[Reads], T], missing: FileRange) -> T:
         """Return the result of a query that found the range `missing` not in memory. Raises OSError."""
@@ -68,7 +68,7 @@ class UncachedReads:
             await self._read(whole)
 
     async def _pass_ranges(self, question: Callable[[Reads], T], missing: FileRange) -> T:
-        """Repeat the query with the bytes of each range that was not in memory before, until it completes.
+        """Repeat a query with the bytes of each range that was not in memory, until the query completes.
 
         If the device cannot read a range, the query gets the error. The query may be able to do without the
         range.

@@ -421,7 +421,7 @@ class ConsumeQueue:
         """Return the log position in the last unit before `offset` that is not a filler.
 
         Returns:
-            The position; 0 if there is no such unit, -1 if a unit is missing on the way.
+            The position; 0 if all units before `offset` are fillers, -1 if the search reaches a missing unit.
         """
         disk = self._files.disk
         for base in reversed(self.positions):
@@ -474,7 +474,7 @@ class ConsumeQueue:
             if base >= end and base > self.positions[0]:
                 self._files.delete(path)
                 self.positions.remove(base)
-                self.new_names = changed = True  # The directory needs a sync, so the file cannot reappear
+                self.new_names = changed = True  # Causes a sync of the directory, so the file cannot reappear
                 continue
             begin = max(0, end - base)
             if begin >= self.file_size:

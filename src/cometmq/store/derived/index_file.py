@@ -56,7 +56,7 @@ def chain(slots: NDArray[Any], hashes: IntArray, numbers: IntArray) -> NDArray[A
     slot = hashes % len(slots)
     previous: NDArray[Any] = slots[slot]
     slots[slot] = numbers  # The last entry wins if several have the same slot
-    if not np.array_equal(slots[slot], numbers):  # True if some of the new entries share a slot
+    if not np.array_equal(slots[slot], numbers):  # True if several of the new entries have the same slot
         order = np.argsort(slot, kind="stable")
         later = np.flatnonzero(slot[order][1:] == slot[order][:-1]) + 1
         previous[order[later]] = numbers[order[later - 1]]
@@ -319,7 +319,7 @@ class IndexFile:
         return True
 
     def write_slots(self) -> Iterator[None]:
-        """Write the slots in parts, one per step of the iterator. Raises OSError.
+        """Write the slots of the index file in parts, one per step of the iterator. Raises OSError.
 
         Entries may be added between the steps.
         """

@@ -32,7 +32,7 @@ _MAX_KEY_LENGTH = 255 + MAX_PROPERTIES_BYTES  # Maximum total length of topic an
 NO_POSITION = 1 << 63
 """A position that is greater than that of any record."""
 _MIN_BATCH = 1024  # Number of waiting records whose keys are hashed together
-# The maximum number of entries that the slots in the file may lack. Recovery adds so many in 0.1 s.
+# The maximum number of entries that the slots in the file may lack. Recovery adds 2 million entries in 0.1 s.
 _MAX_ENTRIES_WITHOUT_SLOTS = 2_000_000
 
 
@@ -88,7 +88,9 @@ class IndexService:
         properties: Iterable[bytes],
         keys: Iterable[Keys],
     ) -> None:
-        """Add dispatched records, in the order of their positions. `index_waiting_keys` indexes them later.
+        """Add dispatched records, in the order of their positions.
+
+        `index_waiting_keys` indexes the records later.
 
         The properties of a record are used only if its `keys` are not given.
         """
@@ -273,7 +275,8 @@ class IndexService:
                 self._unchecked_files.append(file)
             self.files.append(file)
             if not good:
-                # Positions must ascend from file to file, so all newer files are deleted, too.
+                # Positions must ascend from file to file, so the files after the damaged file are deleted
+                # with it.
                 notes.append(f"{path}: damaged, deleted and rebuilt from the log")
                 break
         else:
@@ -298,7 +301,7 @@ class IndexService:
         """Remove the index entries of records at or after `cut_at`, and make the newest file writable."""
         for path in self._files_to_delete:
             self._files.delete(path)
-            self._new_names = True  # The directory needs a sync, so deleted files cannot reappear
+            self._new_names = True  # The directory needs a sync, so that deleted files cannot reappear
         self._files_to_delete.clear()
         if cut_at is not None:
             while self.files and (self.files[-1].count == 1 or self.files[-1].begin_position >= cut_at):

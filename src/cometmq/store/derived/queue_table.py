@@ -88,7 +88,7 @@ class QueueTable:
     def _add(self, topic: str, queue_id: int) -> ConsumeQueue:
         queue = self.by_key.get((topic, queue_id))
         if queue is None:
-            topic = sys.intern(topic)  # all queues of the topic share one string, which saves memory accesses
+            topic = sys.intern(topic)  # All queues of the topic share one string, which saves memory accesses
             path = os.path.join(self.directory, topic, str(queue_id))
             queue = ConsumeQueue(self._files, path, topic, queue_id, self.file_size)
             self.by_key[topic, queue_id] = queue
@@ -204,9 +204,9 @@ class QueueTable:
             raise StoreError(NO_FILE, path)
 
     def delete_topic(self, topic: str, keep: Container[int] = ()) -> int:
-        """Delete the queues of a topic, with their files, except those in `keep`. Return their number.
+        """Delete the queues of a topic, with their files, except the queue ids in `keep`.
 
-        Raises OSError.
+        Returns the number of deleted queues. Raises OSError.
         """
         count = self.move_to_trash(topic, keep)
         self.empty_trash()

@@ -213,6 +213,6 @@ class QueueBuilder:
 
 
 def add_keys(index: IndexService, keys: Array) -> None:
-    """Add keys to the index and write them. Raises OSError."""
+    """Add keys to the index and write the index. Raises OSError."""
     index.add_hashed(keys["hash"].copy(), keys["position"].copy(), keys["ms"].copy())
     index.write()

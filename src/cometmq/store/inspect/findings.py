@@ -1,4 +1,4 @@
-"""The findings of `verify`. Each names a file, a position in it, and the repair."""
+"""The findings of `verify`. Each finding names a file, a position in the file, and the repair."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class IndexCheck:
             self._match(hashes, positions, times)
 
     def _match(self, hashes: IntArray, positions: IntArray, times: IntArray) -> None:
-        """Match entries one by one. Report surplus and missing entries."""
+        """Match index entries with keys one by one. Report surplus and missing entries."""
         window = self._ahead.at(slice(len(hashes) + _MAX_ENTRIES_AHEAD))
         wanted: dict[tuple[int, int], list[int]] = {}
         for at, pair in enumerate(zip(positions.tolist(), hashes.tolist(), strict=True)):
@@ -224,7 +224,7 @@ class IndexCheck:
         self._findings.add(ERROR, "index-entry", *self._location(window, at), problem, REBUILD)
 
     def _repeats(self, window: Entries, at: int) -> bool:
-        """Return whether an entry is an additional, correct entry of a record that already has one."""
+        """Return whether an entry repeats a correct entry of the same record, and is therefore no error."""
         facts = self._log.facts(int(window.position[at]))
         if facts is None or int(window.hash[at]) not in _hashes(facts):
             return False

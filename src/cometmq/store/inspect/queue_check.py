@@ -171,8 +171,8 @@ class QueueCheck:
         rows = rows[order]
         expected = self._expected(group, rows).tobytes()
         offsets = group.queue_offset[rows]
-        # The cumulative sum counts the records whose offset follows the offset before. So its differences
-        # show which queues have records with consecutive offsets only.
+        # The cumulative sum counts the records whose offset follows the offset of the previous record. Its
+        # differences show in which queues all records have consecutive offsets.
         steps = np.cumsum(np.concatenate(([0], np.diff(offsets) == 1)))
         starts = np.concatenate(([0], np.flatnonzero(np.diff(queue[order])) + 1))
         stops = np.append(starts[1:], len(rows))
@@ -275,7 +275,7 @@ class QueueCheck:
         return UNIT_STRUCT.unpack(self._unit(state, offset))[:2] == (position, size)
 
     def _report_difference(self, state: QueueProgress, facts: Facts, unit: bytes, expected: bytes) -> None:
-        """Report a unit that differs from the one that its record must have."""
+        """Report a unit that differs from the expected unit of its record."""
         is_, wanted = UNIT_STRUCT.unpack(unit), UNIT_STRUCT.unpack(expected)
         where = f"unit {facts.queue_offset} of {state.name} (record at {facts.position})"
         if is_[:2] == wanted[:2] and state.topic == SCHEDULE_TOPIC and _is_delay(is_[2] - facts.store_ms):
@@ -393,7 +393,7 @@ class QueueCheck:
         queued = found is not None and found.queued
         own = state.topic, state.queue_id, offset
         if found is not None and queued and (found.topic, found.queue_id, found.queue_offset) == own:
-            return  # The unit is right: its record exists, but is out of order or deleted with its topic
+            return  # The unit is right: its record exists, but is out of order, or deleted with its topic
         if position in self.evidence.queue_offsets or state.topic.startswith(LIGHT):
             return
         if found is not None and found.size == size:

@@ -37,7 +37,7 @@ from cometmq.store.tables.clean_stop import CleanEnds
 from cometmq.store.tables.deleted_topics import DeletedTopics
 
 SCRATCH = "rebuild.tmp"
-_WRITE_EVERY = 4096  # Number of computed units or keys at which they are written
+_WRITE_EVERY = 4096  # Minimum number of computed units or keys that are written together
 PARTS = {LOCATIONS[key]: key for key in (CONSUME_QUEUES, INDEX)}
 """For each directory that is rebuilt: its usual name, and the setting that can move it."""
 _MAX_MISPLACED = 64
@@ -46,7 +46,8 @@ _MAX_MISPLACED = 64
 class RebuildReport(msgspec.Struct):
     """The result of a rebuild.
 
-    `not_served` is the number of records that fit into no queue, `hidden` that of records of deleted topics.
+    `not_served` is the number of records that fit into no queue. `hidden` is the number of records of deleted
+    topics.
     """
 
     root: str
@@ -178,7 +179,7 @@ def _make(
 def collect_evidence(
     disk: Disk, layout: StoreLayout, deleted: DeletedTopics, progress: Callable[[int], None]
 ) -> Evidence:
-    """Compare the old queues with the log. Return the facts in which the queues are more reliable.
+    """Compare the old queues with the log. Return the facts about which the queues are more reliable.
 
     `progress` receives the number of bytes of the log processed so far.
     """

@@ -108,9 +108,10 @@ class RecordFinder:
         )
 
     def by_id(self, message_id: str, *, scan: bool = False) -> list[MessageExt]:
-        """Return the messages with this id.
+        """Return the messages with the id `message_id`.
 
-        The id is interpreted as an offset id if a record confirms that, otherwise as a unique key.
+        The id is interpreted as an offset id if a record confirms this interpretation, otherwise as a unique
+        key.
         """
         try:
             named = decode_offset_id(message_id)

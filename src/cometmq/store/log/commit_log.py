@@ -144,7 +144,11 @@ class CommitLog:
         self._reserving = (base, future)
 
     def reservation_done(self) -> OSError | None:
-        """Take over a finished reservation. Return its error, if any; `roll` then tries again."""
+        """Take over the result of a finished reservation.
+
+        Returns:
+            The error of the reservation, or None. After an error, `roll` tries again.
+        """
         if self._reserving is None or not self._reserving[1].done():
             return None
         base, future = self._reserving
@@ -241,8 +245,8 @@ class CommitLog:
     def write_tick(self) -> None:
         """Write the bytes that were added since the last call.
 
-        After a failure, all these bytes are dropped. Their space is overwritten with zeros before the next
-        write, so that no refused record can appear later.
+        After a failure, all these bytes are dropped. The place that they had in the log is overwritten with
+        zeros before the next write, so that no refused record can appear later.
 
         Raises:
             OSError: The write failed.
@@ -304,7 +308,7 @@ class CommitLog:
     def _zero_areas(self) -> None:
         """Overwrite the areas in which failed writes may have left bytes. Raises OSError.
 
-        Before this succeeds, the log must not be written.
+        The log must not be written before all areas have been overwritten.
         """
         while self.areas_to_zero:
             fd, base, start, stop = self.areas_to_zero[-1]

@@ -1,6 +1,6 @@
-"""The newest entries of a raft log, which are not in its index yet.
+"""The newest entries of a raft log, which are not in the index of the log yet.
 
-The index contains only durable entries, so an entry is added to it once the device has it.
+The index contains only durable entries, so an entry is added to the index once the device has the entry.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class LogFlusher:
         if self._syncing and self._loop is not None:
             if self._sync_ended is None:
                 self._sync_ended = self._loop.create_future()
-            # `shield`: other coroutines may wait for the same future, which a cancellation must not reach.
+            # `shield`: other coroutines may wait for the same future, so a cancellation must not reach it.
             await asyncio.shield(self._sync_ended)
         if self._timer is not None:
             self._timer.cancel()

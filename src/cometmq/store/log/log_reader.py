@@ -27,12 +27,12 @@ class LogReader:
         return self._places.path_of(position - position % self._segment_size)
 
     def record(self, position: int) -> bytes:
-        """Return the bytes of the record at `position`, or b"" if there is no valid one."""
+        """Return the bytes of the record at `position`, or b"" if no valid record begins there."""
         found = self._read(position)
         return found[1] if found is not None else b""
 
     def facts(self, position: int) -> Facts | None:
-        """Return the facts about the record at `position`, or None if there is no valid one."""
+        """Return the facts about the record at `position`, or None if no valid record begins there."""
         found = self._read(position)
         return found[0] if found is not None else None
 

@@ -73,7 +73,7 @@ class RecentBytes:
             self.start = _NOWHERE
 
     def get(self, position: int, length: int) -> bytearray | None:
-        """Return a copy of `length` bytes of the log, or None unless one part contains all of them."""
+        """Return a copy of `length` bytes of the log, or None if no single part contains all of them."""
         for first, end, chunk, place in reversed(self._parts):
             if position >= first:
                 if position + length > end:

@@ -90,8 +90,8 @@ class SegmentScan:
                 continue
             if self._blank(at):
                 if self.damage and self.damage[-1].stop == self.base + at:
-                    # A blank record holds no message. So if only this blank record follows the damage, the
-                    # damage is a torn end, unless a later segment holds messages.
+                    # A blank record holds no message. If it is the only record after the damage, the damage
+                    # is a torn end, unless a later segment holds messages.
                     self.end = self.damage.pop().start
                     self.dirty = True
                     return

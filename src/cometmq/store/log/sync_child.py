@@ -21,7 +21,7 @@ ANSWER = struct.Struct("=i")
 def serve(broker: socket.socket) -> None:
     """Respond to requests until the broker closes its end of the socket.
 
-    Raises OSError if it closes during a sync.
+    Raises OSError if the broker closes the socket during a sync.
     """
     channel = broker.fileno()  # A read through the descriptor costs half as much as through the socket object
     held: list[int] = []

@@ -95,7 +95,7 @@ class LogEnds:
             cut_segments(self.disk, self.directories, self._size, self.end)
         self.index.cut(self.last + 1)
         self.committed = max(self.committed, min(self.checkpoint.committed, self.last))
-        if self.suspect:  # A suspect log may lack entries of its checkpoint, so the checkpoint is replaced
+        if self.suspect:  # A suspect log may lack entries that its checkpoint names: replace the checkpoint
             known = (each if each >= self.first else -1 for each in (self.last, self.committed, self.last))
             write_checkpoint(self.disk, self.config.raft_log_dir, RaftLogCheckpoint(*known))
         location = self.index.location(self.committed)
@@ -170,9 +170,9 @@ class LogEnds:
         self._torn = self._torn or self._holes
 
     def _take(self, group: RecordGroup) -> bool:
-        """Add entries to the valid ones found so far, and to the index.
+        """Add entries to the valid entries found so far, and to the index.
 
-        Return False if the new entries do not continue the entries found so far.
+        Return False if the added entries would not continue the entries found so far.
         """
         heads = group.heads
         assert heads is not None

@@ -61,7 +61,7 @@ class RaftLogMismatch(StoreError, Terminal):
 
 
 class EntryRange(NamedTuple):
-    """The entries from some index to before `stop`: the bytes from `position` on, all in one segment."""
+    """A range of entries up to before the index `stop`: the bytes from `position` on, all in one segment."""
 
     position: int
     length: int
@@ -307,7 +307,7 @@ class RaftLog:
             self._log.begin_at(head.position)
         self._tail.first = self._written = self._first = head.index
         self._first_base = head.position
-        for queue in self._queues:  # The log is empty, so its queues are from the time before a `reset`
+        for queue in self._queues:  # Queues of an empty log remain from the time before a `reset`
             queue.correct_min(head.position)
             if queue.min_offset == queue.max_offset:
                 queue.forget_all()  # The queue continues without fillers, even at a much higher offset
@@ -351,7 +351,7 @@ class RaftLog:
     def flushed(self, end: int) -> None:
         """Add the entries before log position `end`, which are on the device, to the index.
 
-        If that fails, a later call adds them.
+        If the index cannot be written, a later call adds the entries.
         """
         tail = self._tail
         count = min(self._written - tail.first, len(tail.positions))
@@ -381,9 +381,10 @@ class RaftLog:
     # -- cutting ----------------------------------------------------------------------------------
 
     async def truncate(self, index: int) -> None:
-        """Remove the entry `index` and all later ones, durably. Nothing may be appended meanwhile.
+        """Remove the entry `index` and all later ones, durably.
 
-        Raises OSError, and StoreError if one of these entries is committed.
+        The caller must not append entries during the call. Raises OSError, and StoreError if a removed entry
+        is committed.
         """
         async with self._changing:
             await self._flusher.idle()
@@ -430,7 +431,8 @@ class RaftLog:
         """Remove the whole log, durably. Raises OSError.
 
         The next entry has index `first` and determines where the log begins. The removed entries stay
-        committed: the leader no longer stores them either. Nothing may be appended meanwhile.
+        committed: the leader no longer stores these entries either. The caller must not append entries during
+        the call.
         """
         async with self._changing:
             await self._flusher.idle()

@@ -72,7 +72,7 @@ class Limits(NamedTuple):
 
 
 BULK = Limits(1024, 1 << 20, 1024, 1 << 20)
-"""The limits of a bulk read. A bulk read reads ahead, so its limits for records on disk are not lower."""
+"""The limits of a bulk read, which reads ahead. They are the same for records on disk and in memory."""
 
 
 @lru_cache(64)
@@ -299,7 +299,7 @@ class QueueReader:
         return chosen, tuple(sizes[:fit].tolist()), fit, chosen[-1]
 
     def _pick(self, data: Buffer, tags: TagFilter, limits: Limits) -> Picked | None:
-        """Choose records one by one, by their units. Return None if a unit is invalid."""
+        """Choose records one by one, by their units. Return None if one of the units is invalid."""
         disk_below = self._log.end - self.memory_window
         limit_count, limit_bytes, disk_count, disk_bytes = limits
         accepts = None if tags is None else (tags if callable(tags) else tags.__contains__)
@@ -334,10 +334,10 @@ class QueueReader:
     def _records(
         self, positions: tuple[int, ...], sizes: tuple[int, ...], reads: Reads, *, partly: bool
     ) -> tuple[int, Buffer | None]:
-        """Return the number of records read, and their bytes, or None if a record is missing or invalid.
+        """Return the number and the bytes of the records read, or None if a record is missing or invalid.
 
         With `partly`, the read ends before the first record that is not in memory, and after
-        _MAX_BLOCKS_PER_READ blocks.
+        `_MAX_BLOCKS_PER_READ` blocks.
         """
         total = len(positions)
         ends = tuple(map(add, positions, sizes))

@@ -163,7 +163,7 @@ class Recovery:
         )  # fmt: skip
 
     def _saved_position(self) -> CheckpointPosition | None:
-        """Return the checkpoint position, or None if there is none or the log contradicts it."""
+        """Return the checkpoint position, or None if it is missing or contradicts the log."""
         saved = self.checkpoint.saved
         if saved is None or is_position_valid(
             self._log_reader, self._segments, self.commit_log.segment_size, saved
@@ -193,7 +193,7 @@ class Recovery:
         return self._checked_start(None) if saved is None else saved.position
 
     def _queue_loss(self, start: int, saved: CheckpointPosition | None) -> str:
-        """Describe how queues have lost units from before the checkpoint position; "" if none is lost."""
+        """Describe how queues have lost units from before the checkpoint position; "" if no unit is lost."""
         ends = self.queues.offset_sum
         if start > self._first and not ends:
             return "no consume queue is left"
@@ -367,7 +367,7 @@ def is_position_valid(
 
 
 def scan_start(saved: CheckpointPosition, segment_size: int) -> int:
-    """Return where the scan must begin so that it covers everything after the checkpoint position.
+    """Return where the scan must begin so that it covers all records after the checkpoint position.
 
     A small segment is scanned completely, which costs little and repairs more.
     """

@@ -31,7 +31,7 @@ class Recovered:
     end: int = 0
     visible: int = 0  # End of the dispatched records; a raft log may contain later entries
     last_store_ms: int = 0
-    # Latest store time of all records, which is not the last one's if the clock stepped back.
+    # Latest store time of all records; if the clock was set back, the last record is older.
     newest_ms: int = 0
     last_position: int = -1  # Log position of the last scanned record; -1 if none was scanned
     records: int = 0
@@ -141,7 +141,7 @@ class RecoveryScan:
                     reached = group.end
                     yield group
             if scan.end > max(start, base) or base <= start:
-                result.damage += empty  # Segments before a valid record are damaged if they hold none
+                result.damage += empty  # Segments without records are damaged if a later one has records
                 empty.clear()
                 result.damage += scan.damage
                 if self.torn:

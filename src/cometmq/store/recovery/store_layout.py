@@ -58,7 +58,7 @@ MAX_FILE_BYTES = (1 << 31) - 1
 
 
 class StoreFile(NamedTuple):
-    """One of several files of equal length: the position of its first byte, its path, its actual length."""
+    """One of several files that should have one length: its first position, its path, its actual length."""
 
     base: int
     path: str
@@ -316,7 +316,7 @@ def check_locations(disk: Disk, config: StoreConfig) -> None:
 
 
 def check_paths(config: StoreConfig) -> None:
-    """Check that the store uses no path in its settings twice, or inside another of its directories.
+    """Check that the store uses no path in its settings twice, or inside another directory of the store.
 
     Raises:
         ConfigError: A setting names such a path, or a path that contains the store directory.
@@ -356,7 +356,7 @@ def _is_in_use(disk: Disk, root: str) -> bool:
     try:
         return lock_held(disk, root)
     except OSError:
-        return False  # The file `lock` exists, but is not that of a store
+        return False  # The file `lock` exists, but is not the lock of a store
 
 
 def _holds_something(disk: Disk, path: str) -> bool:

@@ -25,7 +25,10 @@ from cometmq.store.tables.json_table import JsonTable
 from cometmq.store.tables.table_checks import DELETED, DeletedTopicTable
 
 MAX_ANNOUNCED_DELETIONS = 1000
-"""The maximum number of deletions that a slave receives at a time. It receives the newest deletions."""
+"""The maximum number of deletions that a slave receives at a time.
+
+The slave receives the newest deletions.
+"""
 
 
 class DeletedTopics:
@@ -94,7 +97,7 @@ class DeletedTopics:
         return position < self.ends.get(topic, 0)
 
     def hidden(self, group: RecordGroup) -> NDArray[np.bool_]:
-        """Return, for each record of a group, whether it is deleted with its topic."""
+        """Return, for each record of a group, whether the record is deleted with its topic."""
         ends = [min(max(self.ends.get(name, 0), 0), 1 << 62) for name in group.names]
         return group.position < np.array(ends, np.int64)[group.topic]
 

@@ -84,7 +84,9 @@ class MinOffsets:
         self.by_topic = {topic: floors for topic, floors in self.by_topic.items() if topic not in gone}
 
     def save_without(self, topics: Iterable[str]) -> None:
-        """Write the table after `drop` has removed `topics` from it. Any thread may call this method.
+        """Write the table of minimum offsets after `drop` has removed `topics`.
+
+        Any thread may call this method.
 
         Raises OSError.
         """

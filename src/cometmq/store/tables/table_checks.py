@@ -115,7 +115,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> Table:
 
 
 def seal(table: Table) -> Table:
-    """Return the table with a CRC of its content added."""
+    """Return the table with the CRC of its content added."""
     return {**table, _CRC: _crc_of(table)}
 
 

@@ -52,7 +52,7 @@ Body: TypeAlias = bytes | bytearray | memoryview
 
 
 class Traits(msgspec.Struct, frozen=True, gc=False):
-    """The values that many messages have in common. `Appender.append` explains them."""
+    """The values that many messages have in common. `Appender.append` documents the fields."""
 
     flag: int = 0
     sys_flag: int = 0
@@ -111,7 +111,7 @@ class BatchRecords(NamedTuple):
     tags_codes: Sequence[int]
     store_timestamp_ms: int
     properties: Callable[[], Sequence[bytes]]
-    """A function that creates the properties of all records. It is rarely called."""
+    """A function that creates the properties of all records. It is called only if they are needed."""
     keys: Sequence[bytes] | None
     """The key of each record if each has only one key. None if the keys must be read from the properties."""
 
@@ -412,7 +412,7 @@ class Appender:
         """Drop records that are not in the write buffer yet. Refuse all messages without an outcome."""
         if isinstance(error, StoreRefused):
             refusal = error
-        else:  # The cause is a lack of memory, or a bug, so only these messages are refused
+        else:  # The cause is a lack of memory, or a bug, so only the messages being encoded are refused
             log.error("encoding a batch of messages failed", exc_info=error)
             refusal = StoreRefused(ResponseCode.SYSTEM_ERROR, f"{type(error).__name__}: {error}")
         lost = self._encoded[self._first_unput :]

@@ -55,7 +55,10 @@ class Common(NamedTuple):
 
 
 class Alike(NamedTuple):
-    """Messages that differ only in body and unique key. Bodies have equal lengths, and so have keys."""
+    """Messages that differ only in body and unique key.
+
+    All bodies have one length, and all keys have one length.
+    """
 
     flag: int
     bodies: Sequence[bytes]
@@ -68,7 +71,7 @@ class Alike(NamedTuple):
         return len(self.template.before) + len(self.keys[0]) + len(self.template.behind)
 
     def sizes(self, fixed: int) -> list[int]:
-        """Return the sizes of the records. `fixed` is the size of everything but body and properties."""
+        """Return the sizes of the records. `fixed` is the size of all parts but body and properties."""
         return [fixed + len(self.bodies[0]) + self.longest_properties] * len(self.bodies)
 
     def properties(self) -> Callable[[], Sequence[bytes]]:
@@ -111,7 +114,7 @@ class Alike(NamedTuple):
 
 
 class Mixed(NamedTuple):
-    """Messages that may differ in everything."""
+    """Messages of a batch that may differ in all parts."""
 
     flags: Sequence[int]
     bodies: Sequence[bytes]
@@ -267,7 +270,7 @@ def _too_much_shared(extra: int, count: int) -> StoreRefused:
 
 
 def _bad_batch(data: bytes) -> StoreRefused:
-    """Return the error for an invalid batch. It names the first invalid message."""
+    """Return the error for an invalid batch. The error names the first invalid message."""
     try:
         for _ in iter_batch(data):
             pass

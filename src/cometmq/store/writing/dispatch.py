@@ -52,7 +52,7 @@ def last_of(groups: Sequence[WrittenGroup]) -> tuple[int, int, int]:
 
 
 def split_at(groups: Sequence[WrittenGroup], end: int) -> tuple[list[WrittenGroup], list[WrittenGroup]]:
-    """Return the records before log position `end`, where a record ends, and the records after it."""
+    """Return the records before log position `end`, where a record ends, and the records after `end`."""
     front: list[WrittenGroup] = []
     rest: list[WrittenGroup] = []
     for group in groups:
@@ -103,7 +103,7 @@ class Dispatcher:
 
     @property
     def waits(self) -> bool:
-        """Whether records wait for their flush. If so, later records must wait, too, to keep the order."""
+        """Whether records wait for their flush. Later records must then wait, too, to keep the order."""
         return bool(self._unflushed)
 
     @property
@@ -115,7 +115,7 @@ class Dispatcher:
         return any(type(group) is not RecordGroup for _, groups in self._unflushed for group in groups)
 
     def dispatch(self, groups: Sequence[WrittenGroup]) -> tuple[int, Arrivals]:
-        """Make records visible. Return their number, and the arrivals in watched queues."""
+        """Make records visible. Return the number of records, and the arrivals in watched queues."""
         arrivals: Arrivals = []
         count = 0
         for group in groups:

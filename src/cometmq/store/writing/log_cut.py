@@ -74,10 +74,7 @@ def finish_cut(
     ends: CleanEnds,
     deleted: DeletedTopics,
 ) -> None:
-    """Truncate the log if a truncation is recorded. Call this before the store is recovered.
-
-    Raises OSError.
-    """
+    """Truncate the log if a truncation is recorded. Must be called before recovery. Raises OSError."""
     cut = note.read()
     if cut is None:
         return

@@ -58,7 +58,7 @@ class QueueOrder:
         before = self.waiting.pop(queue, None)
         if before is not None:
             if facts.queue_offset > before.queue_offset:
-                # The next record confirms this offset, so the records before the waiting record are lost.
+                # The next record confirms the offset, so the records before the waiting record are lost.
                 self._push(queue, before)
             else:
                 self._leave_out(before, queue.max_offset, facts)

@@ -107,9 +107,9 @@ class ReplicaLog:
 
     @property
     def end(self) -> int:
-        """The end of the written log. After a new connection, the master continues at this position.
+        """The end of the written log, at which the master continues after a new connection.
 
-        It is 0 if the log holds no record. The master then selects the segment with which to begin.
+        The value is 0 if the log holds no record. The master then selects the segment with which to begin.
         """
         return 0 if self.empty else self._log.end
 
@@ -146,7 +146,7 @@ class ReplicaLog:
         self._waiting += len(data)
 
     def forget(self) -> None:
-        """Drop unwritten bytes, because the connection is closed. The master will send them again."""
+        """Drop unwritten bytes, because the connection is closed. The master will send the bytes again."""
         self._chunks.clear()
         self._waiting = self._wanted = 0
 
