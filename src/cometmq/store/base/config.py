@@ -259,7 +259,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 _RAFT_ID = re.compile(r"[A-Za-z][0-9]{1,9}").fullmatch
 _HOUR = re.compile(r" *[0-9]{1,2} *").fullmatch
-_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: as days they are 270,000 years
+_DELAY = re.compile(r"([0-9]{1,8})([smhd])").fullmatch  # 8 digits suffice: 99,999,999 days are 270,000 years
 _UNITS_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _MAX_DELAY_LEVELS = 256  # Maximum number of delay levels; each level costs a queue and an offset
 

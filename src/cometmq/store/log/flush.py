@@ -96,7 +96,7 @@ class LogFlusher:
             self._idle = None
 
     def abandon(self) -> None:
-        """Drop the callbacks that wait for a sync, without a call, because the store simulates a crash."""
+        """Drop the callbacks that wait for a sync without calling them, to simulate a crash."""
         self._waiters.clear()
         self._wanted = False
         if self._timer is not None:

@@ -193,7 +193,8 @@ def _alike(data: bytes, extra: bytes) -> Alike | None:
     template, key = template_of(properties)
     key_at = len(template.before)
     key_end = key_at + len(key)
-    if not template.only_key or key_end > len(text):  # Other keys exist, or the request has the unique key
+    # Not alike: messages with other keys, or with the unique key in the request's properties.
+    if not template.only_key or key_end > len(text):
         return None
     items = _alike_item(length, _LENGTH_SIZE + key_at, len(key), len(text) - key_end).iter_unpack(data)
     heads, bodies, befores, keys, behinds = zip(*items, strict=True)
