@@ -15,5 +15,5 @@ def boottime() -> float:
     if sys.platform == "linux":
         return time.clock_gettime(time.CLOCK_BOOTTIME)
     if sys.platform == "darwin":
-        return time.clock_gettime(time.CLOCK_MONOTONIC)  # on macOS, this clock counts suspensions, too
+        return time.clock_gettime(time.CLOCK_MONOTONIC)  # on macOS, CLOCK_MONOTONIC includes suspensions
     return time.monotonic()

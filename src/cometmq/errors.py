@@ -165,7 +165,7 @@ class ClientStateError(CometError, Terminal):
 
 
 class MessageNotFound(CometError, Terminal):
-    """No message has this id. `problem` describes where the client searched for the message."""
+    """No message has the requested id. `problem` describes where the client searched for the message."""
 
     msg_id: str
     problem: str
@@ -399,7 +399,7 @@ class StoreCorrupt(StoreError, Terminal):
 
 
 class CommandError(CometError):
-    """A request handler raises this error to answer the request with this code and remark."""
+    """An error whose code and remark are the answer to a request. Request handlers raise it."""
 
     code: int
     remark: str

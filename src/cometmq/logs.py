@@ -48,12 +48,12 @@ class LogLimiter:
         self.reset()
 
     def reset(self) -> None:
-        """Begin a new period with the next line."""
+        """Begin a new period with the next log line."""
         self._begun = -math.inf
         self._asked = 0
 
     def allows(self) -> bool:
-        """Return whether another line may be written now."""
+        """Return whether another log line may be written now."""
         now = time.monotonic()
         if now - self._begun >= self._period_s:
             if self._log is not None and self._asked > self._most:

@@ -180,7 +180,7 @@ def _remember(good: set[str], name: str) -> None:
 
 
 LONE_BAR = re.compile(r"^\||\|$|\s\||\|\s")
-"""A single `|` where `||` was probably intended; no subscription can contain it as part of a tag."""
+"""Pattern for a single `|` where `||` was probably intended. Tags and subscriptions with it are refused."""
 
 
 def check_tag(tag: str, topic: str) -> None:
@@ -211,7 +211,7 @@ def check_text(text: object, field: str, topic: str = "", what: str = "") -> Non
 
 def _as_bytes(body: object, topic: str) -> bytes:
     if isinstance(body, bytes | bytearray | memoryview):
-        return bytes(body)  # a copy, because the body must not change during the send
+        return bytes(body)  # copy the body, because it must not change during the send
     hint = ": encode() it" if isinstance(body, str) else ""
     raise MessageIllegal(f"the body must be bytes, not {type(body).__name__}{hint}", topic, "body")
 

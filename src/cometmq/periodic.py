@@ -32,7 +32,7 @@ class FailureLog:
         self._limits.pop(name, None)
 
     def failed(self, name: str, error: BaseException, when: str = "") -> None:
-        """Log a failure. The phrase `when` tells in the log line when the job is tried again."""
+        """Log a failure. The phrase `when` describes in the log line when the job is tried again."""
         if not isinstance(error, OSError):
             log.error("%s failed, trying again%s", name, when, exc_info=error)
             return
@@ -79,7 +79,7 @@ class Backoff:
         return min(self._first_s * 2.0 ** min(self.failures - 1, 32), self._max_s)
 
     def reset(self) -> None:
-        """Record a success: the next delay is the first one again."""
+        """Record a success, so that the delay after the next failure is `first_s` again."""
         self.failures = 0
 
 
@@ -155,7 +155,7 @@ class Periodic:
     def _begin(self) -> None:
         self._timer = None
         self._run = self._loop.create_task(self._run_once())
-        self._run.add_done_callback(self._ended)  # called even for a run that is cancelled before it begins
+        self._run.add_done_callback(self._ended)  # `_ended` is called even if a cancelled run never began
 
     async def _run_once(self) -> None:
         self._wanted = False

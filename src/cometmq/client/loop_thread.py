@@ -104,7 +104,7 @@ class LoopThread:
     def __init__(self) -> None:
         self.pid = os.getpid()
         self.users = 0
-        self._calls = threading.Lock()  # must not be used in a forked child, where it may stay locked
+        self._calls = threading.Lock()  # never acquired in a forked child, where the lock may stay locked
         self._new: deque[_Call[Any]] = deque()
         self._ended = False
         self._abandoned = Tasks()
@@ -164,7 +164,7 @@ class LoopThread:
             return False
         try:
             self.loop.call_soon_threadsafe(lambda: self._abandoned.start(stop_and_release()))
-        except RuntimeError:  # the loop was closed meanwhile
+        except RuntimeError:  # raised if the event loop was closed meanwhile
             return False
         return True
 
@@ -223,7 +223,7 @@ class LoopThread:
                         "this client is stopped and cannot be used again; create a new one"
                     )
                 self._new.append(call)
-                if len(self._new) == 1:  # otherwise the loop already has the request to begin all calls
+                if len(self._new) == 1:  # for a further call, `_begin` is scheduled already
                     self.loop.call_soon_threadsafe(self._begin)
         except ClientStateError:
             call.cancel()
@@ -241,7 +241,7 @@ class LoopThread:
             self._new.popleft().begin(self.loop)
 
     def _give_up(self, call: _Call[Any]) -> None:
-        self._begin()  # an interrupted `_enqueue` may not have scheduled `_begin`, which other calls need
+        self._begin()  # begin calls that an interrupted `_enqueue` added without scheduling `_begin`
         call.cancel()
 
     def _serve(self) -> None:

@@ -19,15 +19,16 @@ an entry in `PAGES` of `pages/__init__.py`:
 - **Texts**: `view.t("topics.count", n=3)` with `count = ["{n} topics", "{n} 个"]` in `topics.toml`. Common
   words are in `common.toml` and `list.toml`. tests/console/test_texts.py reports missing texts; a computed
   key (`f"topics.{kind}"`) requires its keys as complete strings elsewhere.
-- **Live values** come from feeds, which all open pages share and which only ask while a page is visible:
-  `feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), 10.0)`. The key contains everything
-  on which the answer depends. `await view.live(feed, draw)` adds an area that `draw(value)` fills after each
-  change, with the age of the value or the reason why it is missing; `view.watch` calls a function instead.
+- **Live values** come from feeds, which all open pages share. A feed requests its value only while a page is
+  visible: `feed = view.feeds.feed(("topic", name), lambda: ask(view.admin, name), 10.0)`. The key contains
+  everything on which the value depends. `await view.live(feed, draw)` adds an area that `draw(value)` fills
+  after each change, with the age of the value or the reason why it is missing; `view.watch` calls a function
+  instead.
 - **Lists**: `listing = Listing(view, columns, key)`, then `await listing.follow(feed, pick, notes=...)` or
   `listing.update(rows)`. A `None` value is shown as unavailable, which differs from 0 and "". `actions=` adds
   buttons to each row, `selectable=True` lets the user select rows. Two lists of a page need a `name=`.
-- **Single questions**, after a click: `await view.load(place, question, draw)`; with search fields that are
-  stored in the address: `SearchFields`.
+- **Single requests**, after a click: `await view.load(place, request, draw)`, or `SearchFields` if the values
+  of search fields are to be stored in the address.
 - **Changes** are made only by `await Action(...).run(view)`: permission, confirmation, progress, audit log,
   message about the outcome. Show the button only `if view.may_change`; the action checks it again.
 - **Values before an action**: `Form(view, title)`, its fields, `await form.submitted()`.
@@ -41,11 +42,11 @@ Rules for every page
   from outside: the framework executes the value of a key that begins with ":". Values are put into
   JavaScript by `json.dumps`.
 - No secret in a page, link, log or audit entry: settings pass through settings.setting_rows.
-- Bound every input (maxlength, counts) and every question: a page of a list, not all messages of a topic.
+- Limit every input (maxlength, counts) and every request: a page of a list, not all messages of a topic.
 - Every input has a label, every icon button an aria-label; areas that change by themselves are `live_area()`.
-- A page shows something within a second: slower questions run afterwards (`view.live`, `view.load`).
+- A page shows something within a second: slower requests run afterwards (`view.live`, `view.load`).
 
-Sub-rooms, each of which imports only those before it: `base` (texts, feeds, clusters), `auth` (accounts,
+Sub-packages, each of which imports only the previous ones: `base` (texts, feeds, clusters), `auth` (accounts,
 sessions, gate; independent of the framework), `widgets` (elements of pages), `messages` and `pages`. app.py
 assembles the console.
 """

@@ -18,7 +18,7 @@ MAX_MEMORY_BYTES = 256 << 20
 ALLOWED_CALLS = (
     *("read", "write", "mmap", "mprotect", "munmap", "mremap", "brk", "futex", "clock_gettime"),
     *("getrandom", "rt_sigreturn", "exit_group"),
-    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # equivalents on 32-bit machines
+    *("mmap2", "futex_time64", "clock_gettime64", "sigreturn"),  # system calls of 32-bit machines
 )
 
 
@@ -46,7 +46,7 @@ def confine(parent: int) -> None:
     if os.getppid() != parent:
         raise CannotConfine("the filter server has ended")
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")  # if memory is short, the kernel ends this process before others
+        file.write("1000")  # if memory is short, the kernel kills a worker before other processes
     try:
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
         for limit in ("CORE", "FSIZE", "NOFILE", "NPROC"):

@@ -26,7 +26,7 @@ LOAD_TIMEOUT_S = 5.0
 BATCH_TIMEOUT_S = 5.0
 """Maximum time, in seconds, for a worker process to filter the messages of one pull."""
 QUEUE_TIMEOUT_S = 5.0
-"""Maximum time, in seconds, that a pull waits while the class filters for earlier pulls."""
+"""Maximum time, in seconds, that a pull waits while its filter class filters for earlier pulls."""
 _RESTART_DELAY_S = 1.0  # first delay before a failed worker is replaced; it grows with each failure
 _AGAIN_MOST_S = 60.0
 REPLACED = "it was replaced, or was not used any more"
@@ -144,9 +144,9 @@ class Filter:
     _closed: bool = False
 
     async def load(self) -> None:
-        """Start the worker process and load the class in it.
+        """Start the worker process and load the filter class in it.
 
-        Raises CommandError if the class cannot be loaded.
+        Raises CommandError if the filter class cannot be loaded.
         """
         async with self._line:
             await self._start()
@@ -155,7 +155,7 @@ class Filter:
         """Filter `count` records. Return one byte per record: 1 if it matches, otherwise 0.
 
         Raises:
-            CommandError: The class failed, or cannot filter at present.
+            CommandError: The filter class failed, or cannot filter at present.
         """
         try:
             async with asyncio.timeout(QUEUE_TIMEOUT_S):
@@ -215,7 +215,7 @@ class Filter:
                 raise self._busy(REPLACED) from None
             self._lost(f"its process ended or answered nonsense (exit code {code})")
         except asyncio.CancelledError:
-            await self._end()  # otherwise a late answer would be taken for the answer to the next request
+            await self._end()  # end the process, so that its late answer cannot be taken for the next one
             raise
         if not done:
             raise self._failed(printable(answer.decode("utf-8", "replace"), None))

@@ -1,9 +1,9 @@
-"""The filter server: it filters a consumer's pulls with the class that the consumer's group has uploaded.
+"""The filter server: it filters a consumer's pulls with the group's filter class.
 
-It handles two requests: the upload of a class (302) and the pull (11). It forwards a pull to the broker with
-a subscription to all messages and removes the messages that the class rejects. While no message matches, it
-pulls again until the pull's timeout. If the class fails, the pull fails, so that no message is skipped that
-the class has not examined.
+It handles two requests: the upload of a filter class (302) and the pull (11). It forwards a pull to the
+broker with a subscription to all messages and removes the messages that the class rejects. While no message
+matches, it pulls again until the pull's timeout. If the class fails, the pull fails, so that no message is
+skipped that the class has not examined.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ MAX_PULLS_PER_CONNECTION = 4_096  # maximum concurrent pulls of one connection; 
 HELD_MOST_S = 30.0
 BROKER_TIMEOUT_S = 10.0  # seconds for the broker's answer, beyond the pull's suspend time
 MAX_FILTERED_BYTES = 64 << 20  # maximum size of all messages that wait for a filter, in bytes
-MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # the part of this limit that one class may use, in bytes
+MAX_FILTERED_BYTES_PER_CLASS = 8 << 20  # maximum size of messages that wait for one filter class, in bytes
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +99,7 @@ class FilterServer:
         await self._client.close()
 
     async def look_round(self) -> None:
-        """Remove classes that have not been used for IDLE_TIMEOUT_S. Then register with the broker."""
+        """Remove filter classes that have not been used for IDLE_TIMEOUT_S, then register with the broker."""
         for key, each in list(self.filters.items()):
             if self._loop.time() - each.used_at > IDLE_TIMEOUT_S and self.filters.get(key) is each:
                 del self.filters[key]
@@ -169,7 +169,7 @@ class FilterServer:
 
     @handles(RequestCode.PULL_MESSAGE)
     async def pull_message(self, connection: Connection, frame: Frame) -> Frame:
-        """Return the messages that match the class, beginning at the requested offset."""
+        """Return the messages that match the group's filter class, beginning at the requested offset."""
         header = frame.header(PullMessageRequestHeader)
         held_s = 0.0
         if header.sys_flag & PullSysFlag.SUSPEND:
@@ -200,7 +200,7 @@ class FilterServer:
         return nothing
 
     def _filter(self, header: PullMessageRequestHeader) -> Filter:
-        """Return the class that applies to a pull now. Raises CommandError if none was uploaded."""
+        """Return the filter class that applies to a pull. Raises CommandError if no class was uploaded."""
         found = self.filters.get((header.consumer_group, header.topic))
         if found is None:
             raise CommandError(
@@ -211,10 +211,10 @@ class FilterServer:
         return found
 
     async def _ask_broker(self, version: int, header: PullMessageRequestHeader, held_s: float) -> Frame:
-        """Forward a pull to the broker, which may park it for `held_s` seconds. Return the broker's response.
+        """Forward a pull to the broker, which may hold it for `held_s` seconds. Return the broker's response.
 
         Raises:
-            CommandError: There is no class for the pull, or the broker did not answer.
+            CommandError: No filter class was uploaded for the pull, or the broker did not answer.
         """
         self._filter(header)
         flags = header.sys_flag
@@ -230,7 +230,7 @@ class FilterServer:
             raise CommandError(ResponseCode.SYSTEM_ERROR, f"the pull failed: {error}") from error
 
     async def _matching(self, found: Filter, records: bytes) -> bytes:
-        """Return the records that match the class, in their stored form. Raises CommandError."""
+        """Return the stored records that match the group's filter class. Raises CommandError."""
         size = len(records)
         for taken, most in ((self._judged, MAX_FILTERED_BYTES), (found.judged, MAX_FILTERED_BYTES_PER_CLASS)):
             if taken and taken + size > most:

@@ -71,7 +71,7 @@ def main(parent: int) -> None:
                 match, answer = load(**json.loads(request)), b""
             else:
                 answer = judge(match, request)
-        except BaseException as error:  # even SystemExit of a filter class becomes an answer
+        except BaseException as error:  # report even a SystemExit that a filter class raises
             _answer(False, _reason(error).encode("utf-8", "replace"))
         else:
             _answer(True, answer)

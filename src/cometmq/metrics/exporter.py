@@ -111,7 +111,7 @@ class MetricsExporter:
     def _ask(self, question: Coroutine[Any, Any, T]) -> T:
         try:
             asked = asyncio.run_coroutine_threadsafe(question, self._loop)
-        except RuntimeError as error:  # the event loop is closed
+        except RuntimeError as error:  # raised if the event loop is closed
             question.close()
             raise TimeoutError from error
         try:

@@ -30,9 +30,9 @@ class Family:
 
 
 class Families:
-    """The families of one collection, in the order in which they were added.
+    """The metric families of one collection, in the order in which they were added.
 
-    They hold at most `most` samples. Further samples are dropped, and `cut` is set.
+    The families hold at most `most` samples. Further samples are dropped, and `cut` is set.
     """
 
     def __init__(self, most: int, labels: Iterable[tuple[str, str]] = ()) -> None:

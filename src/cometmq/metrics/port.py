@@ -40,7 +40,7 @@ CLOSE_TIMEOUT_S = 1.0
 """Maximum time, in seconds, until a closed connection frees its slot."""
 KEEP_S = 1.0
 REUSE_FACTOR = 10
-"""A collected text is reused for at least this multiple of the time that its collection took."""
+"""Minimum ratio of the time for which a response text is reused to the time that its creation took."""
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 Start = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -109,7 +109,7 @@ class _Page:
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
         self._making = threading.Lock()
-        self._text: bytes | None = None  # the last text, or None if the event loop was too busy
+        self._text: bytes | None = None  # None if the event loop was too busy for the last collection
         self._until = 0.0
 
     def text(self) -> bytes:
@@ -130,7 +130,7 @@ class _Page:
 
 
 class _Collector:
-    """An adapter that gives the families to the Prometheus library."""
+    """An adapter that passes the metric families to the Prometheus library."""
 
     def __init__(self, source: Source) -> None:
         self._source = source

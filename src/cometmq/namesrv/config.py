@@ -51,7 +51,7 @@ WITHOUT_USE = {
     "defaultThreadPoolQueueCapacity": "10000",
     "unRegisterBrokerQueueCapacity": "3000",
     "waitSecondsForService": "45",
-    "useTLS": "false",  # no effect: it is for outgoing connections, and a name server opens none
+    "useTLS": "false",  # no effect, because a name server opens no connections
 }
 # Optional modes of Apache's name server that are not implemented here, with their defaults.
 NOT_BUILT = {

@@ -147,7 +147,7 @@ class NameServer:
         if self._kv_file is not None:
             try:
                 await self._kv_file.save()
-            except OSError as error:  # the client that made the change has already received this error
+            except OSError as error:  # already reported to the client that made the change
                 log.error("cannot write the key-value configuration: %s", error)
 
     def scan(self) -> None:

@@ -42,7 +42,7 @@ EXPIRY_MS = 120_000
 # without access control any client may register brokers.
 MAX_BROKERS = 5_000
 MAX_TOPICS = 200_000
-MAX_QUEUES = 2_000_000  # entries, one per topic and broker; 100 brokers with 20,000 topics each take 400 MB
+MAX_QUEUES = 2_000_000  # maximum entries, one per topic and broker; 2,000,000 entries take 400 MB
 
 
 class Registration(msgspec.Struct, frozen=True, kw_only=True):
@@ -166,7 +166,7 @@ class RouteTables:
         return Registered(left_out=left_out, ha_server_addr=master.ha_server_addr, master_addr=master_addr)
 
     def unregister(self, broker_addr: str, broker_name: str) -> None:
-        """Remove a broker at its own request. An address that is now registered by another name is kept."""
+        """Remove a broker at its own request, unless its address is now registered under another name."""
         live = self._live.get(broker_addr)
         if live is not None and live.broker_name == broker_name:
             self._remove_broker(broker_addr)
@@ -178,7 +178,7 @@ class RouteTables:
         run between two removals.
         """
         for addr in sorted(self.addrs_of.get(connection, ())):
-            if addr in self.addrs_of.get(connection, ()):  # not if it registered over a new connection
+            if addr in self.addrs_of.get(connection, ()):  # skip brokers that have a new connection by now
                 self._remove_broker(addr)
                 yield addr
 

@@ -96,7 +96,7 @@ class Statistics:
             stats.sample()
 
     def table(self) -> Mapping[str, ConsumeStatus]:
-        """Return the rates by topic."""
+        """Return the pull and consume statistics of each topic."""
         return {topic: stats.status() for topic, stats in self._topics.items()}
 
 

@@ -26,7 +26,7 @@ class Subscription:
     tags: frozenset[str] = frozenset()
     """The tags. Empty: no filter by tag."""
     source: str | None = None
-    """The source of a filter class for filter servers. The expression is then the name of the class."""
+    """The source text of a filter class. If it is set, `expression` is the name of the class."""
     version: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @classmethod
@@ -125,7 +125,7 @@ class filter_class:  # noqa: N801 (as sql92)
 
 Expression = str | sql92 | filter_class
 Subscriptions = str | Sequence[str] | Mapping[str, Expression]
-"""A topic, several topics, or a mapping from topic to tags (`"TagA || TagB"`), sql92 or filter_class."""
+"""The topics of a subscription: one topic, several topics, or a mapping from each topic to its filter."""
 
 
 def _wrong(topic: str, expression: object, expected: str) -> ConfigError:

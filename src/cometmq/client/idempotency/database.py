@@ -108,7 +108,7 @@ class DatabaseMarks:
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call `act(cursor)` in the transaction that stores the key, unless the key exists, see Marks.once.
+        """Call `act(cursor)` in the transaction that stores the key, unless it is stored (`Marks.once`).
 
         If the database raises an error, nothing is committed, except if only the confirmation of a successful
         commit was lost.

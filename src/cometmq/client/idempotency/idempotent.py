@@ -57,7 +57,7 @@ class AsyncMarks(Protocol):
     """A storage of idempotency keys for async handlers, see Marks."""
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """Call an async function as Marks.once does."""
+        """Call and await `act` unless the key is stored, as described in `Marks.once`."""
 
 
 def unique_key(message: MessageExt) -> str:

@@ -35,14 +35,14 @@ class MemoryMarks:
         """The time (time.monotonic) at which each key was stored, oldest first."""
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call act(None) unless the key is stored, see Marks.once."""
+        """Call `act(None)` unless the key is stored, as described in `Marks.once`."""
         with self._turn(scope, key) as first:
             if first:
                 act(None)
         return first
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """Call an async function as `once` does."""
+        """Call and await `act(None)` unless the key is stored, as described in `Marks.once`."""
         with self._turn(scope, key) as first:
             if first:
                 await act(None)

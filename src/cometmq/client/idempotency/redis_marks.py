@@ -1,4 +1,4 @@
-"""Idempotency keys in Redis. A script sets the key together with the effects, or a lease protects it."""
+"""Idempotency keys in Redis: a lease reserves a key, and a script stores it with the handler's effects."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class RedisMarks:
         self._expiry_ms = int(expiry_s * 1000)
 
     async def once_async(self, scope: str, key: str, act: Callable[[Any], Awaitable[object]]) -> bool:
-        """Call act(pipeline) unless the key is stored, see Marks.once.
+        """Call and await `act(pipeline)` unless the key is stored, as described in `Marks.once`.
 
         Raises:
             BeingHandled: Another consumer is processing a message with this key.

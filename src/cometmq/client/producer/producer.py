@@ -340,7 +340,7 @@ class Producer(QueryClient):
         client = self._running()
         check_kind(message)
         end = client.loop.time() + timeout_s
-        self._under_way += 1  # a stop waits for this request
+        self._under_way += 1  # `stop` waits until no request is under way
         correlation_id, has_place = "", False
         try:
             try:
@@ -367,7 +367,7 @@ class Producer(QueryClient):
                 async with asyncio.timeout_at(end):
                     return await reply
             except TimeoutError:
-                pass  # ReplyTimeout is raised after this block, so it holds no reference to this error
+                pass  # raise ReplyTimeout outside of this block, so that it does not refer to TimeoutError
             raise ReplyTimeout(message.topic, sent.msg_id, correlation_id, timeout_s)
         finally:
             if has_place:
@@ -435,7 +435,7 @@ class Producer(QueryClient):
                         break
                     attempts.pause_s(error, loop.time())
                     if isinstance(error, RemotingError):
-                        client.refresh_soon(topic)  # the broker may have moved to another address
+                        client.refresh_soon(topic)  # because the broker may have a new address
                 else:
                     is_final = tries == 1 or not options.retry_another_broker_when_not_store_ok
                     if is_final or result.status is SendStatus.SEND_OK:
@@ -458,7 +458,7 @@ class Producer(QueryClient):
             await asyncio.sleep(pause_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause_s):
-                    await self.client.refresh_routes([topic])  # the leader may have changed
+                    await self.client.refresh_routes([topic])  # because the raft leader may have changed
         return chosen
 
     def _ended(self) -> None:
@@ -491,7 +491,7 @@ class Producer(QueryClient):
             addr = client.master_addr(queue.broker_name, queue.topic)
             return vip_address(addr) if client.options.vip_channel else addr
         except NoRouteError:
-            client.refresh_soon(queue.topic)  # the cached route still names queues of this broker
+            client.refresh_soon(queue.topic)  # because the cached route names a broker without a master
             raise
 
     async def _try(self, outgoing: Outgoing, queue: MessageQueue, timeout_s: float) -> SendResult:
@@ -552,5 +552,5 @@ class Producer(QueryClient):
 
     def _running(self) -> ClientInstance:
         if self._state != "running" or self._loop is not asyncio.get_running_loop():
-            self._check_running()  # raises an error that names the reason
+            self._check_running()  # raises ClientStateError with the reason
         return self.client

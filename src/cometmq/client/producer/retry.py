@@ -26,7 +26,7 @@ Java's 4.9 client does not retry after SYSTEM_BUSY and GO_AWAY, so a busy broker
 """
 
 MOMENTARY_CODES = frozenset({ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_BUSY})
-"""Codes of temporary refusals, by a raft leader during a handoff or by a busy broker. Nothing is stored."""
+"""Codes with which a busy broker, or a raft leader in a handoff, refuses to store a message for now."""
 FIRST_PAUSE_S = 0.3
 """Seconds before the second try at a broker that refused temporarily.
 
@@ -39,7 +39,7 @@ class SendAttempts(msgspec.Struct):
     """The deadline and the tries of one send."""
 
     deadline: float
-    """The deadline in monotonic seconds, on the same clock as every `now` below."""
+    """The deadline in monotonic seconds, on the same clock as the argument `now` of the methods."""
     tries: int
     retry_codes: frozenset[int]
     per_try_s: float | None = None

@@ -20,7 +20,7 @@ _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
-"""Maximum number of brokers whose avoidance is remembered. One route contains fewer brokers."""
+"""Maximum number of brokers whose avoidance is remembered, more than the brokers of any route."""
 
 
 class SlowBrokers:
@@ -95,8 +95,7 @@ def select_by_hash(queues: Sequence[MessageQueue], message: Message | None, argu
         One of the queues.
     """
     del message
-    # In Java, % keeps the sign of the dividend, and Math.abs follows. The result is |hash| mod n, as computed
-    # here.
+    # Java computes Math.abs(hash % n), where % keeps the sign of the dividend. The result is |hash| mod n.
     return queues[abs(_java_hash_of(argument)) % len(queues)]
 
 
@@ -105,7 +104,7 @@ def _java_hash_of(argument: object) -> int:
         return 1231 if argument else 1237
     if isinstance(argument, int):
         if -0x80000000 <= argument <= 0x7FFFFFFF:
-            return argument  # as Integer.hashCode
-        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # as Long.hashCode
+            return argument  # computed as by Java's Integer.hashCode
+        folded = (argument ^ (argument >> 32)) & 0xFFFFFFFF  # computed as by Java's Long.hashCode
         return folded - 0x100000000 if folded & 0x80000000 else folded
     return java_hash(str(argument))

@@ -205,7 +205,7 @@ class TransactionProducer(Producer):
             outgoing = prepare_half(message, self.options, client.keys, group)
         else:
             outgoing = await asyncio.to_thread(prepare_half, message, self.options, client.keys, group)
-        self._under_way += 1  # a stop waits for this transaction
+        self._under_way += 1  # `stop` waits until no transaction is under way
         try:
             sent = await self._send(outgoing, None, timeout_s)
             state: TransactionState = TransactionState.ROLLBACK

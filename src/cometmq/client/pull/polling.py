@@ -48,7 +48,7 @@ class Polling:
         self._last_iterated: tuple[MessageExt, ...] = ()
         """The message that the iteration returned last, until the caller requests the next message."""
         self._consumed: dict[MessageQueue, int] = {}
-        """With auto_commit=False: the offset below which each queue is consumed but not committed yet."""
+        """Without `auto_commit`: the offset up to which each queue is consumed but not yet committed."""
 
     async def close(self) -> None:
         await self._fetcher.close()

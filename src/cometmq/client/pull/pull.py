@@ -514,7 +514,7 @@ class PullConsumer(SinglePulls):
             return self.poll()
 
         if self._polled is None:
-            run(poll())  # if the consumer is not running, the poll raises the error
+            run(poll())  # raises ClientStateError, because the consumer was not started
         assert self._polled is not None
         return self._polled.each_in_thread(poll, run, later)
 

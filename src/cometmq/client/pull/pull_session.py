@@ -18,7 +18,7 @@ class PullHolder(Holder, Protocol):
     """A holder of queues that can continue an assigned queue at another offset."""
 
     async def move(self, queue: MessageQueue, offset: int) -> None:
-        """Continue an assigned queue at an offset."""
+        """Continue reading an assigned queue at an offset."""
 
 
 class PullSession(Member):
@@ -33,7 +33,7 @@ class PullSession(Member):
         group.instance.register_consumer(group.name, self)
 
     async def join(self) -> None:
-        """Announce the subscriptions and rebalance."""
+        """Compare and announce the subscriptions, then rebalance."""
         await self.group.instance.refresh_routes(self.group.subscriptions)
         await super().join()
         await self.rebalance.run()

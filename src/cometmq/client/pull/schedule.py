@@ -19,7 +19,7 @@ from cometmq.text import printable
 log = logs.logger("cometmq.client.consumer")
 
 _AT_ONCE = 20
-NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # seconds (docs/reference/client.md, Scheduled pulls)
+NEXT_DELAY_S, _AFTER_FAILURE_S = 0.2, 1.0  # as in Java (docs/reference/client.md, Scheduled pulls)
 _DRAIN_S = 30.0
 
 

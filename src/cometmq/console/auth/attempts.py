@@ -29,7 +29,7 @@ class Attempts:
         self._refill_s = refill_s
         self._max_keys = max_keys
         self._clock = clock
-        self._free_at: OrderedDict[str, float] = OrderedDict()  # by key: the time when its failures expire
+        self._free_at: OrderedDict[str, float] = OrderedDict()  # time when the failures of a key expire
 
     def __len__(self) -> int:
         return len(self._free_at)
@@ -40,7 +40,7 @@ class Attempts:
         return max(0.0, left - (self._burst - 1) * self._refill_s)
 
     def failed(self, key: str) -> None:
-        """Count a failed login with the key."""
+        """Count a failed login for the key."""
         now = self._clock()
         self._free_at[key] = max(self._free_at.pop(key, now), now) + self._refill_s
         while len(self._free_at) > self._max_keys:
@@ -66,6 +66,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # the address of an IPv4 client if the console listens on `::`
+    if found.ipv4_mapped is not None:  # an IPv4 client, if the console listens on `::`
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

@@ -83,7 +83,7 @@ class Audit:
         details: dict[str, str] | None = None,
         result: str = BEGUN,
     ) -> None:
-        """Write an entry before an action. If this raises AuditError, the action must not be executed."""
+        """Write an audit entry before an action. If AuditError is raised, the action must not be executed."""
         entry = Entry(
             at=int(time.time() * 1000),
             user=user[:MAX_FIELD_LENGTH],
@@ -115,7 +115,7 @@ class Audit:
         try:
             size = os.fstat(descriptor).st_size
             if size and os.pread(descriptor, 1, size - 1) != b"\n":
-                line = b"\n" + line  # ends a partial line, left by a full disk or a killed process
+                line = b"\n" + line  # end a partial line that a full disk or a killed process has left
             if os.write(descriptor, line) != len(line):
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         finally:

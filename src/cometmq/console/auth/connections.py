@@ -38,16 +38,16 @@ class TimedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """Begin the timeout for the next request's headers."""
         super().on_response_complete()
-        if self.cycle.response_complete:  # false once the next request has begun
+        if self.cycle.response_complete:  # false if the next request has already begun on this connection
             self._start_timer(HEADERS_TIMEOUT_S, self._close)
 
     def handle_websocket_upgrade(self) -> None:
-        """End the timeouts, because the connection becomes a websocket."""
+        """Cancel the running timeout, because the connection becomes a websocket."""
         self._stop_timer()
         super().handle_websocket_upgrade()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the timeouts, because the connection is closed."""
+        """Cancel the running timeout, because the connection is closed."""
         self._stop_timer()
         super().connection_lost(exc)
 

@@ -37,7 +37,7 @@ SESSION = "cometmq.session"
 
 ADDRESS_BURST, ADDRESS_REFILL_S = 10, 15.0
 ACCOUNT_BURST, ACCOUNT_REFILL_S = 20, 15.0
-_MAX_ADDRESS_LENGTH = 64  # maximum length, because a proxy may pass on any text as the address
+_MAX_ADDRESS_LENGTH = 64  # limited because a proxy may pass on any text as the client's address
 _SESSION_ENDED, _BAD_FRAME = 4401, 4400  # codes with which a page's connection is closed
 _USER_EVENT = '42["event"'  # start of the frame that a page sends when its user clicks or types
 # The policy permits eval, because the framework compiles its templates and runs calls of the console in the
@@ -305,7 +305,7 @@ class Gate:
     def _until_end(
         self, receive: Receive, send: Send, session: Session, ended: asyncio.Event
     ) -> Callable[[], asyncio.Future[Message] | asyncio.Task[Message]]:
-        """Return a `receive` that ends when the session ends, or after a message that no browser sends.
+        """Return an ASGI `receive` that ends when the session ends, or after a message that no browser sends.
 
         Each click or keystroke of the user extends the session.
         """

@@ -78,7 +78,7 @@ async def form(receive: Receive) -> dict[str, str] | None:
 
 
 def is_page_frame(message: Message) -> bool:
-    """Return whether a page in a browser may send this message on its connection.
+    """Return whether a message on a page's connection is one that the browser sends.
 
     Other messages must not reach the framework, because the framework keeps any number of binary attachments
     in memory, and logs a traceback for each message that it cannot parse.
@@ -122,7 +122,7 @@ def encoded(headers: Headers) -> list[tuple[bytes, bytes]]:
 
 
 def with_headers(send: Send, added: Headers, nonce: str) -> Send:
-    """Return a `send` that replaces headers, and adds the nonce to the script elements of an HTML page.
+    """Return an ASGI `send` that replaces headers, and adds the nonce to the script elements of an HTML page.
 
     All script elements may get the nonce, because they come from the template: names and bodies are escaped.
     """

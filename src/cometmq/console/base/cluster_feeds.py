@@ -26,7 +26,7 @@ DISK_KEYS = ("commitLogDiskRatio", "consumeQueueDiskRatio")
 HISTORY_POINTS, HISTORY_STEP_S = 1440, 15.0
 """Number of points in a history, and seconds between two points. Together they cover six hours."""
 LOST_BROKER_SHOWN_S, MAX_LOST_BROKERS = 24 * 3600.0, 32
-"""For how long, in seconds, brokers that the name servers no longer list are shown, and how many at most."""
+"""Seconds for which a broker that no name server lists is shown, and maximum number of such brokers."""
 MESSAGE_TYPE = "message.type"
 
 
@@ -99,7 +99,7 @@ class Lag:
     last_ms: int = 0
 
     def add(self, broker_offset: int, consumer_offset: int, last_ms: int) -> None:
-        """Add the lag in one queue."""
+        """Add the lag in one queue to the totals."""
         self.behind += max(0, broker_offset - consumer_offset)
         self.queues += 1
         self.last_ms = max(self.last_ms, last_ms)
@@ -267,7 +267,7 @@ class ClusterFeeds:
             ]
         )
         masters = [each for each in brokers if each.broker_id == MASTER_ID]
-        if masters and all(each.runtime for each in masters):  # without a master, the sums are too small
+        if masters and all(each.runtime for each in masters):  # skip sums that lack a master
             now = time.time()
             for history, rate in (
                 (self.history.put, known_sum(map(put_rate, masters))),
@@ -335,7 +335,7 @@ class ClusterFeeds:
             topic_rates=_sum_by_first(self._topic_rate.observe(now, sums.stored)),
             missing=answers.problems,
         )
-        if not lags.missing:  # if a broker is missing, the sums are too small
+        if not lags.missing:  # skip sums that lack a broker
             self.history.behind.add(now, lags.behind)
             behind = {name: lag.behind for name, lag in lags.groups.items() if not is_system_group(name)}
             self.history.groups.add(now, behind)
@@ -394,7 +394,7 @@ def _sum_up(answers: Mapping[str, list[GroupQueueProgress]]) -> _Sums:
 
 
 def _sum_by_first(rates: Mapping[Any, float]) -> dict[str, float]:
-    """Add up the rates of all keys that begin with the same part, and return the sums by that part."""
+    """Return the sum of the rates for each first element of the keys."""
     sums: defaultdict[str, float] = defaultdict(float)
     for (name, *_), rate in rates.items():
         sums[name] += rate

@@ -153,7 +153,7 @@ class Clusters:
     def _load(self) -> bytes | None:
         """Return the content of the file, or None if it does not exist. Raises ClusterError, OSError."""
         if self._path.exists() and not self._path.is_file():
-            raise ClusterError("it is not a file")  # a pipe, for example, would block when opened
+            raise ClusterError("it is not a file")  # because opening a pipe, for example, would block
         try:
             with self._path.open("rb") as file:
                 content = file.read(MAX_FILE_BYTES + 1)

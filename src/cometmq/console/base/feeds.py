@@ -155,7 +155,7 @@ class Feeds:
         found: Feed[T] | None = self._feeds.pop(key, None)
         if found is None:
             found = Feed(ask, interval_s)
-        self._feeds[key] = found  # moved to the end, because feeds at the start are removed first
+        self._feeds[key] = found  # a used feed moves to the end, because the first feeds are removed first
         if len(self._feeds) > MAX_FEEDS:
             unwatched = (each for each, feed in self._feeds.items() if not feed.watched and feed is not found)
             if (oldest := next(unwatched, None)) is not None:
@@ -214,7 +214,7 @@ class Tops:
     """The histories of the largest among many numbers, by name, for at most MAX_TOPS_KEPT names.
 
     The history of a name starts when its value is among the TOPS largest. `size` and `step_s` are those of
-    Ring.
+    `Ring`.
     """
 
     def __init__(self, size: int, step_s: float) -> None:
@@ -235,7 +235,7 @@ class Tops:
 
     @property
     def largest(self) -> dict[str, Ring]:
-        """Return the histories of the TOPS names with the largest latest values, in descending order."""
+        """Return the histories of the `TOPS` names with the largest latest values, largest first."""
         return dict(list(reversed(self._rings.items()))[:TOPS])
 
 

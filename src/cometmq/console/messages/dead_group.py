@@ -30,7 +30,7 @@ from cometmq.message import MessageExt
 MAX_SHOWN = 500
 """Maximum number of dead letters that a search returns; the list divides them into pages."""
 PREVIEW_BYTES = 256
-"""How many bytes of each body the result of a search keeps."""
+"""Number of bytes of each body that the result of a search keeps."""
 SELECT_TIMEOUT_S = 20.0
 """Maximum duration of a search, in seconds. A search with few results may read many messages."""
 MAX_EXPORTED = 10_000
@@ -62,7 +62,7 @@ class NothingSelected(ConsoleError):
 class ExportInProgress(ConsoleError):
     """Another export of the session is in progress.
 
-    Only one is permitted, as each takes over 16 MiB of memory.
+    Only one export is permitted, because each takes more than 16 MiB of memory.
     """
 
 
@@ -162,7 +162,7 @@ def _columns() -> list[Column[DeadLetterView]]:
 
 
 def _selection_of(view: View, selection: Selection, rows: Sequence[DeadLetterView]) -> tuple[Selection, str]:
-    """Return a selection of exactly these rows, and the number of rows as a text.
+    """Return a selection of the given rows, and the number of rows as a text.
 
     The selection's time range is that of the rows' store times. Raises NothingSelected if there are no rows.
     """

@@ -24,7 +24,7 @@ MAX_TOPIC_LENGTH = 255
 MAX_KEY_LENGTH = 1000
 MAX_ID_LENGTH = 64
 PREVIEW_BYTES = 256
-"""How many bytes of each body a list keeps while its page is open."""
+"""Number of bytes of each body that a list keeps while its page is open."""
 END_OF_TIME_MS = 2**63 - 1
 KINDS = {"topic": "messages.by_topic", "key": "messages.by_key", "id": "messages.by_id"}
 HINTS = {"topic": "messages.hint_topic", "key": "messages.hint_key", "id": "messages.hint_id"}

@@ -22,8 +22,8 @@ class Span:
     Attributes:
         kind: `send`, `call`, `check` or `recall`.
         begin_ms: Start in milliseconds since 1970; it equals the end for an instant.
-        state: Result, with the name in the trace; None if the trace contains no result.
-        good: Whether the result is a success; None if unknown.
+        state: Name of the result in the trace; None if the trace contains no result.
+        good: Whether the result is a success; None if that is unknown.
         tries: Number of retries before this call.
     """
 
@@ -117,7 +117,7 @@ def _call(before: TraceView | None, after: TraceView | None) -> Span:
         if end_ms is None and begin_ms is not None:
             end_ms = begin_ms + max(0, ended.cost_ms)
         if begin_ms is not None and end_ms is not None:
-            end_ms = max(begin_ms, end_ms)  # because the client's clock may have been set back
+            end_ms = max(begin_ms, end_ms)  # the end may be earlier if the client's clock was set back
     return Span(
         kind="call",
         group=(begun.group if begun is not None else None) or (ended.group if ended is not None else None),

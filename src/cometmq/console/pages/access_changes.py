@@ -1,4 +1,4 @@
-"""Changes of accounts and white lists at every broker of a cluster."""
+"""Changes that the console makes to the accounts and white lists of every broker of a cluster."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ async def ask_account(view: View, present: AclAccount | None) -> None:
         },
         again=operation, accepted=accepted, refresh=[FEED],
     ).run(view)  # fmt: skip
-    if accepted and generated:  # even if other brokers failed: the secret cannot be shown later
+    if accepted and generated:  # also if other brokers failed, because the secret cannot be shown later
         await show_secret(view, view.t("access.secret_of", name=key), generated)
 
 
@@ -130,6 +130,6 @@ async def ask_white_list(view: View) -> None:
 
 
 def _joined(text: object) -> str:
-    """Return the items of a text, which are separated by commas or line ends, separated by commas only."""
+    """Replace the line ends of a text by commas, and remove empty items and spaces around items."""
     items = str(text or "").replace("\n", ",").split(",")
     return ",".join(item.strip() for item in items if item.strip())

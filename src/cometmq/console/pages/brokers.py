@@ -48,7 +48,7 @@ async def ask(admin: Admin, addr: str) -> BrokerState:
 
 
 async def broker_name(admin: Admin, addr: str) -> str:
-    """Return the name of the broker with this address. Raises UnknownNameError."""
+    """Return the name of the broker at an address. Raises UnknownNameError."""
     table = (await admin.cluster_info()).broker_addr_table
     known = {each: name for name, data in table.items() for each in data.broker_addrs.values()}
     if addr not in known:
@@ -103,7 +103,7 @@ def _classes(row: BrokerStatus) -> dict[str, str]:
 
 
 def _if_responding(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
-    """Return a function that returns None instead of a number for a broker that does not respond."""
+    """Wrap `value` so that it returns None for a broker that does not respond."""
     return lambda row: value(row) if row.runtime else None
 
 

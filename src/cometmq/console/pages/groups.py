@@ -67,7 +67,7 @@ async def groups_page(view: View) -> None:
 
 
 def lines(rows: list[GroupRow], lags: Reading[ClusterLags], *, system: bool) -> list[GroupLine]:
-    """Return the lines of system groups or of all other groups, with their lags where these are known."""
+    """Return the lines of the system groups or of all other groups, with their lags if these are known."""
     behind = lags.value.groups if lags.value is not None else {}
     rates = lags.value.group_rates if lags.value is not None else {}
     return [GroupLine(row, behind.get(row.name), rates.get(row.name)) for row in rows if row.system == system]

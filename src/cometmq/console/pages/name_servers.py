@@ -94,6 +94,6 @@ async def name_server_page(view: View, addr: str) -> None:
 
 
 async def _settings(admin: Admin, addr: str) -> dict[str, str]:
-    if addr not in admin.client.namesrv.addrs:  # a link can contain any text as the address
+    if addr not in admin.client.namesrv.addrs:  # the address comes from a link, so it can be any text
         raise UnknownNameError("name server", addr, list(admin.client.namesrv.addrs))
     return await admin.namesrv_config(addr)

@@ -65,7 +65,7 @@ class JobResult:
 
 
 class _Summary(msgspec.Struct):
-    """A job's JSON summary, of which only the field below is decoded."""
+    """A job's JSON summary. All fields except `complete` are ignored."""
 
     complete: bool | None = None
 
@@ -79,7 +79,7 @@ class JobResults:
 
 
 class Scanner:
-    """A scanner of a directory. It runs one scan at a time, and does not read unchanged files again."""
+    """A scanner of the directory of job results. One scan runs at a time, and reads only changed files."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -69,7 +69,7 @@ def as_hex(body: bytes) -> str:
 def preview(body: bytes) -> str:
     """Return the beginning of a body in one line, as text or, if it is not text, as hexadecimal bytes."""
     try:
-        # The cut may have split the last character, which only an incremental decoder accepts.
+        # Truncation may have split the last character, which only an incremental decoder accepts.
         text = codecs.getincrementaldecoder("utf-8")().decode(body[:MAX_PREVIEW_BYTES])
     except UnicodeDecodeError:
         return body[:_ROW_BYTES].hex(" ")

@@ -12,12 +12,12 @@ from cometmq.console.base.feeds import Ring
 from cometmq.console.widgets.page import View, text_element
 
 GAP_S = 120.0
-"""Seconds without values after which a line is interrupted. The interval of every feed is shorter."""
+"""Seconds without a value after which a chart's line has a gap. The interval of every feed is shorter."""
 MIN_SPAN_MS = 15 * 60_000
 """Minimum length of a chart's time axis, in ms."""
 MAX_NAME_LENGTH = 32
 _COLORS = ("#3b82f6", "#f59e0b", "#10b981", "#ef4444", "#a855f7")
-_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # visible in both the light and the dark theme
+_LINE = {"lineStyle": {"color": "rgba(128, 128, 128, 0.3)"}}  # a gray that is visible in both themes
 _TEXT = {"color": "#888", "fontSize": 11}
 
 
@@ -45,7 +45,7 @@ class Lines:
             "useUTC": True,
             "grid": {"left": 8, "right": 12, "top": 28, "bottom": 8, "containLabel": True},
             "legend": {"top": 0, "textStyle": _TEXT, "show": len(names) != 1, "type": "scroll"},
-            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # "html" would interpret names as HTML
+            "tooltip": {"trigger": "axis", "renderMode": "richText"},  # because "html" would not escape names
             "xAxis": {
                 "type": "time", "minInterval": 60_000, "axisLabel": _TEXT, "splitLine": {"show": False},
             },
@@ -64,13 +64,13 @@ class Lines:
         self.show(*rings.values())
 
     def show(self, *rings: Ring) -> None:
-        """Draw one line for each ring, in the order of the names given to the chart."""
+        """Draw one line for each history in `rings`, in the order of the names given to the chart."""
         for series, ring in zip(self._chart.options["series"], rings, strict=True):
             series["data"] = [
                 [round((at_s + utc_offset_s(at_s)) * 1000), None if value is None else round(value, 2)]
                 for at_s, value in ring.points(GAP_S)
             ]
-            series["showSymbol"] = len(series["data"]) == 1  # a line with one point would be invisible
+            series["showSymbol"] = len(series["data"]) == 1  # a single point is invisible without a symbol
         times = [at_ms for series in self._chart.options["series"] for at_ms, _ in series["data"]]
         if times:
             self._chart.options["xAxis"] |= {"min": min(*times, max(times) - MIN_SPAN_MS), "max": max(times)}

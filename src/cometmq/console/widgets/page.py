@@ -192,7 +192,7 @@ class View:
         self.watch(feed, show)
 
     async def load(self, place: Element, question: Awaitable[V], draw: Callable[[V], None]) -> None:
-        """Fill a place with a note, await a question once, then fill the place with the answer or error."""
+        """Show a note in `place` while `question` is awaited, then only the answer or the error."""
         place.clear()
         with place:
             self.note(self.t("common.asking")).props("role=status")
@@ -234,7 +234,7 @@ class View:
             yield
 
     def note(self, text: str, kind: str = "note") -> TextElement:
-        """Add a sentence. `kind` is a class in console.css, for example `note`, `bad` or `problem`."""
+        """Add a sentence. `kind` is a CSS class in console.css, for example `note`, `bad` or `problem`."""
         return text_element("p", text).classes(kind)
 
     def missing_brokers(self, missing: Mapping[str, object]) -> None:
@@ -278,7 +278,7 @@ class View:
                     text_element("dd", value)
 
     def link(self, text: str, href: str) -> None:
-        """Add a link within the console. `href` is a result of rows.path_of."""
+        """Add a link within the console. `href` is a result of `rows.path_of`."""
         text_element("a", text).props["href"] = href
 
     def button(
@@ -427,7 +427,6 @@ class TextElement(Element):
         self._text = text
 
     def set_text(self, text: str) -> None:
-        """Replace the text."""
         if text != self._text:
             self._text = text
             self.update()

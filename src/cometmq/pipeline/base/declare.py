@@ -79,7 +79,7 @@ class Option:
     shown: str | None = None
     keys: tuple[str, ...] = ()
     query: str = ""
-    # The following values are taken from the dataclass.
+    # The following fields are derived from the dataclass that declares the option.
     name: str = ""
     kind: Any = None
     default: Any = inspect.Parameter.empty
@@ -193,7 +193,7 @@ class Given:
                 )
 
     def values(self, **made: Any) -> dict[str, Any]:
-        """Return the values by field name. `made` holds values that the caller built or checked itself."""
+        """Return each option's value by field name. `made` has values that the caller built or checked."""
         return {
             each.name: made[each.name] if each.name in made else self._value(each) for each in self._declared
         }

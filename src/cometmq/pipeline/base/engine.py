@@ -29,7 +29,7 @@ from cometmq.pipeline.base.errors import JobFailed, JobStopped
 
 _POLL_S = 0.2
 _CANCEL_S = 10.0  # seconds to wait for a cancelled job; Spark kills the worker of a cancelled task after 2 s
-_MANY = 1_000_000  # a number above the number of slots of any cluster
+_MANY = 1_000_000  # number of rows, more than any cluster has slots
 _RAISED = re.compile(r"Traceback \(most recent call last\):\n(?: .*\n)+(.+)")
 _CALLED = re.compile(r"An error occurred while calling .*\n: (?:[\w.$]+: )?(.+)")
 _FAILURE = re.compile(r"most recent failure: Lost task .*?\): (?:[\w.$]+: )?(.+)")
@@ -174,7 +174,7 @@ class _ClassicJob(_Job):
 
 
 class _ConnectJob(_Job):
-    """A job of a Spark Connect session: a tag of operations. The server reports progress periodically."""
+    """A job of a Spark Connect session, identified by a tag. The server reports progress periodically."""
 
     def __init__(self, spark: SparkSession, mark: str) -> None:
         self._spark, self._tag, self._done = spark, mark, 0
@@ -246,7 +246,7 @@ def _watched(
                 if not (stop.is_set() or interrupted.is_set()):
                     done[0] = job.done()
                 elif not last:
-                    job.cancel()  # repeated, because Spark may not have registered the job yet
+                    job.cancel()  # cancel repeatedly, because Spark may not have registered the job yet
             except Exception as error:
                 failures.append(error)
 

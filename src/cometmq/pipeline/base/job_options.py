@@ -84,7 +84,7 @@ class ArchiveOptions:
         mode: `available_now` archives what the brokers hold at the start, in batches, and returns.
             `continuous` runs until `stop` is set.
         starting: `earliest`, `latest` or offsets as JSON: the first offset of queues that are not in the
-            archive yet. It must not be behind the end of its queue.
+            archive yet. An offset must not be greater than the end of its queue.
         interval_s: Interval between two checks for new messages in continuous mode, in seconds.
         batch_records: Maximum number of records per batch.
         compression: A Parquet codec that pyarrow supports.
@@ -94,12 +94,13 @@ class ArchiveOptions:
         timeout_ms: Timeout of requests to brokers and name servers, in ms.
         check_crc: Whether the checksum of each body is verified.
         decompress: Whether compressed bodies are stored decompressed.
-        max_plain_bytes: Maximum size of a decompressed body, in bytes. Larger ones go to quarantine.
+        max_plain_bytes: Maximum size of a decompressed body, in bytes. Messages with larger bodies go to
+            quarantine.
         fail_on_data_loss: Whether the run fails when messages were deleted before they were archived, or a
-            queue was replaced. Otherwise they count as lost.
+            queue was replaced. If not, these messages count as lost.
         max_bad_records: Maximum number of undecodable records in this run. None: no limit.
-        consumer_group: A group whose offsets are set to the archive's progress after each commit, for lag
-            displays. None: none.
+        consumer_group: A group whose offsets are set to the archive's progress after each commit, so that
+            tools show its lag. None: no offsets are set.
         table_format: Format of a new archive: parquet, delta or iceberg. For an existing archive the same
             format is required.
         catalogue: A local file for the SQL catalogue of a new Iceberg table on an object store.
@@ -318,7 +319,7 @@ class LagOptions(Cancelled):
 
 @dataclass(frozen=True)
 class DlqOptions(Reading):
-    """The options of `dlq`, and of `redrive` with further ones.
+    """The options of `dlq`. `redrive` has these options and others.
 
     Args:
         groups: Names of the consumer groups. Empty: all groups.
@@ -326,8 +327,8 @@ class DlqOptions(Reading):
         reason: A Spark SQL expression over the other columns of `letters` for the reason, like
             properties['error']. None: the failure, else the number of tries.
         traces: The source of a trace topic, from which the failures are read. None: no failures.
-        output: A directory for the table triage, which replaces that of an earlier run, and for those of
-            `redrive`. None: no table.
+        output: A directory for the table `triage`, which replaces the table of an earlier run, or for the
+            tables of `redrive`. None: no table.
     """
 
     groups: Sequence[str] = ()

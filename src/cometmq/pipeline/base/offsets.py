@@ -23,7 +23,7 @@ _SECONDS = range(10**9, 10**10)
 
 As ms, the same numbers would be times in 1970, before RocketMQ existed.
 """
-_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # ms by which a start and an end may be ahead of the clock
+_CLOCKS_MS, _END_MS = 60_000, 86_400_000  # how far a start and an end may be in the future, in ms
 
 Offsets = dict[MessageQueue, int]
 Tree = dict[str, Any]
@@ -41,7 +41,7 @@ whenever it is planned again.
 """
 
 MARKS_KEY = "@last"
-"""Key for the marks in a stream's position: the mark of the record before each offset (marks.py)."""
+"""Key under which a stream's position holds the mark of the record before each offset (marks.py, `Mark`)."""
 
 
 def to_tree(offsets: Mapping[MessageQueue, Any]) -> Tree:

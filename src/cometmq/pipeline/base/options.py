@@ -38,16 +38,16 @@ from cometmq.settings import BOOLEANS, INT_MAX, LONG_MAX
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The start or the end of a read.
+    """The start or the end of a read, for all queues together or for single queues.
 
-    A position is either one word or one time for all queues, or it gives some queues an offset, a time or a
-    group's stored offset, and all other queues the position `word`.
+    For all queues: `word` or `timestamp_ms`. For single queues: an offset, a time, or the stored offset of
+    `group`; all other queues have the position `word`.
     """
 
-    word: int = EARLIEST  # EARLIEST or LATEST
+    word: int = EARLIEST  # one of the constants EARLIEST and LATEST
     offsets: Offsets = field(default_factory=dict)
     timestamp_ms: int | None = None
-    times: Offsets = field(default_factory=dict)  # times in ms since 1970, by queue
+    times: Offsets = field(default_factory=dict)  # start or end times in ms since 1970, by queue
     group: str | None = None
 
 
@@ -60,13 +60,13 @@ class Topics:
     queues: tuple[MessageQueue, ...] = ()
 
     def includes(self, queue: MessageQueue) -> bool:
-        """Return whether the selection includes this queue, which has been read before."""
+        """Return whether the selection still includes a queue that has been read before."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, queue.topic) is not None
         return queue in self.queues or queue.topic in self.names
 
     def names_topic(self, topic: str) -> bool:
-        """Return whether messages of this topic may be read."""
+        """Return whether messages of a topic may be read."""
         if self.pattern is not None:
             return re.fullmatch(self.pattern, topic) is not None
         return topic in self.names or any(queue.topic == topic for queue in self.queues)
@@ -115,23 +115,24 @@ class PullOptions(_Requesting, _Decoding):
     """The options of a task's requests to brokers.
 
     Args:
-        tags: Tags of the messages to read, such as `A || B`. Brokers filter by hash codes, tasks by the
-            text.
+        tags: Tags of the messages to read, such as `A || B`. Brokers filter by hash codes, tasks by the text.
         sql: An SQL92 filter over properties, `TAGS` and `KEYS`, instead of tags: `region = 'EU' AND amount >
-            5`. Brokers apply it; Apache's need `enablePropertyFilter=true`. CONTAINS, STARTSWITH and
-            ENDSWITH are refused, because an expression ends there for a 4.9 broker.
+            5`. Brokers apply the filter; Apache's brokers need `enablePropertyFilter=true`. CONTAINS,
+            STARTSWITH and ENDSWITH are refused, because a 4.9 broker ignores the rest of an expression from
+            these words on.
         consumer_group: The group that pulls name. A stream stores its progress as the offsets of this group,
             and never resumes from them.
         pull_batch_size: Maximum messages per pull. By default, Apache's brokers return at most 32 messages,
             and CometMQ's at most 1 MiB.
         pulls_in_flight: Maximum concurrent pulls of a task.
-        batch_bytes: Maximum stored bytes per Arrow batch, and as many bytes of decompressed bodies.
+        batch_bytes: Maximum stored bytes per Arrow batch. The limit applies to the decompressed bodies of a
+            batch, too.
         timeout_ms: Timeout of requests, in ms, and of the wait for a [broker that is
             away](#brokers-that-are-away).
         check_crc: Whether the checksum of each body is verified.
         fail_on_data_loss: Whether a read fails if messages of its range were deleted, [their queue was
             replaced](#queues-that-were-replaced) or, in a batch, [cannot be
-            read](#queues-that-cannot-be-read). `false`: it continues, with a warning.
+            read](#queues-that-cannot-be-read). `false`: the read continues, with a warning.
         on_bad_record: `skip` leaves out [bad records](#bad-records), with a warning.
     """
 
@@ -156,31 +157,33 @@ class ReadOptions(PullOptions):
     Args:
         namesrv: Addresses of the name servers, `host:port` separated by `;`.
         subscribe: Names of topics, separated by `,`. Exactly one of `subscribe`, `subscribePattern` and
-            `assign` is required. [Which topics](#what-to-know) can be read.
+            `assign` is required. See [which topics](#what-to-know) can be read.
         subscribePattern: A regular expression for names of topics.
         assign: Single queues: `{"topic": {"broker-name": [queue numbers]}}`.
         startingOffsets: `earliest`, `latest`, or `{"topic": {"broker-name": {"queue": offset}}}` with -2 for
-            earliest and -1 for latest. A stream uses the start only for a new checkpoint. An offset behind
-            the end of its queue is a `DataLossError`, and with `failOnDataLoss=false` a warning.
-        startingTimestamp: Store time, in ms since 1970, of the first messages. A queue without later
-            messages is read from its end. Times in seconds or in the future are refused.
-        startingOffsetsByTimestamp: A time for each queue: `{"topic": {"broker-name": {"queue": ms}}}`. Other
-            queues have the default.
-        startingGroup: A consumer group whose stored offsets are the start. Queues without one begin at
-            `startingOffsets`. A group without any offset is an error; 4.9 brokers report 0 for it while they
-            hold the first message of a queue.
+            earliest and -1 for latest. A stream uses the start only for a new checkpoint. An offset greater
+            than the end of its queue is a `DataLossError`, or with `failOnDataLoss=false` a warning.
+        startingTimestamp: Store time, in ms since 1970, of the first messages. A queue without later messages
+            is read from its end. Times in seconds or in the future are refused.
+        startingOffsetsByTimestamp: A time for each queue: `{"topic": {"broker-name": {"queue": ms}}}`. Queues
+            without a time have the default start.
+        startingGroup: A consumer group whose stored offsets are the start. Queues without a stored offset
+            begin at `startingOffsets`. A group without any stored offset is an error; 4.9 brokers report the
+            offset 0 for such a group while they hold the first message of a queue.
         endingOffsets: `latest`, or offsets as for `startingOffsets`. An end before the start is refused, and
-            so is the start `latest` with an end in time.
+            so is a time as the end if the start is `latest`.
         endingTimestamp: Store time, in ms since 1970, before which messages are read. Times in seconds or
             more than a day ahead are refused.
         endingOffsetsByTimestamp: A time for each queue, as for `startingOffsetsByTimestamp`.
-        max_offsets_per_trigger: Maximum messages of a batch, which queues share by their backlog.
-        max_bytes_per_trigger: Approximate maximum of stored bytes of a batch, before filters. The sizes of
-            up to 64 waiting messages, at least one of each queue, are the estimate.
-        min_offsets_per_trigger: Messages for which a batch waits. As in Kafka's source, the first batch of a
-            run does not wait, nor does `AvailableNow`.
-        max_trigger_delay_s: Maximum duration of that wait since the previous batch, such as `90s` or `1h`.
-        min_partitions: Minimum number of tasks. Set it on a cluster, because planning only knows the cores
+        max_offsets_per_trigger: Maximum messages of a batch, divided among the queues in proportion to their
+            backlogs.
+        max_bytes_per_trigger: Approximate maximum of stored bytes of a batch, before filters. The mean size
+            of messages is estimated from up to 64 waiting messages, at least one of each queue.
+        min_offsets_per_trigger: Number of messages for which a batch waits. As in Kafka's source, the first
+            batch of a run does not wait, nor does `AvailableNow`.
+        max_trigger_delay_s: Maximum time since the previous batch for which a batch waits for
+            `minOffsetsPerTrigger` messages, such as `90s` or `1h`.
+        min_partitions: Minimum number of tasks. Set it on a cluster, because the default depends on the cores
             of the driver.
         max_records_per_partition: Maximum records of a task.
     """
@@ -201,7 +204,7 @@ class ReadOptions(PullOptions):
     max_offsets_per_trigger: int = option(1_000_000, low=1, high=LONG_MAX, query="stream")
     max_bytes_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
     min_offsets_per_trigger: int | None = option(None, low=1, high=LONG_MAX, query="stream")
-    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # as in Kafka's source
+    max_trigger_delay_s: float = option(15 * 60.0, shown="15m", query="stream")  # default of Kafka's source
     min_partitions: int | None = option(None, low=1, high=LONG_MAX, shown="2 for each core")
     max_records_per_partition: int | None = option(None, low=1, high=LONG_MAX)
 
@@ -216,10 +219,10 @@ class StoreOptions(_Decoding):
     """The checked options of a read of store directories.
 
     Args:
-        path: The argument of `load()`, which is required: stores, separated by `,`, with `*` and `?`. A
-            store is a directory with a `commitlog`, or a directory of log files. Of the store of a raft
-            member, committed records are read.
-        paths: The same as a list in JSON; Spark makes it of `load([...])`.
+        path: The argument of `load()`, which is required: stores, separated by `,`, with `*` and `?`. A store
+            is a directory with a `commitlog`, or a directory of log files. From the store of a raft member,
+            only committed records are read.
+        paths: The stores as a list in JSON, which Spark creates for `load([...])`.
         subscribe: Names of topics, separated by `,`.
         subscribePattern: A regular expression for names of topics.
         startingTimestamp: Store time, in ms since 1970, of the first messages. Times in seconds or in the
@@ -227,11 +230,11 @@ class StoreOptions(_Decoding):
         endingTimestamp: Store time, in ms since 1970, before which messages are read. Times in seconds or
             more than a day ahead are refused.
         slice_bytes: Bytes of a log file per task.
-        batch_bytes: Maximum stored bytes that are read and decoded together, and the same of decompressed
-            bodies.
+        batch_bytes: Maximum stored bytes that are read and decoded together. The limit applies to their
+            decompressed bodies, too.
         check_crc: Whether the checksums of bodies are verified, if the column `body` is read.
-        fail_on_data_loss: Whether a read fails if a file is missing between others, or was deleted after
-            `load()`. `false`: it continues, with a warning.
+        fail_on_data_loss: Whether a read fails if a file is missing between two files of the log, or was
+            deleted after `load()`. `false`: the read continues, with a warning.
         on_bad_record: `skip` leaves out damaged records, with a warning that names file, log position and
             reason.
     """
@@ -251,16 +254,16 @@ class WriteOptions(_Requesting):
 
     Args:
         namesrv: Addresses of the name servers, `host:port` separated by `;`.
-        subscribe: The topic of all rows. Without it, the rows have a column `topic`.
-        producer_group: The group of the sends.
+        subscribe: The topic of all rows. Without this option, the rows have a column `topic`.
+        producer_group: The producer group of the sends.
         batch_records: Maximum rows of a send request.
         batch_bytes: Maximum bytes of the bodies of a send request.
         timeout_ms: Timeout of requests, in ms.
         retries: Maximum number of further attempts for rows that are refused or not answered.
-        write_id: Identifies a batch write. The message ids of its rows are made of it, so rows of a repeated
-            write have the same ids.
-        bad_records_path: A directory, as a path or a URI, for rows that cannot be sent. They end the job
-            without it.
+        write_id: Identifies a batch write. The message ids of its rows are derived from this id, so the rows
+            of a repeated write have the same ids.
+        bad_records_path: A directory, as a path or a URI, for rows that cannot be sent. Without this option,
+            such a row ends the job.
     """
 
     namesrv: tuple[str, ...] = option((), shown="`NAMESRV_ADDR`")
@@ -297,7 +300,7 @@ def check_package(setting: str, value: str, package: str, extra: str) -> None:
     """Raise ConfigError if a value requires a package that is not installed."""
     try:
         found = find_spec(package)
-    except ModuleNotFoundError:  # the parent of the package may be missing, too
+    except ModuleNotFoundError:  # find_spec raises this error if the parent package is missing
         found = None
     if found is None:
         raise ConfigError(setting, value, f"the package {package}: pip install 'cometmq[{extra}]'")

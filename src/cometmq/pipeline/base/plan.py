@@ -50,9 +50,9 @@ class QueueRange:
 def limit_ends(start: Mapping[MessageQueue, int], latest: Mapping[MessageQueue, int], limit: int) -> Offsets:
     """Return an end for each queue, for about `limit` records divided in proportion to each queue's backlog.
 
-    A queue without a start has no backlog. A share below one record is rounded up to one, so that small
-    queues beside large ones progress; the sum may therefore exceed `limit` by up to one record for each small
-    queue.
+    A queue without a start offset has no backlog. A share below one record is rounded up to one, so that a
+    queue with a small backlog is read, too; the sum may therefore exceed `limit` by up to one record for each
+    such queue.
     """
     backlog = {queue: max(0, end - start.get(queue, end)) for queue, end in latest.items()}
     total = sum(backlog.values())

@@ -36,10 +36,10 @@ if TYPE_CHECKING:
 ROWS_MAX = 500  # maximum rows of a table
 BARS_MAX = 40
 LINES_MAX = 12
-POINTS_MAX = 2000  # maximum points of a line
+POINTS_MAX = 2000  # maximum number of points in a plotted line
 _NAME = 40  # maximum characters of a name in a plot
 _CELL = 200  # maximum characters of a cell
-_TIMES_MS = (10**12, 253_402_300_800_000)  # times from 2001-09 to 9999; durations are shorter
+_TIMES_MS = (10**12, 253_402_300_800_000)  # values in ms that are times (2001 to 9999), not durations
 _RC: Any = {"svg.fonttype": "none", "text.parse_math": False, "text.usetex": False, "font.size": 9.0}
 _STYLE = (
     "body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:70em;padding:0 1em;color:#222}"
@@ -80,7 +80,7 @@ class Report:
         self._parts: list[str] = []
 
     def fact(self, name: str, value: Value) -> None:
-        """Add a line to the table at the top."""
+        """Add a line to the table of facts at the top of the report."""
         self._facts.append((name, value))
 
     def summary(self, summary: msgspec.Struct) -> None:

@@ -44,7 +44,7 @@ class Access:
         return Access(environment_credentials(), environment_tls())
 
     def client_options(self) -> ClientOptions:
-        """Return the same settings as options of a client.
+        """Return the settings as options of a client.
 
         A client with these options ignores its environment.
         """

@@ -58,7 +58,7 @@ from cometmq.pipeline.table.task import ArchiveTask, QueueCount, TaskResult, run
 from cometmq.protocol.codes import TOOLS_CONSUMER_GROUP
 from cometmq.protocol.record.arrow import arrow_schema
 
-_SAMPLE = 100  # maximum queues that are sampled for the fields of JSON bodies, and maximum messages per queue
+_SAMPLE = 100  # maximum sampled queues, and maximum sampled messages per queue, for the fields of JSON bodies
 
 log = logs.logger(__name__)
 
@@ -284,8 +284,8 @@ class Job:
     def _became_unreadable(self) -> bool:
         """Return whether a change of a topic has made queues unreadable since the run last checked."""
         before = {item.queue for item in self.summary.unreadable}
-        with suppress(CometError):  # an error here must not hide the error of the batch
-            self.cluster.queues(self.topics)  # requests the routes again
+        with suppress(CometError):  # a failure of this check must not hide the error of the batch
+            self.cluster.queues(self.topics)  # the call requests the routes again
             self._look_for_unreadable()
         return not before.issuperset(item.queue for item in self.summary.unreadable)
 
@@ -352,7 +352,7 @@ class Job:
     def _marks_at(
         self, offsets: Offsets, held: dict[MessageQueue, Bounds], anew: Container[MessageQueue] = ()
     ) -> Marks:
-        """Return the mark of the record before each of these offsets.
+        """Return the mark (log position and store time) of the record before each offset.
 
         Brokers are queried only for offsets that differ from the archive's, and for the queues in `anew`.
         """

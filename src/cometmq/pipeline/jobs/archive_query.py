@@ -82,7 +82,7 @@ def batches(spark: SparkSession, output: str) -> DataFrame:
 
 
 def completeness(spark: SparkSession, output: str) -> DataFrame:
-    """Return one row for each life of a queue (see `manifest`), with its range, records and gaps.
+    """Return one row for each queue and each replacement of a queue (`life` in `manifest`), with its gaps.
 
     `gaps` and `overlaps` count the ranges that begin after or before the end of the previous range. `missing`
     counts the offsets of the ranges that have no row in the table. All three are 0 if each message is in the
@@ -179,8 +179,8 @@ def _snapshot(spark: SparkSession, lake: LakeTable, read_as: str | None) -> Data
         return rows.selectExpr(
             "*", f"date_from_unix_date(CAST({day} AS INT)) AS dt", f"CAST({hour} % 24 AS INT) AS hour"
         )
-    # Spark reads the directory name that stands for null as null. It may also be the name of a topic, which
-    # tools of the table format do not escape. Python workers read it as a name.
+    # A topic may have the name that Spark gives to the directory of null values, because tools of the table
+    # format do not escape the name. Spark would read such a topic as null, so Python workers read the files.
     if elsewhere or any(file["path"].startswith(f"topic={NULL}/") for file in live):
         return by_workers(spark, lake.uri, live, _divided(columns))
     return reader.option("basePath", base).parquet(*paths)

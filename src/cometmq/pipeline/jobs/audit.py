@@ -32,7 +32,7 @@ COLUMNS = (
     "topic", "broker_name", "queue_id", "queue_offset", "physical_offset", "msg_id", "born_timestamp",
     "born_host", "store_timestamp",
 )  # fmt: skip
-"""Columns of the messages that the audit reads."""
+"""Columns that the audit reads from each message."""
 _QUEUE = ("topic", "broker_name", "queue_id")
 _FOUND = ("missing", "doubled", "out_of_order", "late", "anew")
 _SAMPLES = 10  # maximum samples of each kind
@@ -241,7 +241,7 @@ def sent(rows: DataFrame, limits: Limits) -> DataFrame:
 
 
 def consumed(rows: DataFrame) -> DataFrame:
-    """Return, for each group and message, how often and when first a listener finished the message.
+    """Return how often, and when for the first time, a listener of each group finished each message.
 
     Columns are group, msg_id, times and first_ms. `rows` is the result of `trace.traces`.
     """

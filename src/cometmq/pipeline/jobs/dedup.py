@@ -49,7 +49,7 @@ class Removed(msgspec.Struct):
 
 
 class TopicCount(msgspec.Struct):
-    """The number of messages, of messages without a key (all kept), and of duplicates of a topic."""
+    """Counts of one topic: messages, messages without a key (all of them kept), and removed duplicates."""
 
     topic: str
     messages: int

@@ -68,7 +68,7 @@ class DeadLetters(msgspec.Struct):
 
 
 class DlqSummary(msgspec.Struct):
-    """The result of a dlq run. `counts` has the rows with the most messages."""
+    """The result of a run of the `dlq` job. `counts` has the rows with the most messages."""
 
     source: str
     output: str | None = None

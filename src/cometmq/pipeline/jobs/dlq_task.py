@@ -38,7 +38,7 @@ SCHEMA = pa.schema(
         *((name, pa.string()) for name in ("copy_offset_msg_id", "problem")),
     ]
 )
-"""Columns of a result: the dead letter's position, and its state (a state of admin's Resend, or LEFT)."""
+"""Columns of a result. `state` is a state of the admin client's `Resend`, or `LEFT`."""
 
 
 @dataclass(frozen=True)

@@ -65,10 +65,11 @@ def messages(
         pattern: A regular expression for names of topics, instead of `topics`. None without `topics`: all
             topics, which live sources do not permit.
         lenient: Whether undecodable records, lost messages and unreadable queues are skipped with a warning.
-            By default they end the read with an error.
+            By default, they end the read with an error.
 
     Returns:
-        A DataFrame with one row for each message. An archive may have rows of two lives of a queue.
+        A DataFrame with one row for each message. An archive may have rows both of a deleted queue and of its
+            replacement.
 
     Raises:
         ConfigError: An argument is invalid.
@@ -112,7 +113,7 @@ def messages(
 
 
 def _past(end_ms: int | None) -> int | None:
-    """Return None if the end is in the future, because then it excludes no existing message."""
+    """Return the end, or None if the end is in the future and therefore excludes no existing message."""
     return None if end_ms is not None and end_ms > time.time() * 1000 else end_ms
 
 
@@ -139,7 +140,8 @@ def check_span(begin_ms: int | None, end_ms: int | None) -> None:
     if begin_ms is not None:
         check_time("begin", begin_ms, end=False)
     if end_ms is not None:
-        # An end in the future is valid, so the check receives the current time instead.
+        # An end in the future is valid. Because `check_time` refuses times far in the future, it receives the
+        # current time in place of a later end.
         check_time("end", min(end_ms, int(time.time() * 1000)), end=True)
     if begin_ms is not None and end_ms is not None and begin_ms >= end_ms:
         raise ConfigError("end", str(end_ms), f"a time after the begin, {begin_ms}")

@@ -55,7 +55,7 @@ _SLACK = 1.1  # factor that lengthens a window, because samples may be slightly 
 _GROUPS_AT_ONCE = 16
 _MOST = 50  # maximum rows of a list in the summary
 _PROBLEMS = 10  # maximum number of first problems, and of latest problems, in the summary
-_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # also matches staged files
+_FILE = re.compile(r"(?:_[0-9a-f]{12}-)?lag-([0-9]{13})\.parquet")  # name of a complete or staged sample file
 _SPARK_READS = ("local", "hdfs")  # file systems that Spark from PyPI can read
 _RECENT = 1000  # maximum files that are read
 _HOUR_MS, _DAY_MS = 3_600_000, 86_400_000
@@ -237,7 +237,7 @@ def _queue_lag(
 def _store_times(
     cluster: Cluster, wanted: set[tuple[MessageQueue, int]], problems: list[str]
 ) -> dict[tuple[MessageQueue, int], int]:
-    """Return the store times of the messages at these offsets.
+    """Return the store times of the messages at the given offsets.
 
     Messages that no broker returns are omitted.
     """
@@ -407,7 +407,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
     def rate(name: str) -> Column:
         grown = F.col(f"last_{name}") - F.col(f"first_{name}")
-        return F.when(grown >= 0, grown * 1000 / span)  # NULL if the offset was reset
+        return F.when(grown >= 0, grown * 1000 / span)  # a rate is NULL if the offset was reset
 
     slope = (F.col("last_time_lag_ms") - F.col("first_time_lag_ms")) / span
     left = F.greatest(F.lit(retention_h * 3_600_000) - F.col("last_time_lag_ms"), F.lit(0.0))
@@ -453,7 +453,7 @@ class _Sampling:
         self.samples = 0
         self.newest: list[QueueLag] = []
         self.newest_ms = 0
-        self.kept = False  # whether the table contains a sample of this run
+        self.kept = False  # true once the table contains a sample of this run
         self._taken: list[QueueLag] = []
         self.failed: CometError | None = None
         self.problem_count = 0
@@ -478,7 +478,7 @@ class _Sampling:
                 try:
                     self._table.append(self.newest, self.newest_ms)
                     self.kept = True
-                except (OSError, pa.ArrowException) as error:  # only logged: the next sample may succeed
+                except (OSError, pa.ArrowException) as error:  # continue: the next sample may succeed
                     self._note([f"not in the table: {error}"])
             if not self.kept:
                 since_ms = self._since_ms()

@@ -24,7 +24,7 @@ from cometmq.pipeline.table.objects import shown
 from cometmq.store.inspect import IndexMade, QueuesMade, RebuildParts, plan_rebuild, verify
 
 _JOB = "rebuild"
-_INDEX = -1  # the part number that stands for the index
+_INDEX = -1  # number of the part that builds the index
 _MOST = 50  # maximum findings in the summary
 U = TypeVar("U")
 R = TypeVar("R")

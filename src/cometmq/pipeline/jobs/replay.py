@@ -135,11 +135,11 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stop = given.stop or threading.Event()
     kept = ReplayState(state) if state else None
     current = kept.begin(asked) if kept else Replay("", asked)
-    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state has no secrets
+    asked = msgspec.structs.replace(current.asked, source=given.source)  # the state's source has no secrets
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # take over first, so that the progress includes all sends of an earlier run
+        kept.take_over(run)  # first, so that an earlier run sends nothing after its progress is read
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
@@ -282,9 +282,10 @@ def _choose(planned: Iterable[Planned], asked: Asked, summary: ReplaySummary) ->
 def _leave_targets(
     summary: ReplaySummary, asked: Asked, targets: Iterable[str], options: WriteOptions
 ) -> None:
-    """Remove from the plan those live topics matched by the source's pattern to which this replay sends.
+    """Remove from the plan each live source topic that is also a target of this replay.
 
-    Raises ConfigError if such a topic is named explicitly, or if each topic would be sent to itself.
+    A topic is removed only if the source's pattern matched it. Raises ConfigError if the topic was named
+    explicitly, or if each topic would be sent to itself.
     """
     read = {queue.topic: queue.target for queue in summary.queues}
     both = sorted(read.keys() & {*read.values(), *targets})
@@ -392,7 +393,7 @@ class _Run:
         self._state.start(self._replay, self._run, begun=begun)
 
     def set_positions(self, stood: DataFrame, summary: ReplaySummary) -> None:
-        """Set the groups' offsets, unless an earlier run has set them: the groups may have moved on since."""
+        """Set the groups' offsets unless an earlier run did, because groups may have consumed since then."""
         before = self._state.positions_set()
         if before is not None:
             summary.positions_before = before
@@ -454,7 +455,7 @@ class _Run:
             if self.stopped:
                 self._state.take_over("")
                 if not self._state.all_saved(self._run):
-                    self._unread.set()  # no task will send, because each task checks the owner first
+                    self._unread.set()  # no task will send: each first checks that its run owns the state
         if self._on_progress and time.monotonic() - self._looked_s >= _LOOK_S:
             self._on_progress(self._sent(), self._total)
             self._looked_s = time.monotonic()
