@@ -1,4 +1,4 @@
-"""Samples measured at one moment, in families and limited in number. No I/O, no clock."""
+"""Metric families with samples measured at one moment, limited in number. No I/O, no clock."""
 
 from __future__ import annotations
 

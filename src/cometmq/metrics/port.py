@@ -1,8 +1,8 @@
 """The port for Prometheus: /metrics, /healthz (the event loop responds), /readyz (the server is ready).
 
 The load is limited, however many clients scrape: the samples are collected and encoded at most once per
-second, and this takes at most a tenth of the time. All clients receive the same text in Prometheus' oldest
-format, which every client can read.
+second, and at most a tenth of the time is spent on this work. All clients receive the same text in
+Prometheus' oldest format, which every client can read.
 """
 
 from __future__ import annotations

@@ -251,7 +251,7 @@ class DatabaseMarks:
                 lambda cursor: self._execute(cursor, f"DELETE FROM {self._table} WHERE done_at < {{}}", old)
             )
         except Exception as error:
-            # The present message is processed nevertheless. The purge is tried again soon.
+            # A failed purge does not prevent the processing of a message, and is repeated soon.
             log.warning("old keys of table %s could not be deleted: %s", self._table, error)
 
 
@@ -267,7 +267,7 @@ class SqliteMarks(DatabaseMarks):
     """
 
     def __init__(self, path: str, *, table: str = "cometmq_done", expiry_s: float = EXPIRY_S) -> None:
-        import sqlite3  # imported here, because some Python installations lack the SQLite library
+        import sqlite3  # not at the top, because some Python installations lack the SQLite library
 
         if path == ":memory:" or not path:
             raise ConfigError("path", path, "a file, because each connection has its own memory")

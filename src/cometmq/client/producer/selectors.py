@@ -54,7 +54,7 @@ class SlowBrokers:
 
 
 class RoundRobin:
-    """The round-robin choice of a producer.
+    """The choice of queues by a producer in round-robin order.
 
     With a random `start`, producers do not all use the same queue at the same time.
     """

@@ -61,7 +61,7 @@ class Schedule:
         return tuple(self._loops)
 
     def is_ending(self, queue: MessageQueue) -> bool:
-        """Return whether a revoked queue's last call is still running or its offset is still being stored."""
+        """Return whether the last call for a revoked queue is running, or its offset is being stored."""
         return queue in self._ending
 
     def start(self, queue: MessageQueue) -> None:

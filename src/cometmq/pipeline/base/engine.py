@@ -138,9 +138,9 @@ class _Job(Protocol):
     """The operations that differ between a classic session and a Spark Connect session."""
 
     def known(self) -> AbstractContextManager[None]:
-        """Mark Spark operations of the calling thread as this job's while the `with` body runs.
+        """Mark the Spark operations of the calling thread in the `with` body as operations of the job.
 
-        The thread ends after the body.
+        The mark is not removed, because the thread ends after the body.
         """
 
     def done(self) -> int:

@@ -254,8 +254,7 @@ class Job:
     def _round(self, stop: threading.Event) -> None:
         """Archive the messages that the brokers hold at the time of the call."""
         held = look_twice(lambda: self.cluster.bounds(self.cluster.queues(self.topics)), self.known)
-        # A queue that is read from a replica is not certain, because the replica may lack the newest
-        # messages.
+        # Bounds from a replica are not certain, because the replica may lack the newest messages.
         certain = [queue for queue, bounds in held.items() if not bounds.replica]
         away = self.cluster.away(self.topics, self.known, certain)
         if away != self.summary.away:

@@ -153,7 +153,7 @@ def archived(spark: SparkSession, output: str, *, read_as: str | None = None) ->
 def _plain(spark: SparkSession) -> DataFrameReader:
     """Return a reader that treats `*`, `[` and `{` in paths as ordinary characters, not as patterns.
 
-    Spark's streaming sources set the same option for this purpose.
+    The option `__globPaths__` is undocumented, but Spark's streaming sources set it for the same purpose.
     """
     return spark.read.option("__globPaths__", "false")
 

@@ -376,7 +376,7 @@ class _Run:
         on_progress: Callable[[int, int | None], None] | None,
         stop: threading.Event,
     ) -> None:
-        self._unread = threading.Event()  # set to cancel the job while Spark still reads and sorts
+        self._unread = threading.Event()  # cancels the job while Spark still reads and sorts the source
         self._spark, self._state, self._replay, self._options = spark, state, replay, options
         self._run, self._on_progress, self._stop = run, on_progress, stop
         self._total: int | None = None
