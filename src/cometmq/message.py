@@ -123,8 +123,8 @@ class Message(msgspec.Struct, kw_only=False):
     def wire_properties(self) -> dict[str, str]:
         """Return all properties that are sent to the broker, including those for tags, keys, delay and wait.
 
-        If `properties` contains a reserved name, as in a resent message, its value is used unless the field
-        for it is set.
+        If `properties` contains a reserved name, as in a resent message, the value in `properties` is used,
+        unless the field for the property is set.
         """
         found = dict(self.properties)
         if self.keys:

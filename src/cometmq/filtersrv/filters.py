@@ -228,10 +228,7 @@ class Filter:
         return CommandError(ResponseCode.FLOW_CONTROL, f"filter class {self.name}: {problem}")
 
     def _lost(self, problem: str) -> NoReturn:
-        """Record that the process has been lost, and set the earliest time of a restart.
-
-        Raises CommandError.
-        """
+        """Record the loss of the worker process and the earliest time of a restart. Raises CommandError."""
         self._problem = problem
         self._again_at = asyncio.get_running_loop().time() + self._restarts.next_s()
         log.warning("filter class %s: %s", self.name, problem)

@@ -13,7 +13,7 @@ DISABLE, PROM, OTLP_GRPC = TYPES = ("DISABLE", "PROM", "OTLP_GRPC")
 
 
 class MetricsSettings(msgspec.Struct, kw_only=True, rename="camel"):
-    """The settings, with the defaults of 5.5.0 (docs/settings.md, Metrics)."""
+    """The metrics settings, with the defaults of RocketMQ 5.5.0 (docs/settings.md, Metrics)."""
 
     metrics_exporter_type: Annotated[str, FIXED] = DISABLE
     metrics_prom_exporter_port: Annotated[int, Range(0, 65_535, "a port (0: any free one)"), FIXED] = 5557

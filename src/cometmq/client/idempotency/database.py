@@ -108,7 +108,7 @@ class DatabaseMarks:
             self._run(make)
 
     def once(self, scope: str, key: str, act: Callable[[Any], object]) -> bool:
-        """Call `act(cursor)` in the transaction that stores the key, unless it is stored (`Marks.once`).
+        """Call `act(cursor)` in the transaction that stores the key, unless the key is stored (`Marks.once`).
 
         If the database raises an error, nothing is committed, except if only the confirmation of a successful
         commit was lost.
@@ -212,7 +212,8 @@ class DatabaseMarks:
         try:
             connection.rollback()
         except Exception as error:
-            # The connection is lost, so the database rolls back by itself. The caller raises the first error.
+            # The connection is lost, so the database rolls back by itself. Only log this error, because the
+            # caller raises the error that led to the rollback.
             log.debug("rollback failed: %r", error)
             try:
                 connection.close()

@@ -51,7 +51,7 @@ class Outgoing(msgspec.Struct):
     reconsume: tuple[int, int] | None = None
     """The message's number of retries so far and its maximum, as the argument `reconsume` of send_request."""
     messages: Sequence[Message] = ()
-    """The user's messages, which traces describe. Empty for messages of the client itself."""
+    """The user's messages, for the trace records. Empty for a message that the client itself created."""
 
     def frame(self, group: str, queue: MessageQueue, options: ProducerOptions) -> Frame:
         return send_request(

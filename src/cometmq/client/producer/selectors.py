@@ -20,7 +20,7 @@ _AVOIDED_FOR_S = (0.0, 0.0, 0.0, 2.0, 5.0, 6.0, 10.0, 30.0)
 _AS_SLOW_AS_S = 10.0
 """The latency, in seconds, that is recorded for a failed try."""
 _MAX_BROKERS = 10_000
-"""Maximum number of brokers whose avoidance is remembered, more than the brokers of any route."""
+"""Maximum number of brokers whose avoidance is remembered. No route contains so many brokers."""
 
 
 class SlowBrokers:

@@ -33,7 +33,7 @@ class PullSession(Member):
         group.instance.register_consumer(group.name, self)
 
     async def join(self) -> None:
-        """Compare and announce the subscriptions, then rebalance."""
+        """Announce the subscriptions in heartbeats, then rebalance the queues."""
         await self.group.instance.refresh_routes(self.group.subscriptions)
         await super().join()
         await self.rebalance.run()

@@ -66,6 +66,6 @@ def address_key(address: str) -> str:
         return address
     if found.version == 4:
         return address
-    if found.ipv4_mapped is not None:  # an IPv4 client, if the console listens on `::`
+    if found.ipv4_mapped is not None:  # true for an IPv4 client if the console listens on `::`
         return str(found.ipv4_mapped)
     return str(int(found) >> (128 - _IPV6_NETWORK_BITS))

@@ -21,7 +21,7 @@ MAX_FILES = 8
 MAX_FIELD_LENGTH = 1024
 MAX_NEWEST = 1000
 BEGUN = "begun"
-"""Result in the entry of an action that is about to be executed."""
+"""Value of `result` in the audit entry of an action that is about to be executed."""
 
 
 class AuditError(ConsoleError):

@@ -78,7 +78,7 @@ async def form(receive: Receive) -> dict[str, str] | None:
 
 
 def is_page_frame(message: Message) -> bool:
-    """Return whether a message on a page's connection is one that the browser sends.
+    """Return whether a message is of a kind that a page in a browser sends on its connection.
 
     Other messages must not reach the framework, because the framework keeps any number of binary attachments
     in memory, and logs a traceback for each message that it cannot parse.

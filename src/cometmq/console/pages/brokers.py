@@ -103,7 +103,7 @@ def _classes(row: BrokerStatus) -> dict[str, str]:
 
 
 def _if_responding(value: Callable[[BrokerStatus], float | None]) -> Callable[[BrokerStatus], float | None]:
-    """Wrap `value` so that it returns None for a broker that does not respond."""
+    """Wrap the function `value` so that it returns None for a broker that does not respond."""
     return lambda row: value(row) if row.runtime else None
 
 

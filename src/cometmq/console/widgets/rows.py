@@ -25,7 +25,7 @@ class Column(Generic[T]):
     """A column of a list.
 
     Attributes:
-        name: Name in addresses.
+        name: Name of the column in the addresses of pages.
         title: Key of the heading's text.
         value: Returns the value of a row, by which rows are sorted and which is shown.
         kind: Format of the value, a key of formats.KINDS.

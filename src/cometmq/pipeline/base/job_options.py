@@ -208,7 +208,7 @@ class AuditOptions(Reading):
         trace_topic: Name of the trace topic.
         positions: The offsets of groups: an archive with groups, the lag job's table, or in Python a
             DataFrame with group, topic, broker_name, queue_id and offset. None: no offsets.
-        output: A directory for the tables topics, groups and findings, which replace those of an
+        output: A directory for the tables `topics`, `groups` and `findings`, which replace the tables of an
             earlier run. None: no tables.
     """
 
@@ -258,8 +258,8 @@ class ThroughputOptions(Reading):
         pattern: A regular expression for names of topics, instead of `topics`.
         window_s: Length of a window of rates and peaks, in seconds.
         top: Maximum number of topics in the summary, by bytes.
-        output: A directory for the tables queues and topics, with a row for each window; they replace
-            those of an earlier run. None: no tables.
+        output: A directory for the tables `queues` and `topics`, with a row for each window. The tables
+            replace those of an earlier run. None: no tables.
     """
 
     topics: Sequence[str] = ()
@@ -277,9 +277,9 @@ class TraceOptions(Reading):
     Args:
         topic: Name of the trace topic.
         window_s: Length of a window of the tables, in seconds.
-        output: A directory for the tables sends and consumptions, with a row for each window, topic and
-            group, and bad, with the unreadable records. The tables replace those of an earlier run. None:
-            no tables.
+        output: A directory for the tables `sends` and `consumptions`, with a row for each window, topic and
+            group, and for the table `bad` with the unreadable records. The tables replace those of an earlier
+            run. None: no tables.
     """
 
     _: KW_ONLY
@@ -295,8 +295,8 @@ class LagOptions(Cancelled):
     Args:
         namesrv: Addresses of the name servers, "host:port" separated by semicolons.
         groups: Names of the groups. Empty: all groups that have ever been online.
-        output: A directory for the table samples, to which every run appends one sample per interval. The
-            windows of 1, 5 and 60 minutes then include samples of earlier runs. None: no table.
+        output: A directory for the table `samples`, to which every run appends one sample per interval, so
+            that the windows of 1, 5 and 60 minutes include samples of earlier runs. None: no table.
         samples: Number of samples. 0: until the run is stopped.
         interval_s: Interval between samples, in seconds.
         keep_days: Samples that are this many days older than the newest are removed from the table.

@@ -238,8 +238,8 @@ def _image(title: str, draw: Callable[[Axes], None], height: float) -> str:
     from matplotlib.figure import Figure
 
     with rc_context(_RC), warnings.catch_warnings():
-        # Names may contain glyphs that matplotlib's font lacks. The warning is irrelevant, because matplotlib
-        # only measures the text and the browser draws it.
+        # Names may contain glyphs that matplotlib's font lacks. The warning about them is irrelevant,
+        # because matplotlib only measures the text and the browser draws it.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         figure = Figure(figsize=(9, height), layout="constrained")
         draw(figure.add_subplot())

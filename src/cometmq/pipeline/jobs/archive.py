@@ -81,7 +81,7 @@ class QueueSummary(msgspec.Struct):
 
 
 class ArchiveSummary(msgspec.Struct):
-    """The result of an archive run. `msgspec.json.encode` converts it to JSON."""
+    """The result of a run of the `archive` job. `msgspec.json.encode` converts it to JSON."""
 
     output: str
     batches: int = 0

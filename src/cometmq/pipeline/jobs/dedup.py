@@ -58,7 +58,7 @@ class TopicCount(msgspec.Struct):
 
 
 class DedupSummary(msgspec.Struct):
-    """The result of a dedup run.
+    """The result of a run of the `dedup` job.
 
     `topics` has at most 50 topics, those with the most duplicates. `samples` has at most 20 duplicates.
     """

@@ -118,7 +118,7 @@ class GroupLag(msgspec.Struct):
 
 
 class LagSummary(msgspec.Struct):
-    """The result of a lag run.
+    """The result of a run of the `lag` job.
 
     Attributes:
         samples: Number of samples taken.
@@ -426,7 +426,7 @@ def queue_windows(samples: DataFrame, now_ms: int, window_s: int, retention_h: f
 
 
 def group_windows(queues: DataFrame) -> DataFrame:
-    """Return the totals of `queue_windows` by group: the columns of GroupLag."""
+    """Add up the rows of `queue_windows` by group. Return them in the columns of `GroupLag`."""
     return queues.groupBy("group", "window_s").agg(
         F.count("*").cast("int").alias("queues"),
         F.max("samples").alias("samples"),

@@ -58,7 +58,7 @@ class ReplayQueue(msgspec.Struct):
 
 
 class ReplaySummary(msgspec.Struct):
-    """The result of a replay run, or of its dry run."""
+    """The result of a run, or a dry run, of the `replay` job."""
 
     source: str
     state: str = ""
@@ -139,7 +139,7 @@ def replay(spark: SparkSession, given: ReplayOptions) -> ReplaySummary:
     stood = group_offsets(spark, positions) if isinstance(positions, str) else positions
     run, begun = uuid.uuid4().hex, bool(current.queues)
     if kept and begun and not dry_run:
-        kept.take_over(run)  # first, so that an earlier run sends nothing after its progress is read
+        kept.take_over(run)  # take over first, so that no earlier run sends after its progress was read
     before = kept.all_saved() if kept else []
     after = reached(before)
     summary = ReplaySummary(shown(given.source), kept.shown if kept else "", dry_run)
