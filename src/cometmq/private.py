@@ -75,7 +75,8 @@ def lock_file(path: str) -> Callable[[], None]:
 
     def unlock() -> None:
         if sys.platform != "win32" and os.getpid() == locker:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # unlocks the file even if a forked child has it open
+            # Closing does not unlock the file if a forked child has it open.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
     return unlock

@@ -48,7 +48,8 @@ QUEUES_MAX = 2000
 """
 _Metric = TypeVar("_Metric", Counter, Gauge)
 _OTHERS = "others"
-_IDS_MAX = 10 * QUERIES_MAX  # maximum stored query ids, including queries whose end was never reported
+# Maximum number of stored query ids, including queries whose end was never reported.
+_IDS_MAX = 10 * QUERIES_MAX
 _QUERY = ("query",)
 _QUEUE = ("query", "topic", "broker", "queue")
 
@@ -63,10 +64,11 @@ class PipelineMetrics:
         self.registry = CollectorRegistry()
         self.port: int | None = None
         self._path: str | None = None
-        self._lock = threading.Lock()  # the listener and the job report from different threads
-        self._names: dict[str, str] = {}  # id of a running query -> its label
+        self._lock = threading.Lock()  # The listener and the job report from different threads
+        self._names: dict[str, str] = {}  # Label of each running query, by the query's id
         self._ended: dict[str, None] = {}  # labels of ended queries, the oldest first
-        self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}  # by the query's label
+        # Metrics of each query and their labels, by the query's label.
+        self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
         self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs, by run id
@@ -221,7 +223,7 @@ class PipelineMetrics:
             return
         try:
             write_to_textfile(self._path, self.registry)
-        except OSError as error:  # the next batch retries: failed metrics must not end a job
+        except OSError as error:  # The next batch retries, because failed metrics must not end a job
             log.warning("the metrics could not be written to %s: %s", self._path, error.strerror)
 
 

@@ -61,7 +61,7 @@ def spark_session(
         The session.
     """
     master = chosen_master(master)
-    if quiet:  # otherwise PySpark logs each query error that it raises, with the Java stack trace
+    if quiet:  # Otherwise PySpark also logs each query error that it raises, with the Java stack trace
         PySparkLogger.getLogger("SQLQueryContextLogger").disabled = True
     builder = SparkSession.builder.appName(app_name)
     settings = {
@@ -71,7 +71,7 @@ def spark_session(
     if master.startswith(CONNECT):
         builder = builder.remote(master)
     else:
-        os.environ.pop("SPARK_REMOTE", None)  # PySpark would use this variable instead of the given master
+        os.environ.pop("SPARK_REMOTE", None)  # PySpark would prefer this variable to the given master
         builder = builder.master(master)
         settings |= _own_jvm(master, memory, quiet=quiet, quick_start=quick_start)
     for key, value in (settings | dict(conf or {})).items():

@@ -243,7 +243,7 @@ def handles(*codes: RequestCode) -> Callable[[M], M]:
 
 
 def handlers_of(part: object) -> dict[int, Any]:
-    """Return the handlers of `part` by request code: its methods that the decorator `handles` has marked."""
+    """Return the methods of an object that `handles` has marked as request handlers, by request code."""
     kind = part if isinstance(part, type) else type(part)
     marked = ((name, getattr(getattr(kind, name), "request_codes", ())) for name in dir(kind))
     return {int(code): getattr(part, name) for name, codes in marked for code in codes}

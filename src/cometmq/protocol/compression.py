@@ -50,7 +50,7 @@ class Compression(IntEnum):
 
     @property
     def installed(self) -> bool:
-        """Whether the package of this method is installed."""
+        """Whether the Python package for this compression method is installed."""
         package = {Compression.LZ4: "lz4", Compression.ZSTD: "zstandard"}.get(self, "zlib")
         return importlib.util.find_spec(package) is not None
 

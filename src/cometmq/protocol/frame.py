@@ -322,14 +322,15 @@ def decode_frame(payload: Bytes) -> Frame:
 
 
 def decode_frame_at(buffer: Bytes, start: int, stop: int) -> Frame:
-    """Decode a frame like `decode_frame`, from the index `start` of its second word to its end at `stop`."""
+    """Decode a frame like `decode_frame`: the bytes after its length field, from `start` to `stop`."""
     if stop - start < 4 + _PREFIX:
         return _decode_rest(buffer, start, stop)
     word: int
     prefix: bytes
     word, prefix = _word_and_prefix_at(buffer, start)
     decode = _TYPED.get(prefix)
-    # If the header is binary, `end` lies beyond `stop`, because the high byte of `word` is not 0 then.
+    # A binary header sets the high byte of `word`, so `end` lies beyond `stop`, and the general decoder is
+    # used.
     end = start + 4 + word
     if decode is None or end > stop:
         return _decode_rest(buffer, start, stop)

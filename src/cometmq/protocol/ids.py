@@ -15,9 +15,11 @@ import msgspec
 
 from cometmq.errors import ProtocolError
 
-_TAIL = struct.Struct(">iq")  # fields of an offset id after the address: port, physical offset
-_UNIQUE = struct.Struct(">HII")  # a unique key after the address: process id, constant, ms of the month
-_moving = struct.Struct(">IH").pack  # the changing part of a unique key: ms since the month began, counter
+_TAIL = struct.Struct(">iq")  # Fields of an offset id after the host address: port, physical offset
+# Fields of a unique key after the address: process id, process constant, ms since the month began.
+_UNIQUE = struct.Struct(">HII")
+# Last fields of a unique key, which differ in each key: ms since the month began, counter.
+_moving = struct.Struct(">IH").pack
 _LENGTHS = (32, 56)
 
 
@@ -37,7 +39,7 @@ class IdError(ProtocolError):
 # -- hosts
 
 
-@lru_cache(maxsize=4096)  # packing a host takes 10 µs, and stored messages come from few hosts
+@lru_cache(maxsize=4096)  # Cached, because packing a host takes 10 µs and stored messages come from few hosts
 def pack_host(host: str) -> bytes:
     """Convert "ip:port" or "[ip]:port" to the form in records: 4 or 16 address bytes and a 4-byte port.
 
@@ -164,7 +166,7 @@ class UniqueKeys:
         if now_ms > self._at_ms:
             self._at_ms, self._first = now_ms, counter
         elif counter == self._first:
-            self._at_ms += 1  # continue with the next millisecond, because all 65,536 counters are used
+            self._at_ms += 1  # All 65,536 counters are used, so continue with the next millisecond
         self._counter = (counter + 1) & 0xFFFF
         since_ms = (self._at_ms - self._month_start_ms) & 0xFFFFFFFF
         return self._fixed + _moving(since_ms, counter).hex().upper()

@@ -27,7 +27,10 @@ class PropertiesError(ValueError):
 
 
 def parse_properties(text: str) -> dict[str, str]:
-    """Return the values by key, in the order in which the keys first appear. Raises PropertiesError."""
+    """Parse properties. Return the values by key, in the order in which the keys first appear.
+
+    Raises PropertiesError.
+    """
     return {key: value for _, key, value in numbered_pairs(text)}
 
 
@@ -70,7 +73,7 @@ def set_values(text: str, values: Mapping[str, str]) -> str:
     eol = next((found[0] for line in lines if (found := _EOL.search(line))), "\n")
     missing = dict(values)
     open_end = False
-    for number, pair in reversed([*logical_lines(text)]):  # backwards, because a key's last pair counts
+    for number, pair in reversed([*logical_lines(text)]):  # Backwards, because the last pair of a key counts
         start = stop = number - 1
         while (more := ends_escaped(lines[stop].rstrip("\r\n"))) and stop + 1 < len(lines):
             stop += 1
@@ -105,7 +108,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
 
     Comments, blank lines and leading blanks are removed.
     """
-    first, joined = 0, ""  # `first` is 0 while no logical line is incomplete
+    first, joined = 0, ""  # `first` is the line where the incomplete logical line began, or 0
     for number, natural in enumerate(text.replace("\r\n", "\n").replace("\r", "\n").split("\n"), 1):
         line = natural.lstrip(BLANKS)
         if not first and line[:1] in ("#", "!"):
@@ -126,7 +129,7 @@ def ends_escaped(line: str) -> bool:
 
 
 def end_of_key(line: str) -> int:
-    """Return the index of the first unescaped separator, or the line's length if there is none."""
+    """Return the index of the first unescaped separator of key and value, else the line's length."""
     at = 0
     while at < len(line):
         if line[at] == "\\":

@@ -80,7 +80,7 @@ class Body(msgspec.Struct, rename="camel", omit_defaults=True):
                 found: Self = decode(data)
                 return found
             except (msgspec.DecodeError, UnicodeError, RecursionError):
-                pass  # the lenient reader below accepts the body or reports the error
+                pass  # Not standard JSON: the lenient reader accepts the body or reports the error
         if not data:
             raise BodyError(cls.__name__, "there is no body")
         if len(data) > cls.MAX_LENIENT_BYTES:
@@ -125,7 +125,7 @@ class QueueKeyed(IntegerKeyed):
 
 
 def tidy(value: Json) -> Json:
-    """Return lenient values without the nulls in objects. Object keys are replaced by queues."""
+    """Return values of the lenient reader without the nulls in objects. Queues replace object keys."""
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -134,7 +134,7 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """Return the queue that an object key describes. Raises ValidationError if it describes no queue."""
+    """Return a key; a queue replaces a key that is an object. Raises ValidationError for another object."""
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 
 

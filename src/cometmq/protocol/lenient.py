@@ -221,7 +221,7 @@ class _Reader:
 
 
 def _hashable(value: Json) -> Json:
-    """Return a form of a value that can be part of a key: objects and arrays become tuples."""
+    """Return a hashable form of a JSON value: objects and arrays become tuples."""
     if isinstance(value, dict):
         pairs = ((str(key), _hashable(inner)) for key, inner in value.items())
         return ObjectKey(sorted(pairs, key=itemgetter(0)))
@@ -235,7 +235,7 @@ def loads(data: bytes | bytearray | memoryview | str, what: str = "JSON") -> Jso
     try:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
-        pass  # the lenient reader below accepts the text or reports the error
+        pass  # Not standard JSON: the lenient reader accepts the text or reports the error
     try:
         return read_lenient(data)
     except LenientError as error:

@@ -17,8 +17,8 @@ from cometmq.protocol.properties.values import stored_tags_code, value_of
 from cometmq.protocol.sql.java_values import Mismatch, to_long
 
 PRECISION_MS = 1000
-_MAX_OUT = 1 << 45  # limit of TIMER_OUT_MS, a time in the year 3084
-_MIN_OUT = 1 << 31  # lower values are not accepted, because they could be the hash of a tag
+_MAX_OUT = 1 << 45  # Upper limit of TIMER_OUT_MS: a time in the year 3084
+_MIN_OUT = 1 << 31  # Lower limit of TIMER_OUT_MS, because a lower value could be the hash of a tag
 CODES_BEGIN = _MIN_OUT << 2
 """The lowest tags code that CometMQ uses for timers. Apache's brokers use 32-bit hashes, which are lower."""
 _DELAYED, _RECALL = 2, 1
@@ -50,21 +50,21 @@ class TimerCode(NamedTuple):
 
     @property
     def due_ms(self) -> int:
-        """The delivery time by the wall clock."""
+        """The delivery time by the wall clock, in epoch ms."""
         return self.out_ms + PRECISION_MS
 
     def pack(self) -> int:
-        """Return the code as the number that the queue unit stores."""
+        """Return the tags code that a consume queue stores for the timer message."""
         return self.out_ms << 2 | self.delayed * _DELAYED | self.recall * _RECALL
 
     @classmethod
     def unpack(cls, code: int) -> TimerCode:
-        """Return the code for a stored number, which must not be below CODES_BEGIN."""
+        """Return the `TimerCode` for a stored tags code, which must not be below CODES_BEGIN."""
         return cls(code >> 2, bool(code & _DELAYED), bool(code & _RECALL))
 
     @classmethod
     def of(cls, properties: bytes) -> TimerCode | None:
-        """Return the code for a record's properties, or None if they contain no valid TIMER_OUT_MS."""
+        """Return the `TimerCode` for a record's properties, or None if they contain no valid TIMER_OUT_MS."""
         text = value_of(properties, b"TIMER_OUT_MS")
         if not text.isdigit() or len(text) > 15 or not _MIN_OUT <= int(text) < _MAX_OUT:
             return None
@@ -73,7 +73,7 @@ class TimerCode(NamedTuple):
 
 
 def timer_tags_code(properties: bytes) -> int:
-    """Return the tags code that a record of rmq_sys_wheel_timer has in its queue unit."""
+    """Return the tags code that the consume queue stores for a record of rmq_sys_wheel_timer."""
     code = TimerCode.of(properties)
     return stored_tags_code(properties) if code is None else code.pack()
 

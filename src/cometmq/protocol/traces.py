@@ -58,7 +58,7 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"
     """The base class of trace records. Fields are in wire order; None is written as `null`."""
 
     may_be_left_out: ClassVar[int] = 0
-    """The number of last fields that are omitted if they are None."""
+    """The number of trailing fields that are omitted from the text of a record if they are None."""
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
@@ -197,7 +197,7 @@ def _value(text: str, type_: Any, field: str) -> Any:
     if type_ is bool:
         return text.lower() == "true"
     if text in ("", "null") and type_ is not int:
-        return None  # RocketMQ 5 leaves this time empty if the access channel is the cloud
+        return None  # RocketMQ 5 leaves a time empty if the access channel is the cloud
     if _LONG.fullmatch(text) is None or not -(2**63) <= (number := int(text)) < 2**63:
         raise BodyError("trace", f"{shown(text)} is not a 64-bit number", field)
     return number

@@ -1,7 +1,6 @@
 """Leader election and log replication (Raft), without I/O.
 
-A driver, called the shell, does the I/O for a node and reports events to it. The shell is part of the broker
-or of a simulator.
+The caller of a node, a broker or a simulator, does the I/O and reports events to the node.
 """
 
 from cometmq.raft.members import Members, MembersEntry

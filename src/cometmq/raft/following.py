@@ -34,7 +34,7 @@ class Following:
             raise RaftMessageError("entries_term", request.entries_term, problem)
 
     def apply(self, request: AppendRequest) -> list[LogChange] | None:
-        """Add the entries of a request to the log state, and return the changes that the shell must write.
+        """Add a request's entries to the log state, and return the changes that the caller must write.
 
         Returns:
             The changes in order, or None if this log does not hold the entry before the request's first one.
@@ -43,7 +43,7 @@ class Following:
         if prev <= log_state.commit or NO_TERM != log_state.term_of(prev) == request.prev_term:
             return self._replace([], request)
         if request.prev_term != NO_TERM or not request.count:
-            return None  # the logs cannot be compared at this entry: the leader must send an earlier one
+            return None  # The logs cannot be compared at this entry, so the leader must send an earlier one
         if log_state.term_of(prev + 1) == request.entries_term:
             return self._replace([], request)
         log_state.reset(request)

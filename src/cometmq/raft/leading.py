@@ -89,7 +89,7 @@ class Peer:
         self.run = 0
 
     def start_probing(self, next_index: int) -> None:
-        """Start the search for the last entry that is equal in the leader's and the member's log.
+        """Start to search for the last entry that the member's log has in common with the leader's log.
 
         The first probe sends the entry `next_index`. Each later probe sends an earlier entry.
         """
@@ -99,7 +99,7 @@ class Peer:
         self.in_flight_ends.clear()
 
     def accept(self, match: int, written: int) -> None:
-        """Process a response in which the member accepts entries."""
+        """Process a member's response that accepts the entries of a request."""
         self.match = max(self.match, match)
         if self.probing:
             self.probing = False
@@ -109,16 +109,16 @@ class Peer:
             self.in_flight_ends.popleft()
 
     def reject(self, prev_index: int, agrees: int) -> None:
-        """Process a response in which the member rejects a request.
+        """Process a member's response that rejects a request.
 
         Args:
             prev_index: The entry before the request's first one. The member lacks it.
             agrees: The last entry before `prev_index` that may be equal in both logs.
         """
         if prev_index != self.next - 1 if self.probing else prev_index < self.match:
-            return  # the response belongs to an outdated request
+            return  # The response belongs to an outdated request
         if prev_index == self.match:
-            self.match = agrees  # the member lost durable entries: its disk was wiped or ignores syncs
+            self.match = agrees  # The member lost durable entries: its disk was wiped or ignores syncs
         self.start_probing(max(agrees, self.match) + 1)
 
 
@@ -214,7 +214,8 @@ class Leading:
             peer.accept(response.match, response.written)
         if peer.next < log_state.first:
             peer.start_probing(log_state.first)
-            peer.probe_sent = True  # wait for the next heartbeat: the member may be unable to store entries
+            # No probe before the next heartbeat: the member may be unable to store entries.
+            peer.probe_sent = True
 
     def log_trimmed(self, first: int) -> None:
         """Probe members that need entries before `first`, because those entries were deleted."""
@@ -227,7 +228,7 @@ class Leading:
         for member, peer in list(self.peers.items()):
             removed = peer.leaving and self._log_state.commit >= self._log_state.history.newest.index
             if removed:
-                peer.heartbeat_at = clock  # a last request tells the member that its removal is committed
+                peer.heartbeat_at = clock  # A last request informs the member that its removal is committed
             yield from self._requests_to(member, peer, clock)
             if removed:
                 del self.peers[member]

@@ -87,7 +87,7 @@ class LogState:
         If there is no such entry, return `first` - 1.
         """
         index = min(index, self.last)
-        newer = bisect_right(self._terms, term)  # index of the first range with a greater term
+        newer = bisect_right(self._terms, term)  # Index of the first range whose term is greater
         if newer < len(self._starts):
             index = min(index, self._starts[newer] - 1)
         return max(index, self.first - 1)
@@ -126,7 +126,7 @@ class LogState:
         self.history.restart(request.members[0] if request.members else self.history.newest)
 
     def trim_before(self, first: int) -> None:
-        """Remove the entries before `first`. The log must hold `first`."""
+        """Remove the entries before `first` from the log state. The log must hold the entry `first`."""
         gone = bisect_right(self._starts, first) - 1
         del self._starts[:gone], self._terms[:gone]
         self._starts[0] = self.first = first

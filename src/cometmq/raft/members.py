@@ -28,7 +28,7 @@ class Members(msgspec.Struct, frozen=True):
     learners: frozenset[str] = frozenset()
 
     def has_quorum(self, of: Collection[str]) -> bool:
-        """Return whether `of` contains more than half of the voters."""
+        """Return whether the ids in `of` include more than half of the voters."""
         return len(self.voters.intersection(of)) > len(self.voters) // 2
 
     @property
@@ -90,11 +90,11 @@ class MembersHistory:
         return len(self._entries) >= MAX_MEMBERS_ENTRIES
 
     def at(self, index: int) -> MembersEntry:
-        """Return the list in force at the entry `index`."""
+        """Return the member list in force at the entry `index`."""
         return next((each for each in reversed(self._entries) if each.index <= index), self._entries[0])
 
     def since(self, index: int) -> list[Members]:
-        """Return the list in force at the entry `index`, and all later lists."""
+        """Return the member list in force at the entry `index`, and all later member lists."""
         return [self.at(index).members, *(each.members for each in self._entries if each.index > index)]
 
     def between(self, first: int, last: int) -> tuple[MembersEntry, ...]:
@@ -107,14 +107,14 @@ class MembersHistory:
         self._entries.append(entry)
 
     def restart(self, entry: MembersEntry) -> None:
-        """Replace all lists by the one in `entry`."""
+        """Replace all member lists by the list in `entry`."""
         self._entries = [entry]
 
     def cut(self, first: int) -> None:
-        """Remove the lists in the entry `first` and later entries."""
+        """Remove the member lists in the entry `first` and in later entries."""
         self._entries = [each for each in self._entries if each.index < first] or self._entries[:1]
 
     def forget_before(self, first: int) -> None:
-        """Keep only the lists that a log beginning at `first` needs."""
+        """Remove the member lists that a log beginning at the entry `first` does not need."""
         in_force = self.at(first - 1)
         self._entries = [in_force, *(each for each in self._entries if each.index > in_force.index)]

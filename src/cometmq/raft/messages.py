@@ -69,7 +69,7 @@ class RaftOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogView(Protocol):
-    """The log of the shell, as a node reads it.
+    """The stored log of a member, as a node reads it.
 
     The node reads `first`, `last` and `term_of` once, when it is constructed, and then maintains its own
     `LogState`.
@@ -87,7 +87,7 @@ class LogView(Protocol):
         """Return the term of an entry between `first` and `last`. Terms never decrease."""
 
     def fit(self, first: int, stop: int) -> int:
-        """Return where a frame must end that begins with the entry `first`: the index after its last entry.
+        """Return the end of the longest frame of entries from `first` on: the index after its last entry.
 
         The result is greater than `first` and at most `stop`.
         """
@@ -175,7 +175,7 @@ class AppendRequest(Message, frozen=True, kw_only=True):
         commit: The last entry that the leader has committed.
         members: The member lists among the entries. At the beginning of the leader's log, the list in force
             there comes first.
-        payload: The bytes of the entries, added by the shell.
+        payload: The bytes of the entries, added by the caller.
     """
 
     prev_index: int
@@ -249,7 +249,7 @@ class Append(msgspec.Struct, frozen=True):
 
 
 class Proposed(msgspec.Struct, frozen=True):
-    """An instruction to write the next `count` entries that the shell has proposed, from index `first` on."""
+    """An instruction to write the next `count` entries that the caller proposed, from index `first` on."""
 
     first: int
     count: int
@@ -286,13 +286,13 @@ class RoleChange(msgspec.Struct, frozen=True):
 
 
 class Effects(msgspec.Struct):
-    """The work that a node requests from its shell at the end of a loop iteration.
+    """The work that a node requests from its caller at the end of an event-loop iteration.
 
-    The shell does the work in the order of the fields, and then calls `RaftNode.messages`.
+    The caller does the work in the order of the fields, and then calls `RaftNode.messages`.
 
     Attributes:
-        log: Changes of the log, in order. The shell calls `persisted` when they are durable.
-        state: The state to save and sync, after which the shell calls `state_saved`. The node holds back all
+        log: Changes of the log, in order. The caller calls `persisted` when they are durable.
+        state: The state to save and sync, after which the caller calls `state_saved`. The node holds back all
             messages until then.
         committed: The last entry that is committed and durable on this member, if it has changed since the
             previous call.

@@ -43,9 +43,9 @@ from cometmq.raft.trust import Trust, is_blank
 class RaftNode:
     """One member of a group.
 
-    The shell, which does the I/O for the node, calls `tick` at the beginning of each iteration of its event
-    loop and then reports the events of the iteration. At the end of the iteration, the shell calls `effects`,
-    does the work that `effects` returns, and calls `messages`. No method does I/O.
+    The caller, which does the I/O for the node, calls `tick` at the beginning of each iteration of its event
+    loop and then reports the events of the iteration. At the end of the iteration, the caller calls
+    `effects`, does the work that `effects` returns, and calls `messages`. No method does I/O.
 
     Args:
         log: The log at the start. All of its entries are durable.
@@ -79,7 +79,7 @@ class RaftNode:
         self._saved = self._asked_to_save = state
         self._state = self._log_state.corrected(state, me)
         self._clock = 0  # the node's clock in ms; it never runs backwards
-        self._now: int | None = None  # the shell's time at the last tick
+        self._now: int | None = None  # The caller's time at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
         self._leader_contact_at = -self._options.election_ms
@@ -130,7 +130,7 @@ class RaftNode:
     # -- events that the shell reports
 
     def tick(self, now_ms: int) -> None:
-        """Advance the node's clock to the shell's time.
+        """Advance the node's clock to the caller's time.
 
         One call advances it by at most an election timeout, and never moves it back.
         """
@@ -174,7 +174,7 @@ class RaftNode:
     def propose(self, count: int) -> int:
         """Reserve the next `count` entries of the current term, and return the index of the first of them.
 
-        The shell writes the entries when `effects` contains `Proposed`, in order with other changes.
+        The caller writes the entries when `effects` contains `Proposed`, in order with other changes.
 
         Raises:
             RaftRefused: This member does not lead, is transferring its leadership, or has too many
@@ -197,8 +197,8 @@ class RaftNode:
     def persisted(self, index: int, term: int) -> None:
         """Record that the log is durable, as the flush mode promises, up to the entry `index` of `term`.
 
-        If a Truncate or Reset follows the beginning of a sync, that sync does not cover the entries written
-        after the cut. The shell reports such a sync with an index before the cut, or not at all.
+        A sync that began before a `Truncate` or `Reset` does not cover the entries written after that change.
+        The caller reports such a sync with an index before the first removed entry, or not at all.
         """
         if self._log_state.persisted(index, term):
             self._reply_due = True
@@ -218,7 +218,7 @@ class RaftNode:
     def disk_failed(self, last: int, reason: str) -> None:
         """Record that the disk failed to write a change of the log, which now ends at the entry `last`.
 
-        The shell has carried out all removals of entries and has omitted all other changes after the failed
+        The caller has carried out all removals of entries and has omitted all other changes after the failed
         one. A leader steps down for `reason` and requests that the member with the most entries starts an
         election. Until `disk_recovered` is called, this member neither leads nor stores entries.
         """
@@ -321,7 +321,7 @@ class RaftNode:
         return effects
 
     def messages(self) -> list[AnyMessage]:
-        """Return the messages to send. The shell first does the work that `effects` has returned."""
+        """Return the messages to send. The caller must first do the work that `effects` has returned."""
         if self._state is not self._saved:
             return []
         messages = self._outbox.take()
@@ -333,13 +333,13 @@ class RaftNode:
         return messages
 
     def due_ms(self) -> int:
-        """Return the time by which the shell must call `tick` again, in ms on the shell's clock."""
+        """Return the time by which the caller must call `tick` again, in ms on the caller's clock."""
         due = self._election_at
         if self._leading is not None:
             due = min([self._leading.quorum_at, *(p.heartbeat_at for p in self._leading.peers.values())])
         if self._trust is not None:
             due = min(due, self._clock + self._options.heartbeat_ms)
-        if self._state is not self._saved:  # no message can be sent before the state is saved
+        if self._state is not self._saved:  # No message is sent until the state is saved
             due = max(due, self._clock + self._options.heartbeat_ms)
         return (self._now or 0) + max(due - self._clock, 0)
 
@@ -552,7 +552,10 @@ class RaftNode:
         self._changes.append(AppendOwn(self._log_state.last, self.term, members))
 
     def _check_quorum(self, leading: Leading) -> None:
-        """Abort an expired transfer. Step down if no majority has responded for an election timeout."""
+        """Abort an expired leadership transfer.
+
+        Step down if no majority responded for an election timeout.
+        """
         if leading.transfer is not None and self._clock >= leading.transfer[1]:
             leading.transfer = None
         if self._clock >= leading.quorum_at:

@@ -13,7 +13,7 @@ from cometmq.raft.outbox import Outbox
 
 
 class Contact(msgspec.Struct, frozen=True):
-    """The first request of a leader that refers to the current start of this suspect member.
+    """The first request of a leader that names the current incarnation of this suspect member.
 
     Attributes:
         term, leader: The leader's term and id.
@@ -41,8 +41,8 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # whether each member that has reported its term is blank
-        self._tables_term = -1  # the term of the leader from which the tables were copied
+        self._answers: dict[str, bool] = {}  # Whether each member that reported its term is blank
+        self._tables_term = -1  # Term of the leader from which the tables outside the log were copied
         self._next_request_at = 0
 
     def record_vote_response(self, response: VoteResponse) -> None:
@@ -55,7 +55,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a leader's request, if it is the first request of its term to this start of the member."""
+        """Record a leader's request, if it is the first request of its term to this incarnation."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 
@@ -110,7 +110,8 @@ class Trust:
         if self._unanswered(log_state):
             return None
         if is_blank(state, log_state) and self._me in log_state.history.newest.members.voters:
-            whole = all(self._answers.values())  # if the whole group is new, the empty log is complete
+            # If all other members are blank, the group is new and its empty log is complete.
+            whole = all(self._answers.values())
         elif self._tables_term != state.term:
             return None
         vote = state.vote or ("" if contact is None else contact.leader)

@@ -22,7 +22,7 @@ DEFAULT_SUB_GROUP = "nsaddr"
 
 _EVERY_S = 120.0
 _AT_FIRST_S = 10.0
-"""The interval between queries in seconds until one of them has succeeded."""
+"""The interval between queries of the address server until one has succeeded, in seconds."""
 _LIMIT_S = 3.0
 _MAX_ANSWER_BYTES = 64 << 10
 """The maximum size of a response in bytes."""
@@ -66,7 +66,6 @@ class AddressServer:
         await self._request_addresses()
 
     async def stop(self) -> None:
-        """Stop the queries."""
         await self._rounds.stop(cancel=True)
 
     async def _round(self) -> None:
@@ -145,7 +144,7 @@ def _is_whole(answer: bytes) -> bool:
 
 
 def _parsed(answer: bytes) -> tuple[HTTPResponse, bytes]:
-    """Return the parsed response and its body.
+    """Return the parsed HTTP response and its body.
 
     An invalid or incomplete response raises one of the exceptions in `_NO_HTTP`.
     """

@@ -41,7 +41,7 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # the errno of these exceptions is not a system error number
+        return error.strerror or str(error)  # `errno` is not a system error number here
     # Return the operating system's text for the error number, because asyncio has replaced `strerror` by a
     # less precise text.
     return os.strerror(error.errno) if error.errno else str(error)
@@ -130,15 +130,16 @@ class RemotingClient:
         limit = self._limits.connect_timeout_s
         wait_s = limit if timeout_s is None else min(timeout_s, limit)
         try:
-            # The attempt is shielded, because a timeout of one caller must not cancel the attempt for the
-            # other callers.
+            # The connection attempt is shielded, because a timeout of one caller must not cancel the attempt
+            # for the other callers.
             return await _await_connection(asyncio.shield(task), wait_s)
         except TimeoutError:
             raise ConnectError(addr, f"no connection within {seconds(wait_s)}") from None
         except asyncio.CancelledError:
             caller = asyncio.current_task()
             if self._closed and caller is not None and not caller.cancelling():
-                raise ConnectError(addr, "the client is closed") from None  # `close` cancelled the attempt
+                # `close` cancelled the connection attempt.
+                raise ConnectError(addr, "the client is closed") from None
             raise
 
     async def call(self, addr: str, frame: Frame, timeout_s: float = 3.0) -> Frame:
@@ -200,7 +201,7 @@ class RemotingClient:
     def _dialled(self, addr: str, task: asyncio.Task[Connection]) -> None:
         self._connecting.pop(addr, None)
         if not task.cancelled():
-            task.exception()  # otherwise asyncio logs the exception if all waiters have timed out
+            task.exception()  # Otherwise asyncio logs the exception if all waiters have timed out
 
     def _make_connection(self, addr: str) -> Connection:
         return Connection(

@@ -7,7 +7,8 @@ That buffer is at most twice as large as the bytes that have arrived, so a large
 memory, and it is freed with the frame. A frame must arrive at a minimum rate (`check`), and the total size of
 all buffers is limited (PartialFrames of tick.py).
 
-Writing. `write` queues bytes; the tick (see tick.py) sends everything queued with one write of the transport.
+Writing. `write` queues bytes. At the end of an event-loop iteration, tick.py passes all of them to the
+transport in one call.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ TAIL_LIMIT = 64 * 1024
 # Queued responses are joined into blocks of up to this many bytes. Larger responses are passed on without a
 # copy.
 JOIN_LIMIT = 64 * 1024
-MIN_PAYLOAD = 4  # bytes of the header word, the shortest possible payload
+MIN_PAYLOAD = 4  # Size of the word for the header's length, the shortest possible frame content
 
-SHORTCUT_AT = 20  # bytes: length word, header word, and the 12 bytes of the header that select a shortcut
+SHORTCUT_AT = 20  # Bytes that select a shortcut: length word, header word, and the header's first 12 bytes
 
 _length_at = struct.Struct(">I").unpack_from
 _words_and_prefix_at = struct.Struct(">II12s").unpack_from
@@ -80,7 +81,8 @@ class Connection(asyncio.BufferedProtocol):
     ) -> None:
         self._outgoing = outgoing
         self._dispatch = dispatch
-        self._shortcuts = {} if shortcuts is None else shortcuts  # the server may still change this dict
+        # Shared with the server, which may change the dict later.
+        self._shortcuts = {} if shortcuts is None else shortcuts
         self._tick = tick
         self._limits = limits
         self._on_open = on_open
@@ -90,18 +92,20 @@ class Connection(asyncio.BufferedProtocol):
         self._calls = CallTable(self._loop, addr)
         self._scratch = tick.scratch
         self._tail: bytes = b""
-        self._buf: memoryview | None = None  # this connection's own buffer; bytes _start to _end are unread
+        # The connection's own buffer; bytes `_start` to `_end` are unread.
+        self._buf: memoryview | None = None
         self._start = 0
         self._end = 0
-        self._fresh = True  # whether the incomplete frame began after the last `check`
+        self._fresh = True  # Whether the incomplete frame began after the last call of `check`
         self._frame_since = 0.0
-        self._backlog = False  # whether _buf holds complete frames that a limit of `_handle` has deferred
+        self._backlog = False  # Whether `_buf` holds complete frames that a limit of `_handle` has deferred
         self._reading = True
-        self._resuming = False  # whether _go_on is scheduled
-        self._ending = False  # whether the connection closes after this tick; no more frames are read
+        self._resuming = False  # Whether a call of `_go_on` is scheduled
+        # Whether the connection closes after this loop iteration and reads no more frames.
+        self._ending = False
         self._out: list[Bytes] = []
         self._out_bytes = 0
-        self._sent_bytes = 0  # bytes passed to the transport so far
+        self._sent_bytes = 0  # Number of bytes passed to the transport so far
         self._write_paused = False
         self._stalled_at = 0.0
         self._stalled_sent = 0
@@ -117,7 +121,7 @@ class Connection(asyncio.BufferedProtocol):
     # -- writing
 
     def write(self, data: Bytes) -> None:
-        """Queue the bytes of complete frames, to be sent at the end of the tick.
+        """Queue the bytes of complete frames, to be sent at the end of the event-loop iteration.
 
         If the connection is closed, the bytes are dropped.
 
@@ -145,7 +149,10 @@ class Connection(asyncio.BufferedProtocol):
             self.write(encode_frame(request.response(code, remark, ext=ext, body=body)))
 
     def flush(self) -> None:
-        """Send the queued bytes now. Only the tick calls this, and code that is about to block the loop."""
+        """Pass the queued bytes to the transport.
+
+        Only tick.py and code that is about to block the loop call this.
+        """
         out = self._out
         if not out:
             return
@@ -223,7 +230,7 @@ class Connection(asyncio.BufferedProtocol):
         self.working += 1 + size // HANDLER_BYTES
 
     def release(self, size: int = 0) -> None:
-        """Remove a completed request from the count of `hold`. `size` is the size of its body in bytes."""
+        """Undo `hold` for a completed request. `size` is the size of the request's body in bytes."""
         self.working -= 1 + size // HANDLER_BYTES
         if not self._reading and self.working < self._limits.handlers:
             self._resume_soon()
@@ -268,7 +275,7 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._transport
         if transport is None:
             return
-        if self.closed:  # the transport stays open until the peer has received the last responses
+        if self.closed:  # A closed connection waits until its peer has received the last responses
             if now - self._stalled_at >= self._limits.write_stall_s:
                 transport.abort()
             return
@@ -334,9 +341,9 @@ class Connection(asyncio.BufferedProtocol):
         self._transport = None
 
     def eof_received(self) -> bool:
-        """Close after the responses of this tick, because the peer sends no more but may still read."""
+        """Close after this loop iteration's responses, because the peer sends no more but may still read."""
         self._end_soon()
-        # The result True keeps the transport half open, which TLS does not support.
+        # The result True keeps the transport open for writing, which TLS does not support.
         return self._transport is not None and self._transport.get_extra_info("sslcontext") is None
 
     def pause_writing(self) -> None:
@@ -441,7 +448,7 @@ class Connection(asyncio.BufferedProtocol):
                     left = 0
                 elif monotonic() >= until:
                     left = 0
-                    self._pause_reading()  # other connections are served before this one reads again
+                    self._pause_reading()  # Let the loop serve other connections before the next read
                     self._resume_soon()
             if self.closed:
                 return end
@@ -533,7 +540,7 @@ class Connection(asyncio.BufferedProtocol):
         self._end_soon()
 
     def _end_soon(self) -> None:
-        """Close the connection at the end of this tick. Until then, callbacks may still respond."""
+        """Close the connection at the end of this loop iteration. Until then, callbacks may still respond."""
         if not self._ending:
             self._ending = True
             self._tick.schedule()

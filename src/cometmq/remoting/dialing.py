@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _STAGGER_S = 0.25
-"""Seconds to wait for an attempt before the next address is tried, too."""
+"""Seconds after which the next address is tried, too, if the previous attempt has not ended."""
 _MAX_ADDRESSES = 16
 
 Info = tuple[Any, ...]
@@ -41,7 +41,7 @@ async def dial(
     """
     try:
         return await _dial(make, host, port, tls)
-    except (ValueError, OverflowError) as error:  # raised for an impossible host or port
+    except (ValueError, OverflowError) as error:  # Raised for an impossible host or port
         if isinstance(error, OSError):  # the error of a certificate is both an OSError and a ValueError
             raise
         raise OSError(f"{host}:{port} is not an address: {error}") from error
@@ -77,7 +77,7 @@ async def addresses_of(host: str, port: int) -> Sequence[Info]:
 
 
 def _families_in_turn(infos: Sequence[Info]) -> list[Info]:
-    """Order addresses so that IPv4 and IPv6 alternate, because one of the families may not work here."""
+    """Order addresses so that IPv4 and IPv6 alternate, because one family may not work on this machine."""
     first = [info for info in infos if info[0] == infos[0][0]]
     others = [info for info in infos if info[0] != infos[0][0]]
     pairs = chain.from_iterable(zip_longest(first, others))
@@ -131,6 +131,6 @@ def _close(tasks: set[asyncio.Task[socket.socket]]) -> None:
     """
     for task in tasks:
         if not task.done():
-            task.cancel()  # a cancelled attempt closes its socket itself
+            task.cancel()  # A cancelled attempt closes its socket itself
         elif task.exception() is None:
             task.result().close()

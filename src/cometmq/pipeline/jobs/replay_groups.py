@@ -1,6 +1,6 @@
-"""The offsets of consumer groups in the target topics of a replay.
+"""Consumer offsets in the target topics of a replay.
 
-Each group continues before the first message that it had not consumed in the source.
+Each group continues before the first message that it had not consumed in the source topics.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def set_groups(
     replay: str,
     stop: threading.Event,
 ) -> int:
-    """Store the groups' offsets for the targets on the brokers. Return the number of offsets.
+    """Store the groups' offsets in the target topics on the brokers. Return the number of offsets.
 
     Raises BrokerError if a broker refuses the offsets, and ReplayError if a broker was unreachable.
     """
@@ -74,7 +74,8 @@ def set_groups(
         for group, offsets in groups.items():
             for refusal in cluster.commit(group, offsets):
                 raise refusal
-            stored = cluster.committed(group, sorted(offsets))  # retries while brokers are unreachable
+            # `committed` retries while brokers are unreachable.
+            stored = cluster.committed(group, sorted(offsets))
             if stored != offsets:
                 away = sorted({queue.broker_name for queue in offsets if stored.get(queue) != offsets[queue]})
                 problem = f"not set on {', '.join(away)}; run again when the broker is back"

@@ -103,7 +103,7 @@ class Progress(msgspec.Struct):
 
 
 class PositionsSet(msgspec.Struct):
-    """The content of positions.json: the number of groups' offsets that were set."""
+    """The content of `positions.json`: how many consumer offsets have been set in the target topics."""
 
     positions: int
 
@@ -119,7 +119,7 @@ class ReplayState:
         self.bad_path = joined(self.path, "bad")
 
     def replay(self) -> Replay | None:
-        """Return the replay of this directory; None for an empty or missing directory."""
+        """Return the replay stored in this directory, or None if the directory is empty or missing."""
         found = self._read("replay.json")
         if found is None:
             if any(not info.base_name.startswith(("_", ".")) for info in self._list()):
@@ -159,9 +159,10 @@ class ReplayState:
         return replay
 
     def start(self, replay: Replay, run: str, *, begun: bool) -> None:
-        """Make this run the owner. `begun` means that the run has already taken over the directory.
+        """Make this run the owner of the state directory.
 
-        Raises ReplayError if another run has become the owner first.
+        `begun` means that the run has already taken over the directory. Raises ReplayError if another run has
+        become the owner first.
         """
         content = msgspec.json.encode(replay)
         if begun:
@@ -250,7 +251,7 @@ class ReplayState:
                 return create_local(path, content)
             if put is not None and put(path, content):
                 return True
-        except OSError as error:  # the write may have succeeded, so the content decides
+        except OSError as error:  # The content decides, because a failed write may have reached the store
             problem = str(error)
         found = self._read(name)
         if found is None and put is None and problem is None:
@@ -283,7 +284,7 @@ class ReplayState:
 
 
 def _kept(asked: Asked) -> Asked:
-    """Return the arguments in the form in which the state stores them."""
+    """Return the arguments in their stored form: the source without secrets, and a hash of the source."""
     hash_ = hashlib.sha256(without_user(asked.source).encode()).hexdigest() if "://" in asked.source else ""
     return msgspec.structs.replace(asked, source=shown(asked.source), source_hash=hash_)
 

@@ -41,10 +41,10 @@ COLUMNS = (
 """Columns of the source that a task needs."""
 BATCH_MESSAGES = 4096
 BATCH_BYTES = 4 << 20
-BATCH_S = 2.0  # seconds after which progress is recorded even if the batch is not full
+BATCH_S = 2.0  # Seconds after which progress is recorded even if the batch is not full
 SHARDING_KEY = "__SHARDINGKEY"
-_BURST_S = 0.05  # seconds; messages that are due within this time are sent together
-_KEPT = (BUYER_ID, INSTANCE_ID)  # properties of RocketMQ itself that a copy keeps, besides keys and tags
+_BURST_S = 0.05  # Messages that are due within this number of seconds are sent together
+_KEPT = (BUYER_ID, INSTANCE_ID)  # Properties of RocketMQ that a replayed message keeps, besides keys and tags
 
 
 class Share(msgspec.Struct, frozen=True):
@@ -157,7 +157,7 @@ class Sending:
         Raises ReplayError and the errors of sending.
         """
         held, size, since = 0, 0, self.clock()
-        self._state.save(self.task.run, self.number, self.progress)  # the first save precedes every send
+        self._state.save(self.task.run, self.number, self.progress)
         if not self._state.owned_by(self.task.run):
             return self.progress
         for row in rows:
@@ -217,7 +217,8 @@ class Sending:
         self._rows[queue] += 1
         same = (offset, place) == (sent.offset, sent.physical_offset)
         if same or offset <= self._done_before.get(queue, -1):
-            sent.rows = max(sent.rows, self._rows[queue])  # an earlier attempt counted some of the rows
+            # An earlier attempt of this task has counted some of these rows.
+            sent.rows = max(sent.rows, self._rows[queue])
             return None
         if offset == sent.offset or place <= sent.physical_offset:
             raise began_anew(queue)
@@ -230,7 +231,7 @@ class Sending:
     def _message(self, row: dict[str, Any], queue: MessageQueue) -> RowMessage | None:
         """Return the message for a row, or None if the row must not be sent."""
         if ("REPLAY_ID", self.task.replay) in (row["properties"] or ()):
-            self.progress.own += 1  # this replay has sent this message to the source
+            self.progress.own += 1  # This replay itself sent this message to the source topic
             return None
         offset = row["queue_offset"]
         make_id = self._ids.get(queue)

@@ -93,10 +93,10 @@ def throughput_report(spark: SparkSession, summary: ThroughputSummary) -> Report
 
 
 def _over_time(rows: DataFrame, names: Sequence[str], value: str) -> Mapping[str, list[tuple[float, float]]]:
-    """Return a line over the column `window` for each of the names with the largest values.
+    """Return the lines of a plot over the column `window`, for the names with the largest values.
 
-    A line has the newest points, except points in the future: a client whose clock is ahead would otherwise
-    displace all other points.
+    The lines have the newest points, without points in the future: a client whose clock is ahead would
+    otherwise displace all other points.
     """
     named = rows.select(
         F.col("window").cast("double").alias("at"),

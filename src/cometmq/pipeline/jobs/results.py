@@ -1,4 +1,4 @@
-"""The parts that several jobs share: time windows, summaries, and tables in a job's directory."""
+"""Time windows, summaries and tables of results, as several pipeline jobs use them."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def report_on(
     tables: Callable[[], Mapping[str, DataFrame]],
     given: Cancelled,
 ) -> None:
-    """Fill a summary, and write the tables if the summary has an output directory.
+    """Compute a job's summary, and write its tables if the summary has an output directory.
 
     The summary and the tables are computed from the `frames`, which Spark caches meanwhile. Raises JobFailed
     and JobStopped.
@@ -90,7 +90,7 @@ def own_directory(output: str, job: str) -> str:
         if isinstance(filesystem, fs.LocalFileSystem):
             create_local(mark, content)
         else:
-            with filesystem.open_output_stream(mark) as stream:  # object stores create the file on close
+            with filesystem.open_output_stream(mark) as stream:  # Object stores create the file on close
                 stream.write(content)
     with filesystem.open_input_stream(mark) as stream:
         content = stream.read(4096)
@@ -107,7 +107,8 @@ def spark_directory(spark: SparkSession, output: str, job: str) -> str:
     place = shown(own_directory(output, job))
     if "://" in place:
         try:
-            _ = spark.read.text(place).schema  # only this property makes Spark Connect access the directory
+            # Only reading `schema` makes Spark Connect access the directory.
+            _ = spark.read.text(place).schema
         except (PySparkException, Py4JError) as error:
             raise ConfigError("output", place, f"a place that Spark can write to ({cause(error)})") from None
     return place

@@ -55,7 +55,7 @@ from cometmq.pipeline.sink.rows import check_columns
 from cometmq.text import printable
 
 CONSOLE_ROWS = 20
-_TASKS_PER_SLOT = 4  # tasks per slot for reading the files of a Delta table
+_TASKS_PER_SLOT = 4  # Spark tasks per task slot of the cluster for reading the files of a Delta table
 _POLL_S = 0.5
 _WRITTEN = "cometmq_written"
 _PLACE = re.compile(r"[;,(]?\s*\(?line (\d+),? pos \d+.*", re.DOTALL)
@@ -97,7 +97,7 @@ class _Run:
     stop: threading.Event
     summary: RunSummary
     tables: dict[str, DataFrame] = field(default_factory=dict)
-    # offsets that the streams have reached in their sources; None if unknown
+    # The offsets that the streams have reached in their sources, or None if they are unknown.
     read: Offsets | None = field(default_factory=dict)
 
 
@@ -178,7 +178,8 @@ def _prepare(run: _Run) -> None:
     for source in pipeline.sources:
         _enter(run, source, source.line, partial(_opened, run, source))
     for step in pipeline.steps:
-        # Within parentheses Spark accepts only a query, so no command can change data during the check.
+        # The query is wrapped in parentheses, where Spark accepts only a query. So no command in the file can
+        # change data during the check.
         _enter(run, step, step.sql_line, partial(run.spark.sql, f"SELECT * FROM ({step.sql}\n)"))
     for sink in pipeline.sinks:
         try:
@@ -237,7 +238,7 @@ def _enter(run: _Run, table: Table, line: int, make: Callable[[], DataFrame]) ->
         if table.watermark is not None:
             line = table.watermark.line
             frame = frame.withWatermark(table.watermark.column, table.watermark.delay)
-        _ = frame.schema  # only this property makes Spark Connect analyse the query
+        _ = frame.schema  # Only reading `schema` makes Spark Connect analyse the query
     except (PySparkException, Py4JError, CometError, OSError, ValueError) as error:
         deep = "StackOverflowError" in str(error)
         text = "nested too deep for Spark" if deep else cause(error).lstrip("\n")
@@ -392,7 +393,7 @@ def _streams(run: _Run) -> None:
     If one query fails, the other queries end after their current batches.
     """
     queries: list[tuple[Sink, SinkSummary, StreamingQuery]] = []
-    newest: dict[str, int] = {}  # number of the newest counted batch, by sink
+    newest: dict[str, int] = {}  # Number of the newest batch whose rows are counted, by sink
     try:
         for sink, summary in zip(run.pipeline.sinks, run.summary.sinks, strict=True):
             with _failing(run, sink):
@@ -465,7 +466,7 @@ def _count(
 ) -> None:
     """Add to the summaries the rows written since the last call. End all queries if one has failed."""
     for _, summary, query in queries:
-        for progress in query.recentProgress:  # the last 100 batches, the oldest first
+        for progress in query.recentProgress:  # `recentProgress` holds the last 100 batches, the oldest first
             rows = _rows(progress.observedMetrics)
             if rows and progress.batchId > newest.get(summary.name, -1):
                 newest[summary.name] = progress.batchId

@@ -37,7 +37,7 @@ _REFUSED = {
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _TIME = re.compile(r"[1-9]\d{0,8} (milliseconds?|seconds?|minutes?|hours?|days?)")
 _PATH_MAX = 4096
-_SECRET = 4  # minimum length of a value that is hidden, because shorter values occur in words
+_SECRET = 4  # Minimum length of a hidden value, because shorter values occur in words
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _BAD_RECORDS = "badrecordspath"
 _TOP = ("mode", "sources", "steps", "sinks")
@@ -66,7 +66,7 @@ class Watermark:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A source or a query step. Later steps and sinks refer to it by its name."""
+    """A source or a query step of a pipeline file. Later steps and sinks refer to it by its name."""
 
     name: str
     line: int
@@ -75,7 +75,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Source(Table):
-    """A source to read. `columns` selects columns, in the form of a DDL schema."""
+    """A source in a pipeline file. `columns` selects columns, in the form of a DDL schema."""
 
     format: str
     path: Text | None
@@ -88,11 +88,11 @@ class Source(Table):
 
 @dataclass(frozen=True, slots=True)
 class Step(Table):
-    """A query over earlier tables."""
+    """A query in a pipeline file, over tables that the file defines earlier."""
 
     sql: str
     sql_line: int
-    own_lines: bool  # whether each line of `sql` is a line of the file
+    own_lines: bool  # Whether `sql` has the same line breaks as in the file
 
     def line_of(self, line: int) -> int:
         """Return the line number in the file of a line of the query. Both are counted from 1."""
@@ -101,7 +101,7 @@ class Step(Table):
 
 @dataclass(frozen=True, slots=True)
 class Sink:
-    """The destination of a table. `save` is for batches; `output` and `trigger` are for streams."""
+    """A pipeline's destination for a table. `save` is for batches; `output` and `trigger` are for streams."""
 
     name: str
     line: int
@@ -128,7 +128,7 @@ class Pipeline:
     sources: tuple[Source, ...]
     steps: tuple[Step, ...]
     sinks: tuple[Sink, ...]
-    secrets: Mapping[str, str] = field(repr=False)  # the name `${NAME}`, by the value of the variable
+    secrets: Mapping[str, str] = field(repr=False)  # Each variable as `${NAME}`, by its value
 
     def hide(self, text: str) -> str:
         """Return `text` with the values of variables replaced by their names."""
@@ -265,7 +265,7 @@ class _Reader:
 
     def _check_names(self, tables: list[Any], sinks: list[Sink]) -> None:
         known: dict[str, int] = {}
-        for table in tables:  # names are compared in lower case, as by Spark
+        for table in tables:  # Names are compared in lower case, because Spark ignores case
             if (first := known.setdefault(table.name.lower(), table.line)) != table.line:
                 self._wrong(table.line, f"the name {_said(table.name)} is taken in line {first}")
         for sink in sinks:
@@ -274,7 +274,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """Check that no two parts write to the same path, and that no part writes where another reads."""
+        """Check that no path is written twice, by two parts of the pipeline, or both read and written."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources

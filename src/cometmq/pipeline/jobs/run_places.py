@@ -1,4 +1,4 @@
-"""The paths that the parts of a run read and write, and whether two paths may refer to the same files."""
+"""The paths that a pipeline reads and writes, and whether two paths may refer to the same files."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from urllib.parse import unquote
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?")
 _SAME = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfss": "abfs"}
-_PORTS = {"hdfs": ":8020"}  # default ports, which URIs may omit
-_MATCHES_MAX = 1000  # maximum number of directories that a pattern is expanded to
+_PORTS = {"hdfs": ":8020"}  # Default ports by scheme, which URIs may omit
+_MATCHES_MAX = 1000  # Maximum number of directories to which a pattern is expanded
 _BRACES_MAX = 100
 
 
@@ -92,8 +92,8 @@ def _ways(path: str) -> set[tuple[str, ...]]:
         host = found[2] or "" if scheme.startswith("abfs") else (found[2] or "").rpartition("@")[2]
         store = f"{_SAME.get(scheme, scheme)}://{host.removesuffix(_PORTS.get(scheme, ''))}"
         rest = path[found.end() :]
-        # Both readings are needed: in a URI, `?` may begin the options, and in a pattern it matches any
-        # character.
+        # A `?` may begin the options of a URI or be a wildcard of a pattern, so the result contains both
+        # readings.
         return {(store, *_names(os.path.normpath(f"/{part}"))) for part in (rest, rest.partition("?")[0])}
     whole = os.path.abspath(local)
     matches = islice(glob.iglob(whole), _MATCHES_MAX) if _is_pattern(whole) else [whole]

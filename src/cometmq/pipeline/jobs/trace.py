@@ -22,10 +22,10 @@ from cometmq.pipeline.live.unreadable import UnreadableQueue
 from cometmq.pipeline.table.objects import shown
 from cometmq.protocol.codes import TRACE_TOPIC
 
-_ACCURACY = 10_000  # accuracy of percentile_approx: the rank is off by at most 1/10,000
-_MOST = 20  # maximum rows of a list in the summary
+_ACCURACY = 10_000  # Accuracy of `percentile_approx`: a rank is off by at most 1/10,000
+_MOST = 20  # Maximum number of rows of each list in the summary
 _SAMPLES = 5
-_RAW = 200  # maximum characters of a sample's raw text
+_RAW = 200  # Maximum length of the raw text of a sampled record, in characters
 _JOB = "trace"
 
 

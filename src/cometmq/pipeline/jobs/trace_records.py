@@ -15,31 +15,33 @@ from cometmq.protocol.traces import AnyTrace, EndTransaction, Pub, Recall, SubAf
 
 _END = b"\x02"
 _BATCH_ROWS = 5000
-_BATCH_RAW = 8 << 20  # maximum characters of raw text in a batch
-_LONGEST = 1024  # maximum length of a name or an id; RocketMQ's have at most 255
-_MOST_IDS = 10_000  # maximum message ids of a batch, which Java traces in one record
+_BATCH_RAW = 8 << 20  # Maximum total length of the raw texts in a batch, in characters
+_LONGEST = 1024  # Maximum length of a name or an id, in characters; RocketMQ's have at most 255
+_MOST_IDS = 10_000  # Maximum number of message ids in a trace record, as Java writes one for a batch
 
 SCHEMA = pa.schema(
     [
-        ("kind", pa.string()),  # kind of the record, or "bad"
-        ("timestamp_ms", pa.int64()),  # by the client's clock, or by the broker's if the record has no time
-        ("stored_ms", pa.int64()),  # store time of the trace message
+        ("kind", pa.string()),  # Kind of the trace record, or "bad"
+        # Client's time of the record, or the broker's if the record has no time.
+        ("timestamp_ms", pa.int64()),
+        ("stored_ms", pa.int64()),  # Store time of the trace message
         ("region", pa.string()),
         ("group", pa.string()),
         ("topic", pa.string()),
         ("msg_id", pa.string()),
-        ("part", pa.int32()),  # index of the message in a batch that Java traces in one record
+        ("part", pa.int32()),  # Index of the message in its batch, for which Java writes one trace record
         ("request_id", pa.string()),
         ("cost_ms", pa.int64()),
         ("success", pa.bool_()),
-        ("code", pa.int64()),  # context code of a SubAfter record, message type of a Pub record
+        ("code", pa.int64()),  # Context code of a SubAfter record, or message type of a Pub record
         ("retries", pa.int64()),
-        ("state", pa.string()),  # state of a transaction
+        ("state", pa.string()),  # State of the transaction in an EndTransaction record
         ("from_check", pa.bool_()),
-        ("broker_name", pa.string()),  # position of the trace message, with queue_id and queue_offset
+        # Position of the trace message: its broker, `queue_id` and `queue_offset`.
+        ("broker_name", pa.string()),
         ("queue_id", pa.int32()),
         ("queue_offset", pa.int64()),
-        ("problem", pa.string()),  # why a bad record cannot be read
+        ("problem", pa.string()),  # Reason why a bad record cannot be read
         ("raw", pa.string()),
     ]
 )
@@ -115,7 +117,7 @@ def _check_names(group: str | None, ids: list[str], row: dict[str, Any]) -> None
 
 
 def decoded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Map batches of COLUMNS to batches of SCHEMA, for `mapInArrow`."""
+    """Convert batches of trace messages (COLUMNS) to batches of trace records (SCHEMA), for `mapInArrow`."""
     rows: list[dict[str, Any]] = []
     raw = 0
     for batch in batches:

@@ -68,13 +68,14 @@ from cometmq.protocol.headers import TopicRequestHeader
 log = logs.logger(__name__)
 
 _RETRY_S = 0.2
-_AT_ONCE = 256  # maximum concurrent requests; more could fill the buffers of both directions and deadlock
-_RECORDS_AT_ONCE = 8  # maximum concurrent requests for records; each response may have 4 MiB
-_AWAY_S = (1.0, 30.0)  # seconds between attempts to reach an unreachable broker: the first, the maximum
-_REFUSED_S = 10.0  # seconds during which an address that refused a connection is tried last
-_ROUTE_S = 5.0  # seconds after which a repeated lookup requests the route again
-_SAMPLES = 64  # number of records sampled for their sizes, to limit a batch by bytes
-_SHRUNK_S = 1.0  # seconds before the offsets of a queue that seems to have become shorter are requested again
+_AT_ONCE = 256  # Maximum concurrent requests; more could fill the buffers of both directions and deadlock
+_RECORDS_AT_ONCE = 8  # Maximum concurrent requests for records, because each response may have 4 MiB
+# First and maximum interval between attempts to reach an unreachable broker, in seconds.
+_AWAY_S = (1.0, 30.0)
+_REFUSED_S = 10.0  # Seconds during which an address that refused a connection is tried last
+_ROUTE_S = 5.0  # Maximum age of a known route when a lookup is repeated, in seconds
+_SAMPLES = 64  # Number of records whose sizes are sampled, to limit a batch by bytes
+_SHRUNK_S = 1.0  # Pause before the offsets of a queue that seems shorter are requested again, in seconds
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
 _NEW_TOPIC_QUEUES = 4  # number of queues that a producer requests when its first message creates a topic
 T = TypeVar("T")
@@ -89,10 +90,12 @@ class Cluster:
         self._wires = IdleWires(access)
         self._routes = RouteTable()
         self._away: dict[str, _Away] = {}  # unreachable brokers by name
-        self._refused: dict[str, float] = {}  # addresses to try last, with the time at which this ends
+        # Addresses to try last, each with the time until which this applies.
+        self._refused: dict[str, float] = {}
         self._routed: dict[str, float] = {}  # time of each topic's last lookup
-        self._listed: tuple[float, list[str]] = (-math.inf, [])  # time of the last request, all topic names
-        self._ordinary: set[str] = set()  # names of topics that the source can read
+        # Time of the last request for all topic names, and the names.
+        self._listed: tuple[float, list[str]] = (-math.inf, [])
+        self._ordinary: set[str] = set()  # Names of topics whose kind was checked: the source can read them
 
     # -- routes
 
@@ -132,7 +135,8 @@ class Cluster:
                 headers = [TopicRequestHeader(topic=queue.topic) for queue in own]
                 frames = [Frame.request(RequestCode.GET_TOPIC_CONFIG, header) for header in headers]
                 for queue, answer in zip(own, self._call(self._known_or_fresh(own[0]), frames), strict=True):
-                    if answer.code == ResponseCode.SUCCESS and answer.body:  # RocketMQ 4.9 lacks this request
+                    # RocketMQ 4.9 lacks this request and the attributes.
+                    if answer.code == ResponseCode.SUCCESS and answer.body:
                         _check_attributes(queue.topic, TopicConfig.decode(answer.body).attributes or {})
                     self._ordinary.add(queue.topic)
 
@@ -195,7 +199,7 @@ class Cluster:
         return self._routes.get(topic)
 
     def is_away(self, broker_name: str) -> bool:
-        """Return whether the broker's last request in `look` failed."""
+        """Return whether the last request of `look` to this broker failed."""
         return broker_name in self._away
 
     def _route(self, topic: str) -> TopicRoute:
@@ -401,7 +405,7 @@ class Cluster:
     def replaced(
         self, read: Offsets, kept: Marks, held: Mapping[MessageQueue, Bounds], *, fail: bool, idle: bool
     ) -> Offsets:
-        """Return the offsets from `marks.resume` at which reading continues in the queues that were replaced.
+        """Return the offsets at which reading continues in queues that were replaced (see `marks.resume`).
 
         The marks are compared for queues with new messages and, with `idle`, also for queues without new
         ones.
@@ -430,9 +434,10 @@ class Cluster:
         return self._reachable(queue) if self._routes.any(queue.broker_name) else self.address_of(queue)
 
     def resolve(self, position: Position, queues: Sequence[MessageQueue]) -> Offsets:
-        """Return each queue's offset for a position.
+        """Return the offset of each queue to which a position in the options resolves.
 
-        Raises ConfigError if the position names other queues, or a group without offsets in these queues.
+        Raises ConfigError if the position names queues outside `queues`, or a group without offsets in
+        `queues`.
         """
         given = position.offsets
         strange = sorted((given.keys() | position.times.keys()) - set(queues))
@@ -462,7 +467,7 @@ class Cluster:
         for own in _by_broker(queues):
             frames = [committed_request(group, queue, set_zero_if_not_found=False) for queue in own]
             for frame in frames:
-                frame.version = VERSION_5_0_0  # CometMQ ignores the field for older clients
+                frame.version = VERSION_5_0_0  # CometMQ ignores `set_zero_if_not_found` for older clients
             address, answers = self.ask(own[0], frames)
             for queue, answer in zip(own, answers, strict=True):
                 if answer.code != ResponseCode.QUERY_NOT_FOUND:
@@ -610,7 +615,7 @@ def look_twice(
 ) -> dict[MessageQueue, Bounds]:
     """Return the result of `look`, called a second time if a queue seems shorter than what was read from it.
 
-    The reason may be a restarted broker that is still rebuilding its queues.
+    A queue seems shorter if a restarted broker is still rebuilding its queues.
     """
     held = look()
     if shrunk(read, held):

@@ -57,7 +57,7 @@ def mark_at(offset: int, record: bytes) -> Mark | None:
 
 
 def with_marks(tree: Tree, marks: Marks) -> Tree:
-    """Return the positions of `tree` together with the marks, each of the record before a position."""
+    """Return a tree of positions with marks added: for each position, the mark of the record before it."""
     return (
         {MARKS_KEY: to_tree({queue: list(mark) for queue, mark in marks.items()}), **tree} if marks else tree
     )
@@ -115,8 +115,8 @@ def resume(
 
     The offset is that of the first record stored no earlier than CLOCKS_MS before the last record read, so
     some records may be read twice. Without a mark of the last record read, the result is the first offset of
-    the queue. With `fail`, the error of the replacement is raised instead. `offset_at` has the contract of
-    Cluster.offset_at.
+    the queue. With `fail`, the error of the replacement is raised instead. `offset_at` behaves like
+    `Cluster.offset_at`.
     """
     positions: Offsets = {}
     for queue, error in replaced(read, kept, found, bounds).items():

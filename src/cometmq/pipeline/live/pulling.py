@@ -27,16 +27,16 @@ from cometmq.protocol.record.one import queue_offset_of, record_starts
 BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.FLOW_CONTROL})
 """Codes of temporary refusals: the broker is starting, stopping or overloaded."""
 _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_BADLY"})
-"""Remarks of PULL_RETRY_IMMEDIATELY for which the filter was NOT the reason for the missing messages.
+"""Remarks of PULL_RETRY_IMMEDIATELY which mean that messages are missing, not that a filter excluded them.
 
-Each of these remarks means that the broker was deleting the messages, or that a replica does not have the
-offsets (docs/reference/storage.md, Pull answers).
+The broker was deleting the messages, or a replica does not have the offsets (docs/reference/storage.md, Pull
+answers).
 """
 FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters; each response covers 800 offsets
 
 
 class Request(NamedTuple):
-    """A pull request to send."""
+    """A pull request to send: for at most `wanted` messages of a segment, from `offset` on."""
 
     segment: Segment
     offset: int
@@ -62,12 +62,12 @@ class Reply(NamedTuple):
 
     @property
     def missing(self) -> bool:
-        """Whether the broker does not have the requested offset."""
+        """Whether the broker has no message at the requested offset, although no filter has excluded one."""
         return not self.body and self.code in PULL_STATUS and not self.left_out
 
 
 def pull_reply(frame: Frame) -> Reply:
-    """Convert a response. The body is copied because the next received frame overwrites it."""
+    """Convert the response to a pull. The body is copied because the next received frame overwrites it."""
     remark = frame.remark or ""
     if frame.code not in PULL_STATUS:
         return Reply(frame.code, 0, 0, 0, b"", remark)
@@ -78,11 +78,11 @@ def pull_reply(frame: Frame) -> Reply:
 
 
 class Verdict(Enum):
-    """The meaning of a response for its segment."""
+    """The result of processing the response to a segment's request."""
 
-    PROGRESS = "progress"  # the segment advanced or is complete
-    NOT_YET = "not yet"  # the broker does not have these offsets yet, or no longer; retry after a pause
-    REFUSED = "refused"  # the broker returned an error
+    PROGRESS = "progress"  # The segment advanced or is complete
+    NOT_YET = "not yet"  # The broker does not have the offsets yet, or no longer; retry after a pause
+    REFUSED = "refused"  # The broker returned an error
 
 
 @dataclass(slots=True)
@@ -102,10 +102,10 @@ class Segment:
     end: int
     at: int
     chunks: list[Chunk] = field(default_factory=list)
-    lost: int = 0  # number of offsets of the segment that the broker no longer has
+    lost: int = 0  # Number of the segment's offsets that no longer exist on the broker
     minimum: int = 0  # the broker's minimum offset when the loss was detected
     maximum: int = 0
-    broken: list[tuple[int, bytes]] = field(default_factory=list)  # (offset, bytes) of damaged records
+    broken: list[tuple[int, bytes]] = field(default_factory=list)  # Offset and bytes of each damaged record
 
     @property
     def done(self) -> bool:
@@ -162,9 +162,9 @@ class PullWindow:
         return not self._open
 
     def answered(self, segment: Segment, reply: Reply) -> Verdict:
-        """Process the response to a segment's request, and return its meaning.
+        """Process the response to a segment's request, and return the result.
 
-        Unless the verdict is PROGRESS, the segment is unchanged, and the caller must call `retry` or
+        Unless the result is PROGRESS, the segment is unchanged, and the caller must call `retry` or
         `give_up`.
         """
         verdict = self._judge(segment, reply)
@@ -185,14 +185,14 @@ class PullWindow:
         self._lose(segment, segment.end, reply)
 
     def ready(self) -> Iterator[Segment]:
-        """Yield the complete segments from the front of the window, in order, and remove them."""
+        """Remove and yield, in order, the complete segments before the first incomplete one."""
         while self._open and self._open[0].done:
             yield self._open.popleft()
 
     def begun(self) -> Iterator[Segment]:
-        """Yield the first incomplete segment if it has chunks, which the caller may consume.
+        """Yield the first incomplete segment if it already has chunks, which the caller may consume.
 
-        Valid after `ready`.
+        Call `ready` before, because it removes the complete segments.
         """
         if self._open and self._open[0].chunks:
             yield self._open[0]
@@ -220,7 +220,7 @@ class PullWindow:
             return Verdict.NOT_YET
         starts, stop = record_starts(body)
         broken = stop < len(body)
-        # The response may extend into the next segment, which requests those records itself.
+        # Records beyond the segment are dropped, because the next segment requests them itself.
         while starts and queue_offset_of(body, starts[-1]) >= segment.end:
             starts.pop()
             broken = False

@@ -58,7 +58,7 @@ _NOT_YET_S = 2.0
 
 A restarted master lacks them until its recovery has ended.
 """
-_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # first and maximum pause between attempts, in seconds
+_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # First and maximum pause between attempts to read, in seconds
 _ROLE_S = 1.0  # seconds for which the answer to "is this address a replica?" is reused
 
 
@@ -117,7 +117,7 @@ def read_parts(
     schema: pa.Schema,
     options: PullOptions,
 ) -> Iterator[Part]:
-    """Return the parts of a read, which list their bad and lost records for the caller to handle.
+    """Return decoded parts of the ranges, each with its bad and lost records for the caller to handle.
 
     Lost records raise DataLossError instead if the options request it.
     """
@@ -157,10 +157,10 @@ class _BrokerReader:
         )
         self._assembler = _Assembler(schema, broker_name, options)
         self._flying: dict[int, Segment] = {}
-        self._patience: dict[Segment, float] = {}  # time until which the reader waits for a segment
+        self._patience: dict[Segment, float] = {}  # Time until which the reader waits for each segment
         self._timeout_s = options.timeout_ms / 1000
         self._pauses = _Pauses(self._timeout_s)
-        self._role = (0.0, False)  # time until which this is valid, and whether the address is a replica
+        self._role = (0.0, False)  # Until when the answer is valid, and whether the address is a replica
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
 
@@ -217,7 +217,7 @@ class _BrokerReader:
         if self._broker_id != MASTER_ID and (reply.missing or reply.code not in PULL_STATUS):
             self._read_at(MASTER_ID)
         if reply.code in BUSY:
-            self._on_replica()  # raises if the master is back; a replica of 5.x may refuse reads
+            self._on_replica()  # Raises SendFailed if the master is back; a replica of 5.x may refuse reads
         elif reply.missing and self._on_replica():
             if not self._waited(segment, self._timeout_s):
                 return
@@ -253,7 +253,7 @@ class _BrokerReader:
         self._on_replica()
 
     def _waited(self, segment: Segment, patience_s: float) -> bool:
-        """Return whether the segment has waited for `patience_s` seconds.
+        """Return whether the reader has waited for the segment for `patience_s` seconds.
 
         If not, pause and request the segment again.
         """
@@ -269,7 +269,7 @@ class _BrokerReader:
             try:
                 return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
-                pass  # if the broker has moved since the planning, the lookup finds it
+                pass  # The broker may have moved since the planning; the lookup finds it
         return self._find()
 
     def _reconnect(self, error: CometError) -> Wire:
@@ -352,7 +352,7 @@ class _Assembler:
         self._bodies: list[bytes] = []
         self._starts: list[int] = []
         self._sources: list[QueueRange] = []
-        self._ends: list[int] = []  # end position in the buffer of each source's records
+        self._ends: list[int] = []  # For each source, the position in the buffer where its records end
         self._size = 0
         self._bad: list[tuple[QueueRange, BadRecord]] = []
         self._lost: dict[MessageQueue, int] = {}

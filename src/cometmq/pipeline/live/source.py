@@ -61,7 +61,7 @@ log = logs.logger(__name__)
 
 _IDLE_POLL_S = 0.1  # minimum interval, in seconds, between two requests while there are no new messages
 _REPLICA_RETRY_S = 0.2
-_REGISTERED_S = 30.0  # interval, in seconds, at which a broker registers (registerNameServerPeriod)
+_REGISTERED_S = 30.0  # Interval at which a broker registers (`registerNameServerPeriod`), in seconds
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def full_schema() -> StructType:
 
 
 class _Planner:
-    """The part that the batch reader and the stream reader share: resolving positions and dividing ranges."""
+    """Resolution of positions and division of ranges, for both the batch reader and the stream reader."""
 
     def __init__(self, options: ReadOptions) -> None:
         self.options = options
@@ -112,7 +112,8 @@ class _Planner:
         lost = sum(item.lost for item in ranges)
         if lost:
             log.warning("%d records of the planned range no longer exist at the brokers", lost)
-        slots = len(os.sched_getaffinity(0))  # the planning process cannot query the Spark cluster
+        # The number of local cores is used, because the planning process cannot query the Spark cluster.
+        slots = len(os.sched_getaffinity(0))
         tasks = options.min_partitions or default_tasks(sum(item.count for item in ranges), slots)
         groups = pack(ranges, tasks, options.max_records_per_partition)
         addresses = self.cluster.addresses(item.queue for item in ranges)
@@ -175,7 +176,7 @@ def _wait_for_replica(cluster: Cluster, queue: MessageQueue, end: int, timeout_s
     """
     deadline = time.monotonic() + timeout_s
     while (held := cluster.bounds([queue])[queue]).replica and held.maximum < end:
-        address = cluster.address_of(queue)  # requests the route again
+        address = cluster.address_of(queue)  # `address_of` requests the route again
         if time.monotonic() >= deadline:
             raise ReplicaBehindError(queue, end, address, held.minimum, held.maximum)
         time.sleep(_REPLICA_RETRY_S)
@@ -198,7 +199,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planner_made: _Planner | None = None
         self._unreadable_made: UnreadableQueues | None = None
         self._planned: Tree | None = None  # end of the last batch that this run planned
-        self._planned_at: float | None = None  # time of the last batch with records
+        self._planned_at: float | None = None  # Time when the last batch with records was planned
         self._looked_at = 0.0
         self._silent_since: float | None = None  # time since which no broker has responded
 
@@ -225,8 +226,8 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             initial = cluster.resolve(self._options.starting, queues)
             self._initial = to_tree(initial)
             if self._target is not None:
-                # The target of AvailableNow was fixed before the start was resolved, so a start at "latest"
-                # may be after the target.
+                # The end of an AvailableNow run was fixed before its start was resolved, so a start at
+                # "latest" may be after that end.
                 for queue, held in self._target.items():
                     self._target[queue] = Bounds(held.minimum, max(held.maximum, initial.get(queue, 0)))
         return self._initial

@@ -32,9 +32,9 @@ _PROBED = 16
 While one of the probed queues has messages, the next numbers are probed, too. Probing is necessary because no
 request lists the former queues of a topic that had more queues earlier.
 """
-_MAX_PROBES = 64  # at most 1,024 queue numbers are probed, whatever a broker returns
+_MAX_PROBES = 64  # Limits the probed queue numbers to 1,024, whatever a broker returns
 
-_LISTED = 10  # maximum queues in an error or a log line
+_LISTED = 10  # Maximum number of queues that an error or a log line lists
 
 
 class UnreadableQueue(msgspec.Struct, frozen=True, order=True):
@@ -65,7 +65,7 @@ def _readable_count(item: QueueData) -> int:
 
 
 def listed(found: Sequence[UnreadableQueue]) -> str:
-    """Return a sentence with the number of messages, the queues and the remedy."""
+    """Return a text for users: the number of unreadable messages, their queues, and the remedy."""
     more = f" and {len(found) - _LISTED} more" if len(found) > _LISTED else ""
     return (
         f"{sum(item.messages for item in found)} messages lie in {len(found)} queues that cannot be read: "
@@ -101,7 +101,7 @@ class UnreadableQueues:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
         # numbers of readable and writable queues at the last probe, by (topic, broker)
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
-        self._known: set[MessageQueue] = set()  # queues found by a probe
+        self._known: set[MessageQueue] = set()  # Queues that a probe has found
         self._reported: list[MessageQueue] = []
 
     def find(self, read: Mapping[MessageQueue, int]) -> list[UnreadableQueue]:
@@ -149,9 +149,9 @@ class UnreadableQueues:
         ]
 
     def report(self, read: Mapping[MessageQueue, int], consequence: str) -> list[UnreadableQueue]:
-        """Return the result of `find`.
+        """Return the unreadable queues, as `find` does.
 
-        Log a warning with `consequence` if the queues differ from the last report.
+        Log a warning with `consequence` if the queues differ from those of the last report.
         """
         found = self.find(read)
         queues = [item.queue for item in found]
@@ -175,7 +175,7 @@ class UnreadableQueues:
     def _bounds(
         self, queues: Iterable[MessageQueue], readable: Mapping[tuple[str, str], int]
     ) -> dict[MessageQueue, Bounds]:
-        """Return the bounds of the unreadable queues among `queues`, from the brokers that respond."""
+        """Return the first and the end offsets of the unreadable `queues`, from the brokers that respond."""
         asked = {
             queue
             for queue in filter(self._topics.includes, queues)

@@ -46,7 +46,7 @@ Because of the sink's columns, a user can repair a row and send it again.
 
 
 class BadRows:
-    """A buffer of rows that are written to `path`, a directory or a URI.
+    """A buffer of rows that cannot be sent, which are written to `path`, a directory or a URI.
 
     `count` is the number of rows that were added.
     """

@@ -22,11 +22,11 @@ from cometmq.protocol.codes import RETRY_PREFIX
 from cometmq.protocol.properties.values import MAX_PROPERTIES_BYTES
 
 _ALONE = ("properties", "delay_level", "sharding_key", "msg_id", "flag")
-"""Columns that require the individual treatment of a row."""
+"""Columns with which a row must be encoded on its own, instead of in bulk."""
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _SHIFTS = np.arange(36, -1, -4)
 _HEAD = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("flag", ">i4"), ("body", ">i4")])
-_RECORD_EXTRA = 32  # size of a record's fixed part, which counts towards batchBytes
+_RECORD_EXTRA = 32  # Size of a record's fixed part in bytes, which counts towards `batchBytes`
 
 
 class EncodedRows(Sequence[RowMessage]):
@@ -141,7 +141,7 @@ def _holds_separators(text: pa.BinaryArray) -> bool:
 
 
 def _row_numbers(first: int, count: int) -> pa.BinaryArray:
-    """Return the last ten hexadecimal digits of the rows' numbers."""
+    """Return the last ten hexadecimal digits of each row number, as message ids contain them."""
     numbers = np.arange(first, first + count, dtype=np.int64)
     return _bytes_of(_DIGITS[(numbers[:, None] >> _SHIFTS) & 15])
 

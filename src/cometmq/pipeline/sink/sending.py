@@ -31,14 +31,17 @@ from cometmq.protocol.codes import RETRY_PREFIX, ResponseCode
 from cometmq.protocol.frame import Frame
 
 _BUSY = frozenset({ResponseCode.SYSTEM_BUSY, ResponseCode.FLOW_CONTROL})
-"""Codes of an overloaded broker. They do not mean that the master has moved."""
+"""Codes of an overloaded broker.
+
+Unlike other temporary refusals, they do not mean that the master has moved.
+"""
 _TRY_AGAIN = RETRY_RESPONSE_CODES | _BUSY | {ResponseCode.NOT_LEADER_FOR_QUEUE}
 _TOO_LARGE = "size exceeded"
 """Part of the remark with which 5.x refuses a batch that is too large; the code is SYSTEM_ERROR.
 
 Source: docs/reference/remoting.md, Sending.
 """
-_PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # first and maximum pause before a retry, in seconds
+_PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # First and maximum pause before a retry, in seconds
 
 
 @dataclass(slots=True)
@@ -85,7 +88,7 @@ class Sender:
         self._first_queue = first_queue
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
         self._topics: dict[str, _Topic] = {}
-        self._wires: dict[str, Wire] = {}  # connections by address
+        self._wires: dict[str, Wire] = {}
         self._flying: dict[str, dict[int, _Batch]] = {}  # batches in flight by address and opaque number
         self._busy: dict[MessageQueue, str] = {}  # address to which a queue's batch in flight was sent
         self.messages = 0
@@ -125,9 +128,9 @@ class Sender:
             self._launch(topic, _Batch(queue, part, queue in topic.pinned))
 
     def _topic(self, name: str) -> _Topic:
-        """Return the queues of a topic, which are looked up for its first message.
+        """Return the queues of a topic, which are looked up when the topic's first message is sent.
 
-        The lookup has as many attempts as a batch, because name servers do not list a topic while its only
+        A lookup is retried as often as a batch, because name servers do not list a topic while its only
         broker is unreachable.
         """
         pauses = Backoff(_PAUSE_S, _MAX_PAUSE_S)

@@ -72,8 +72,8 @@ class CometStreamWriter(DataSourceStreamArrowWriter):
         query = self._options.write_id or context.getLocalProperty("sql.streaming.queryId")
         batch = context.getLocalProperty("streaming.sql.batchId")
         if not query or not batch:
-            # Without Spark's ids, a repeated task sends new message ids. That is better than an id that a
-            # message of another query or batch has, too.
+            # Spark has not provided the query and batch ids, so random ids are used. A repeated task then
+            # sends new message ids, which is better than ids that another query or batch uses, too.
             query, batch = uuid.uuid4().hex, ""
         return _write(iterator, self._options, query, batch)
 

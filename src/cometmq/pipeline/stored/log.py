@@ -5,7 +5,7 @@ records begin (docs/reference/storage.md, Record). Bytes in the middle of a file
 begins, because the body of a message may contain whole records with correct positions. A slice therefore
 starts at the start of a file, or at a record that a consume queue of the store names; brokers write those
 files, producers cannot. The reader of the previous slice follows the chain up to the start of the next slice:
-a chain that skips this position is an error. In a raft member's log, the head of an entry precedes each
+a chain that skips this position is an error. In a raft member's log, the header of an entry precedes each
 record; positions in this module are positions of the entries.
 """
 
@@ -47,11 +47,12 @@ from cometmq.protocol.record.many import Rows, items_at, read_rows
 from cometmq.protocol.record.one import CLAIM_BYTES, claim_of, decode_record, record_facts
 from cometmq.store.inspect import OsDisk
 
-_SHORT_LOOK = 64 << 10  # size of the first read after damage or in the search for a slice's start
+_SHORT_LOOK = 64 << 10  # Size of the first read in a search for the next record, in bytes
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
-_REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES  # maximum bytes of a record after its body
-_UNIT = struct.Struct(">qiq")  # entry of a consume queue: log position, size, tags code
+# Maximum size of what follows a record's body, in bytes.
+_REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES
+_UNIT = struct.Struct(">qiq")  # Entry of a consume queue: log position, record size, tags code
 _size_at = struct.Struct(">i").unpack_from
 _FILE_NAME = re.compile(r"\d{20}")
 
@@ -85,7 +86,7 @@ def numbered_files(directory: str) -> list[tuple[int, str]]:
 
 
 class Block(NamedTuple):
-    """One or more consecutive records with consistent lengths and positions. The bodies are unverified."""
+    """Consecutive records (at least one) with consistent lengths and positions. The bodies are unverified."""
 
     data: bytes
     position: int  # log position of the first byte of the data
@@ -169,7 +170,7 @@ class LogReader:
                 continue
             size, own = claim_of(data[gap:]) if len(data) >= gap + CLAIM_BYTES else (0, -1)
             if own == at + gap and wanted < size + gap <= min(stop - at, MOST_BYTES):
-                wanted = size + gap  # the record is longer than a block
+                wanted = size + gap  # The record is longer than the data, so read all of it
                 continue
             if stop == self.file.end and self._is_blank(data, at):
                 return
@@ -194,16 +195,17 @@ class LogReader:
                         return begin + at - MAGIC_AT - self._gap
                     at = data.find(MAGICS_BEGIN, at + 1)
                 if begin + len(data) == end or not data:
-                    break  # the end, or the broker has shortened the file
+                    break  # The search is at its end, or the broker has shortened the file
                 begin += max(1, len(data) - MAGIC_AT - len(MAGICS_BEGIN) + 1)
                 length = min(2 * length, _LONG_LOOK)
         return stop
 
     def _written(self, place: int, stop: int) -> list[tuple[int, int]]:
-        """Return the parts of the range that are not holes; brokers reserve files at full length, with holes.
+        """Return the parts of a range of the file that were written, without its holes.
 
-        All parts are determined before the first read, because a read (even a read-ahead) fills the cache,
-        and a hole in the cache would count as written.
+        Brokers reserve files at full length, so the unwritten parts are holes. All parts are determined
+        before the first read, because a read (even a read-ahead) fills the cache, and a hole in the cache
+        would count as written.
         """
         found = []
         at, last = place - self.file.base, stop - self.file.base
@@ -214,7 +216,7 @@ class LogReader:
                 if begin < last:
                     found.append((begin + self.file.base, min(at + self.file.base, stop)))
         except OSError as failure:
-            if failure.errno != errno.ENXIO:  # ENXIO means that no data follows
+            if failure.errno != errno.ENXIO:  # ENXIO means that only a hole follows
                 return [(place, stop)]
         return found
 
@@ -265,7 +267,7 @@ class LogReader:
 
 
 def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
-    """Return (log position, size) from the queue's entry at an offset, or None if there is no entry."""
+    """Return the log position and size in a consume queue's entry, or None if there is no such entry."""
     place = queue_offset * _UNIT.size
     try:
         files = [(base, path) for base, path in numbered_files(directory) if base <= place]
@@ -277,7 +279,7 @@ def _unit(directory: str, queue_offset: int) -> tuple[int, int] | None:
                 return None
             unit = os.pread(fd, _UNIT.size, place - base)
     except OSError:
-        return None  # the queue does not exist
+        return None  # The consume queue does not exist
     return _UNIT.unpack(unit)[:2] if len(unit) == _UNIT.size else None
 
 

@@ -30,8 +30,8 @@ from cometmq.store.inspect import MAX_FILE_BYTES, MemberLog, member_log, same_di
 
 log = logs.logger(__name__)
 
-_CONF_MAX = 1 << 20  # maximum bytes of a broker.conf
-_LOOK = 4096  # bytes read after the last record, to find out whether data follows it
+_CONF_MAX = 1 << 20  # Maximum size of a `broker.conf` that is read, in bytes
+_LOOK = 4096  # Bytes that are read after the last record, to find out whether data follows it
 
 _CLOCK_MARGIN_MS = 600_000
 """Margin, in ms, with which slices outside the requested times are skipped.
@@ -141,7 +141,7 @@ def _files(directory: str) -> list[LogFile]:
         try:
             length = os.stat(path).st_size
         except FileNotFoundError:
-            continue  # the retention of a running broker has deleted the file meanwhile
+            continue  # A running broker has deleted the expired file since it was listed
         if length > MAX_FILE_BYTES:
             raise StoreCorrupt(f"{length} bytes are more than a log file can have ({MAX_FILE_BYTES})", path)
         if length and base < member.committed:
@@ -153,7 +153,7 @@ def _files(directory: str) -> list[LogFile]:
 def _slices(directory: str, options: StoreOptions) -> list[Slice]:
     """Return the slices of a store's log, in log order, up to the log's current end."""
     name = broker_name(directory)
-    found: list[Slice] = []  # slices, newest first
+    found: list[Slice] = []  # The slices of the log, the newest first
     for file in reversed(_files(directory)):
         try:
             reader = file.open()
@@ -202,14 +202,15 @@ def _end(reader: LogReader, start: int, options: StoreOptions) -> int:
         if isinstance(found, Block):
             last = found
     if not isinstance(found, Damage) or found.stop < file.end:
-        return file.end  # a blank record ends the file
+        return file.end  # A blank record ends the file, so the file is complete
     end = start
     if last is not None:
         ends = last.rows.properties_start + last.rows.properties_length
-        if options.check_crc:  # after a power failure, the newest bodies may be missing
+        if options.check_crc:  # After a power failure, the bodies of the newest records may be missing
             ends = ends[: 1 + max(np.flatnonzero(bodies_match(last.data, last.rows)), default=-1)]
         if len(ends) and last.rows.properties_length[len(ends) - 1] and not last.data[ends[-1] - 1]:
-            ends = ends[:-1]  # the last properties may be missing, too: no client ends them with NUL
+            # No client ends properties with NUL, so the properties of the last record are missing, too.
+            ends = ends[:-1]
         end = last.position + int(ends[-1] if len(ends) else 0)
     if reader.read(end, _LOOK).strip(b"\0"):
         log.warning("%s: no complete record begins at log position %d or after it", file.path, end)
@@ -224,7 +225,7 @@ def _first_ms(reader: LogReader, start: int) -> int | None:
 
 
 def _in_time(found: Sequence[Slice], options: StoreOptions) -> list[Slice]:
-    """Return the slices that may hold records of the requested time range."""
+    """Return the slices of the log that may hold records of the requested time range."""
     starts = [each.first_ms for each in found]
     least = -math.inf if options.starting_ms is None else options.starting_ms - _CLOCK_MARGIN_MS
     most = math.inf if options.ending_ms is None else options.ending_ms + _CLOCK_MARGIN_MS

@@ -33,7 +33,8 @@ Values are counted as they take space in columns: a struct in an array counts as
 fields without a value, because two bytes of Protobuf can encode a struct with hundreds of fields.
 """
 
-_SLICE_BYTES = 4 * 1024 * 1024  # maximum size of the bodies that exist as Python objects at one time
+# Maximum size of the bodies that exist as Python objects at one time, in bytes.
+_SLICE_BYTES = 4 * 1024 * 1024
 _ERROR_CHARS = 300
 _WIDER = [[pa.int32(), pa.int64()], [pa.float32(), pa.float64()]]
 
@@ -220,7 +221,7 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 
 
 def check_names(fields: pa.StructType, path: str = "") -> pa.StructType:
-    """Return `fields`. Raises ConfigError if there are none, or if two names are equal for Spark."""
+    """Return `fields`. Raises ConfigError if there are none, or if Spark regards two names as equal."""
     if not fields.num_fields:
         raise ConfigError("body_schema", path or "no fields", "a record with at least one field")
     seen: dict[str, str] = {}

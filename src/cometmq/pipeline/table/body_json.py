@@ -51,14 +51,14 @@ _PLAIN: list[tuple[pa.DataType, Any]] = [
 _TYPES = "boolean, int, bigint, float, double, decimal, string, binary, date, timestamp, array, map, struct"
 _KEPT_AS_THEY_ARE = (bytes, date, datetime, Decimal)
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, MemoryError, ValueError)
-_MOST_FIELDS = 1000  # maximum fields with a column of their own, at all depths
-_MOST_PLACES = 10 * _MOST_FIELDS  # maximum candidates for columns, including structs and arrays
+_MOST_FIELDS = 1000  # Maximum number of fields with a column of their own, at all nesting depths
+_MOST_PLACES = 10 * _MOST_FIELDS  # Maximum number of candidates for columns, including structs and arrays
 _MOST_DEPTH = 8
-_MOST_NAME = 128  # maximum characters of a name
+_MOST_NAME = 128  # Maximum length of a field's name, in characters
 _MOST_EXPONENT = 1000
 _SAMPLE_BODIES = 10_000
 _SAMPLE_BYTES = 4 * 1024 * 1024
-_SAMPLE_ITEMS = 100  # maximum items of an array that are sampled
+_SAMPLE_ITEMS = 100  # Maximum number of items of an array from which a type is inferred
 
 _DIGITS = bytes.maketrans(b"123456789.E", b"0000000000e")
 """A translation that changes every digit of a number to 0, so that only its length and exponent remain."""
@@ -84,7 +84,7 @@ def _same_float(made: float, exact: Decimal) -> bool:
 
 
 def _same_time(made: datetime, exact: str) -> bool:
-    made.astimezone(UTC)  # raises OverflowError if the time is outside Python's range of years
+    made.astimezone(UTC)  # Raises OverflowError if the time is outside Python's range of years
     finer = re.search(r"\.[0-9]{6}([0-9]+)", exact)
     return finer is None or not finer[1].strip("0")
 
@@ -99,7 +99,7 @@ _LOSSY = {
     # only longer numbers need the comparison.
     pa.float64(): _Lossy((b"0" * 16, b"0e"), Decimal, lambda made, exact: Decimal(repr(made)) == exact),
     pa.float32(): _Lossy((b"0" * 7, b"0e"), Decimal, _same_float),
-    pa.timestamp("us", "UTC"): _Lossy(  # a time such as 00.1234567 has more digits than the column
+    pa.timestamp("us", "UTC"): _Lossy(  # A time such as 00.1234567 has more digits than the column
         (b"0" * 10, b'"0001-01-01', b'"9999-12-31', b"\\"), str, _same_time
     ),
     pa.binary(): _Lossy(
@@ -176,7 +176,7 @@ class JsonParser:
 
 
 def _exact_reader(kind: pa.DataType, path: str) -> Callable[[Any, bytes | msgspec.Raw], bool] | None:
-    """Return a function that checks whether a value of this type equals its text, None if it always does."""
+    """Return a function that compares a value of this type with its JSON text, None if both always agree."""
     same = _comparing(kind)
     if same is None:
         return None
@@ -337,7 +337,7 @@ class _Place(msgspec.Struct, eq=False):
             place.add(item, room, depth + 1)
 
     def leaves(self) -> Iterator[_Place]:
-        """Yield those paths, among this path and the paths below it, that are columns."""
+        """Yield this path and the paths below it, as far as they are columns."""
         if isinstance(self.kind, pa.DataType):
             yield self
         for place in self.inner.values():

@@ -23,7 +23,7 @@ _PLAIN = {
     _F.CPPTYPE_INT32: pa.int64(),
     _F.CPPTYPE_UINT32: pa.int64(),
     _F.CPPTYPE_INT64: pa.int64(),
-    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # decimals, because Spark has no unsigned integers
+    _F.CPPTYPE_UINT64: pa.decimal128(20, 0),  # A decimal, because Spark has no unsigned integers
     _F.CPPTYPE_FLOAT: pa.float64(),
     _F.CPPTYPE_DOUBLE: pa.float64(),
     _F.CPPTYPE_BOOL: pa.bool_(),
@@ -167,7 +167,7 @@ def _keep_unknown(message: Message) -> None:
 
 
 def _messages(field: FieldDescriptor, value: Any) -> Iterable[Message]:
-    """Return the messages in the value of a field."""
+    """Return the Protobuf messages that the value of a field contains."""
     kind = field.message_type
     if kind is None:
         return []

@@ -93,12 +93,12 @@ def _from_ddl(ddl: str) -> pa.StructType:
     except PySparkException as error:
         problem = str(error).strip().splitlines()[0]
         raise ConfigError("body_schema", ddl, f"fields as in `id bigint, name string` ({problem})") from None
-    JsonParser(check_names(fields))  # checks that JSON has all of these types
+    JsonParser(check_names(fields))  # Raises ConfigError for types that JSON bodies cannot have
     return fields
 
 
 def with_column(commit: dict[str, Any], column: pa.StructType | None) -> dict[str, Any]:
-    """Return the commit, extended by the type of the column `value`."""
+    """Return the commit with the type of the column `value` added, if the table has that column."""
     return commit if column is None else commit | {_COLUMN: from_arrow_type(column).jsonValue()}
 
 

@@ -60,7 +60,7 @@ class DeltaArchive(LakeTable):
             try:
                 schema = _schema(ARCHIVE_SCHEMA)
                 DeltaTable.create(self.output, schema, partition_by=_BY, storage_options=self._options)
-            except DeltaError:  # another job has created the table, or creation is impossible
+            except DeltaError:  # Either another job has created the table, or `_open` raises again
                 self._open()
 
     def last_commit(self) -> dict[str, Any] | None:
@@ -166,7 +166,7 @@ def newest(path: str) -> tuple[int, int, pa.Schema]:
 
 
 def rows_of_files(path: str, version: int, numbers: Iterable[int]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the files with these numbers (from 0) of a version."""
+    """Yield the rows of a version of a Delta table that are in the files with these numbers (from 0)."""
     dataset = _table(path, version).to_pyarrow_dataset()
     files = sorted(dataset.get_fragments(), key=lambda file: file.path)
     for number in numbers:

@@ -163,7 +163,7 @@ class ArchiveTable:
             self._try_put(path)
 
     def _try_put(self, path: str) -> None:
-        """Test the conditional put with a file that exists, because some stores ignore the condition."""
+        """Test that the conditional put refuses an existing file: some stores ignore the condition."""
         assert self._put is not None
         with self.filesystem.open_input_stream(path) as stream:
             content = stream.read()
@@ -271,7 +271,7 @@ class ArchiveTable:
                 ) from None
 
     def _published(self) -> int:
-        """Return the last batch whose files have all been moved, or -1 if it is unknown."""
+        """Return the last batch whose files have all been moved into the table, or -1 if it is unknown."""
         try:
             with self.filesystem.open_input_stream(self._at(_HOME, "published")) as stream:
                 return int(stream.read())
@@ -308,20 +308,21 @@ class ArchiveTable:
     def vacuum(self, retention: timedelta, unnamed: timedelta = UNNAMED_FOR) -> int:
         """Delete files of an object store that are no longer needed, and return their number.
 
-        These are files that were removed from the table more than `retention` ago, and files without a commit
-        that are older than `retention` and `unnamed`, because the jobs that wrote them failed or died.
+        These are files that were removed from the table more than `retention` ago, and files that no commit
+        names and that are older than both `retention` and `unnamed`: the jobs that wrote them failed or died.
         """
         if not self.direct:
             return 0
         found = written_files(self.filesystem, self.root)
-        # The log is read after the listing, so that it includes batches that were committed meanwhile.
+        # The log is read after the files are listed, so that it names the listed files that were committed
+        # meanwhile.
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
         for path in (*log.files["path"].to_pylist(), *log.quarantine["path"].to_pylist()):
             found.pop(self._at(path), None)
         removed = {self._at(row["path"]): row["time"] for row in log.removed.to_pylist()}
-        # The two ages are computed with different clocks: a commit has the time of its job's clock, a file
-        # has the time of the store's clock.
+        # The two limits come from different clocks: a removal has the time of its job's clock, a file has the
+        # time of the store's clock.
         replaced, left = (
             table_log.now_utc() - retention,
             store_now(self.filesystem, self.root) - max(retention, unnamed),
@@ -453,7 +454,8 @@ def author(commit: Mapping[str, Any]) -> str:
 def create_local(path: str, content: bytes) -> bool:
     """Create a complete local file durably. Return False if a file of that name exists."""
     directory, _, name = path.rpartition("/")
-    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"  # readers ignore names that begin with _
+    # Readers of the table ignore names that begin with `_`.
+    temporary = f"{directory}/_{name}.{uuid.uuid4().hex[:12]}.tmp"
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
     try:
         with os.fdopen(descriptor, "wb") as stream:

@@ -26,13 +26,13 @@ class Table(Protocol):
     uri: str
     run_id: str
     kind: str
-    """The format's name."""
+    """Name of the table format, such as "delta"."""
     checkpoints: Checkpoints
     topic_in_files: bool
     """Whether the files hold the column `topic`. Otherwise the topic is only in their paths."""
 
     def prepare(self) -> dict[str, Any] | None:
-        """Create or check the table. Return the last commit, or None if there is none."""
+        """Create the table, or check an existing one. Return the last commit, or None if there is none."""
 
     def staging(self, batch: int) -> str:
         """Return the directory for the files of this batch, relative to the output.
@@ -47,7 +47,7 @@ class Table(Protocol):
         """
 
     def close(self) -> None:
-        """Release the table."""
+        """Release the resources of the table, such as its lock."""
 
 
 def open_table(output: str, table_format: str, catalogue: str | None = None) -> Table:

@@ -47,8 +47,8 @@ POSITIONS = pa.schema(
 )
 MOST_GROUPS = 1000
 """Maximum number of groups whose offsets are recorded."""
-_MOST_POSITIONS = 100_000  # maximum offsets in a snapshot; they are about 15 MB of JSON
-_MOST_READ = 1_000_000  # maximum offsets that are read, over all snapshots
+_MOST_POSITIONS = 100_000  # Maximum number of offsets in a snapshot, which then has about 15 MB of JSON
+_MOST_READ = 1_000_000  # Maximum number of offsets that are read, over all snapshots
 _NEWEST, _DAYS = 100, 100
 _HOME = "_cometmq/groups"
 _TIME, _HEAD = re.compile(rb'"time": "([0-9]{4}-[0-9]{2}-[0-9]{2})T'), 100
@@ -128,11 +128,12 @@ class GroupLog:
         return next((one for one in self._pictures() if one.num_rows), POSITIONS.empty_table())
 
     def _pictures(self) -> Iterator[pa.Table]:
-        """Yield the snapshots as tables, newest first."""
+        """Yield the snapshots of consumer offsets as tables, the newest first."""
         for info in self._files():
             try:
                 kept = read_json(self._filesystem, info.path)
-                picture = None if kept is None else _picture(kept)  # None if another job has deleted the file
+                # `kept` is None if another job has deleted the file.
+                picture = None if kept is None else _picture(kept)
             except (ArchiveError, *WRONG_TYPES) as error:
                 log.warning("skipping the damaged file %s: %s", info.path, error)
             else:

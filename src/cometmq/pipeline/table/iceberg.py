@@ -125,10 +125,9 @@ class IcebergArchive(LakeTable):
             raise self._unreadable(error) from error
 
     def _create(self) -> None:
-        """Create the table.
+        """Create the table, with retries.
 
-        Each attempt continues from the current state, because another job may be creating the table at the
-        same time.
+        Each attempt starts from the current state of the table, because another job may be creating it, too.
         """
         pauses = Backoff(*_PAUSES_S)
         while True:
@@ -189,7 +188,7 @@ class IcebergArchive(LakeTable):
                 transaction.set_properties({PROPERTY: json.dumps(commit)})
                 if paths:
                     transaction.add_files(paths, summary, check_duplicate_files=False)
-                else:  # even an empty snapshot makes a concurrent job's commit fail
+                else:  # Even an empty snapshot makes the commit of a concurrent job fail
                     with transaction.update_snapshot(summary).fast_append():
                         pass
         except (CommitFailedException, SQLAlchemyError) as error:

@@ -80,7 +80,7 @@ class LakeTable(ABC):
         if scheme and scheme not in self.schemes:
             places = " or ".join(["a path", *(f"{one}://…" for one in self.schemes)])
             expected = f"{places}, as archives of format {self.kind} need"
-            raise ConfigError("output", f"{scheme}://…", expected)  # the rest may contain a secret
+            raise ConfigError("output", f"{scheme}://…", expected)  # What follows `://` may contain a secret
         self.filesystem, self.root = open_filesystem(output)
         self.uri = output if scheme else self.root
         self.output = shown(self.uri)
@@ -88,7 +88,7 @@ class LakeTable(ABC):
             raise ConfigError("output", self.output, f"a path without {min(found)}, as {self.kind} needs")
         self.run_id = uuid.uuid4().hex[:12]
         self.checkpoints = Checkpoints()
-        self.facts: dict[str, str] = {}  # entries of archive.json other than the format
+        self.facts: dict[str, str] = {}  # Entries of `archive.json` other than the format
 
     def prepare(self) -> dict[str, Any] | None:
         """Create or open the table. Return the last commit, or None if there is no batch yet.
@@ -100,7 +100,8 @@ class LakeTable(ABC):
         if isinstance(self.filesystem, fs.LocalFileSystem):
             make_directory(self.filesystem, self._at(COMMITS), self.output)
         self._check_kind()
-        known = self._copied()  # read before the table, because copies are written after transactions
+        # The copies are read before the table, because they are written after its transactions.
+        known = self._copied()
         if known < 0:
             self._create()
         last = self.last_commit() if known < 0 or self._exists() else None
@@ -131,7 +132,7 @@ class LakeTable(ABC):
             last = self.last_commit()
             stands = -1 if last is None else last["batch"]
             if last is not None and stands == commit["batch"] and last["run"] == self.run_id:
-                break  # the previous attempt succeeded, although it raised an error
+                break  # The previous attempt to commit succeeded, although it raised an error
             if stands != commit["batch"] - 1:
                 other = "none is there" if last is None else author(last)
                 problem = (
@@ -156,7 +157,8 @@ class LakeTable(ABC):
         clean-up.
         """
         found = written_files(self.filesystem, self.root)
-        self.last_commit()  # reload after the listing, so that the table includes all listed commits
+        # Reload the table after the files are listed, so that it includes all their commits.
+        self.last_commit()
         named = self.referenced()
         log = read_log(self.filesystem, self.root)
         check_whole(log, self.output)
@@ -182,7 +184,7 @@ class LakeTable(ABC):
 
     @abstractmethod
     def _create(self) -> None:
-        """Create the table with a message's own columns if it does not exist."""
+        """Create the table with the columns of messages (without parsed bodies) if it does not exist."""
 
     @abstractmethod
     def _transact(self, commit: dict[str, Any]) -> None:
@@ -220,7 +222,7 @@ class LakeTable(ABC):
             raise ArchiveError(self.output, problem)
 
     def _copied(self) -> int:
-        """Return the newest batch that has a copy or is part of a checkpoint, or -1 if there is none."""
+        """Return the newest batch whose commit was copied or is part of a checkpoint, or -1 without one."""
         last = last_number(self.filesystem, self.root)
         return max(-1 if last is None else last, last_checkpoint(self.filesystem, self.root))
 

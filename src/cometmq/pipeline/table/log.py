@@ -46,19 +46,19 @@ commit must then still exist, so that the commit fails.
 REMEMBERED = timedelta(seconds=MAX_RETENTION_S)
 """Time for which a checkpoint lists removed files: the maximum time for which removed files are kept."""
 DETAILED = 10_000
-"""Number of ranges, the newest ones, that are never merged."""
+"""Number of the newest ranges of offsets, which are never merged."""
 
 WRONG_TYPES = (pa.ArrowException, LookupError, TypeError, ValueError, OverflowError)
 """Errors that occur when JSON with unexpected types is converted to a table."""
 
-_LISTS = ("files", "quarantine")  # lists that each commit has
+_LISTS = ("files", "quarantine")  # Names of the lists that each commit contains
 _IS_COMMIT = re.compile(r"([0-9]{20})\.json")
 _IS_CHECKPOINT = re.compile(r"([0-9]{20})\.parquet")
 _MAX_INT64 = (1 << 63) - 1
 _SUM, _NO_SUM = b"cometmq.sha256", b"0" * 64
 _QUEUE = ("topic", "broker_name", "queue_id")
 _TRIES = 5
-_READS = 16  # maximum number of concurrent reads
+_READS = 16  # Maximum number of files that are read concurrently
 
 _RANGES = pa.schema(
     [
@@ -93,12 +93,12 @@ class Log:
 
     last: int | None
     ranges: pa.Table
-    files: pa.Table  # live files; `batch` is the newest batch with messages in the file
-    quarantine: pa.Table  # files of undecodable records; they have no topic
-    removed: pa.Table  # files that a compaction has replaced, with the time of their removal
-    missing: int = 0  # number of missing commits
+    files: pa.Table  # Files in the table; `batch` is the newest batch with messages in the file
+    quarantine: pa.Table  # Files of undecodable records, which belong to no topic
+    removed: pa.Table  # Files that a compaction has replaced, with the time of their removal
+    missing: int = 0  # Number of commits that are missing in the log
     first_missing: int = -1
-    checkpoint: int = -1  # number of the checkpoint that was read
+    checkpoint: int = -1  # Number of the checkpoint that was read, or -1
 
 
 def empty_log() -> Log:
@@ -331,7 +331,7 @@ def _read_checkpoint(filesystem: fs.FileSystem, path: str, number: int) -> Log:
     with filesystem.open_input_stream(path) as stream:
         content = stream.read()
     file = pq.ParquetFile(pa.BufferReader(content))
-    given = (file.metadata.metadata or {}).get(_SUM)  # None if the file is older than checksums
+    given = (file.metadata.metadata or {}).get(_SUM)  # None if the file was written before checksums existed
     if given is not None and (
         len(given) != len(_NO_SUM) or _sum_of(content.replace(given, _NO_SUM)) != given
     ):

@@ -22,7 +22,7 @@ from cometmq.pipeline.table.directory import open_filesystem
 from cometmq.pipeline.table.partition_writer import PartitionWriter, runs
 from cometmq.pipeline.table.task import full_disk_named
 
-_KEPT_BYTES = 256 * 1024 * 1024  # maximum bytes of decoded row groups in the cache
+_KEPT_BYTES = 256 * 1024 * 1024  # Maximum size of the decoded row groups in the cache, in bytes
 _BATCH_ROWS = 10_000
 _ORDER = ["broker_name", "queue_id", "queue_offset"]
 
@@ -76,7 +76,8 @@ def _merge(unit: Merge) -> list[dict[str, Any]]:
                 codec = file.metadata.row_group(0).column(0).compression
             stretches += _stretches(path, file)
     try:
-        schema = pa.unify_schemas(schemas, promote_options="permissive")  # later files may have new fields
+        # Later files may have additional fields.
+        schema = pa.unify_schemas(schemas, promote_options="permissive")
     except (pa.ArrowInvalid, pa.ArrowTypeError):
         return []
     writer = PartitionWriter(
@@ -97,8 +98,8 @@ def _stretches(path: str, file: pq.ParquetFile) -> Iterator[Stretch]:
         order = file.read_row_group(group, columns=_ORDER).combine_chunks()
         brokers = order["broker_name"].combine_chunks().dictionary_encode()
         queues, offsets = order["queue_id"].to_numpy(), order["queue_offset"].to_numpy()
-        # In a queue that was deleted and created again, lower offsets follow higher offsets. Each decrease
-        # begins a new life.
+        # In a queue that was deleted and created again, lower offsets follow higher offsets. So each decrease
+        # begins a new group of rows.
         lives = np.cumsum(np.diff(offsets, prepend=offsets[:1]) < 0)
         for start, stop in runs(brokers.indices.to_numpy(), queues, lives):
             broker_name = brokers.dictionary[int(brokers.indices[start].as_py())].as_py()

@@ -24,7 +24,7 @@ It returns whether the object was created, and raises OSError if that is unknown
 
 
 def conditional_put(uri: str, filesystem: fs.FileSystem) -> ConditionalPut | None:
-    """Return the function for the object store of this URI, or None for file systems, which rename instead.
+    """Return the conditional put for the store of this URI, or None for file systems, which rename instead.
 
     obstore receives the settings that pyarrow reads from the URI. Both libraries read all other settings from
     the environment.

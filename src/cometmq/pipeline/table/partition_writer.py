@@ -25,7 +25,7 @@ from cometmq.pipeline.table.small_files import sync_local
 
 ROW_GROUP_BYTES = 64 * 1024 * 1024
 FILE_BYTES = 256 * 1024 * 1024
-BUFFER_BYTES = 96 * 1024 * 1024  # maximum bytes buffered for all open files of a task
+BUFFER_BYTES = 96 * 1024 * 1024  # Maximum size of the rows buffered for all open files of a task, in bytes
 MAX_OPEN_FILES = 64
 
 _HOUR_US = 3_600_000_000
@@ -37,7 +37,7 @@ class Partition(NamedTuple):
     """A directory of the table: the messages of one topic and hour."""
 
     topic: str
-    hour: int  # hours since 1970
+    hour: int  # Hours since 1970-01-01 00:00 UTC
 
     @property
     def directory(self) -> str:
@@ -73,7 +73,7 @@ class StagedFile:
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):  # other stores make a file durable on close
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # Other stores make a file durable on close
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}
@@ -84,7 +84,7 @@ class StagedFile:
 class _OpenFile:
     partition: Partition
     file: StagedFile
-    written: int = 0  # bytes written so far
+    written: int = 0  # Number of bytes written to the file so far
     batches: list[pa.RecordBatch] = field(default_factory=list)
     buffered: int = 0
 
@@ -167,7 +167,7 @@ class PartitionWriter:
     def close(self) -> None:
         """Finish all files.
 
-        After an error it need not be called, because files without a commit are deleted.
+        This call is unnecessary after an error, because files without a commit are deleted.
         """
         for file in list(self._open.values()):
             self._close(file)

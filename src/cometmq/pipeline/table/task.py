@@ -45,9 +45,9 @@ _QUARANTINE_SCHEMA = pa.schema(
     ]
 )
 _BAD_FIELDS = ("queue_offset", "physical_offset", "stage", "problem", "raw")
-_QUARANTINE_BYTES = 16 * 1024 * 1024  # maximum bytes of bad records that wait to be written
+_QUARANTINE_BYTES = 16 * 1024 * 1024  # Maximum size of the bad records that wait to be written, in bytes
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}
-_ROW_BYTES = 1024  # upper estimate of a row's size in bytes, without its record
+_ROW_BYTES = 1024  # Estimated maximum size of a bad record's row in bytes, without the raw record
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class ArchiveTask:
 
 @dataclass(slots=True)
 class QueueCount:
-    """The counts of a task for one queue.
+    """The numbers of records and bytes that a task has read from one queue.
 
     Times are in ms, or None if there are no records. Bytes are sizes in the broker's store.
     """

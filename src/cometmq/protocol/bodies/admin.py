@@ -24,7 +24,7 @@ class TopicOffset(Body):
 
 
 class TopicStatsTable(QueueKeyed):
-    """The offsets of the queues of a topic (code 202)."""
+    """The offsets of the queues of a topic (response to request 202)."""
 
     offset_table: dict[MessageQueue, TopicOffset] = empty(dict)
     topic_put_tps: float | None = None
@@ -60,14 +60,17 @@ class OffsetWrapper(Body):
 
 
 class ConsumeStats(QueueKeyed):
-    """A group's progress in each queue (code 208). consume_tps is in messages per second."""
+    """A group's progress in each queue (response to request 208). `consume_tps` is in messages per second."""
 
     offset_table: dict[MessageQueue, OffsetWrapper] = empty(dict)
     consume_tps: float = always(0.0)
 
 
 class BrokerConsumeStats(QueueKeyed):
-    """The progress of all groups of a broker (code 317): one entry per group, with its topics' tables."""
+    """The progress of all groups of a broker (response to request 317).
+
+    `consume_stats_list` has one entry per group, with one table per topic of the group.
+    """
 
     broker_addr: str = always("")
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = empty(list)
@@ -86,7 +89,7 @@ class BrokerStatsItem(Body):
 
 
 class BrokerStatsData(Body):
-    """A statistic over the last minute, hour and day (code 315)."""
+    """A statistic over the last minute, hour and day (response to request 315)."""
 
     stats_minute: BrokerStatsItem = empty(BrokerStatsItem)
     stats_hour: BrokerStatsItem = empty(BrokerStatsItem)
@@ -119,7 +122,7 @@ class ClientConnection(Body):
 
 
 class ConsumerConnection(Body):
-    """The clients and subscriptions of a consumer group (code 203).
+    """The clients and subscriptions of a consumer group (response to request 203).
 
     retry_max_times, CometMQ's own field, is the maximum number of retries in the group's settings.
     """
@@ -133,19 +136,19 @@ class ConsumerConnection(Body):
 
 
 class QueryCorrectionOffsetBody(IntegerKeyed):
-    """The lowest consumer offset of a topic's groups, by queue id (code 308)."""
+    """The lowest consumer offset of a topic's groups, by queue id (response to request 308)."""
 
     correction_offsets: dict[int, int] = empty(dict)
 
 
 class ProducerConnection(Body):
-    """The clients of a producer group (code 204)."""
+    """The clients of a producer group (response to request 204)."""
 
     connection_set: list[ClientConnection] = empty(list)
 
 
 class ProducerInfo(Body):
-    """One client of a producer group, as the response to code 328 lists it."""
+    """One client of a producer group, as the response to request 328 lists it."""
 
     client_id: str = always("")
     remote_ip: str = always("", name="remoteIP")
@@ -155,13 +158,13 @@ class ProducerInfo(Body):
 
 
 class ProducerTableInfo(Body):
-    """All producer groups that are connected to a broker (code 328)."""
+    """All producer groups that are connected to a broker (response to request 328)."""
 
     data: dict[str, list[ProducerInfo]] = empty(dict)
 
 
 class GroupList(Body):
-    """The groups that consume a topic (code 300)."""
+    """The groups that consume a topic (response to request 300)."""
 
     group_list: list[str] = empty(list)
 
@@ -182,7 +185,7 @@ class ConsumeQueueData(Body):
 
 
 class QueryConsumeQueueBody(Body):
-    """Entries of a consume queue (code 321)."""
+    """Entries of a consume queue (response to request 321)."""
 
     subscription_data: SubscriptionData | None = None
     filter_data: str | None = None
@@ -192,7 +195,7 @@ class QueryConsumeQueueBody(Body):
 
 
 class ConsumeTimeSpan(Body):
-    """The time range in which the messages of one queue were stored (part of code 303)."""
+    """The time range in which the messages of one queue were stored (part of the response to request 303)."""
 
     message_queue: MessageQueue
     min_time_stamp: int = always(0)
@@ -205,7 +208,7 @@ class ConsumeTimeSpan(Body):
 
 
 class QueryConsumeTimeSpanBody(Body):
-    """The time range in which messages were stored, for each queue of a topic (code 303)."""
+    """The time range in which messages were stored, for each queue of a topic (response to request 303)."""
 
     consume_time_span_set: list[ConsumeTimeSpan] = empty(list)
 
@@ -214,7 +217,7 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class ConsumerOffsetTable(IntegerKeyed):
-    """Consumer offsets by "topic@group" and queue id (code 43, consumerOffset.json).
+    """Consumer offsets by "topic@group" and queue id (response to request 43, `consumerOffset.json`).
 
     min_offsets is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset of
     each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
@@ -229,7 +232,10 @@ class ConsumerOffsetTable(IntegerKeyed):
 
 
 class DelayOffsetTable(IntegerKeyed):
-    """The next offset to deliver by delay level (code 45, delayOffset.json; docs/store.md, Delay levels)."""
+    """The next offset to deliver by delay level (response to request 45, `delayOffset.json`).
+
+    docs/store.md (Delay levels) explains the table.
+    """
 
     offset_table: dict[int, int] = empty(dict)
     data_version: DataVersion | None = None
@@ -240,7 +246,10 @@ class DelayOffsetTable(IntegerKeyed):
 
 
 class HaConnectionInfo(Body):
-    """A slave's connection as the master sees it (code 907). diff is the slave's replication lag in bytes."""
+    """A slave's connection as the master sees it (response to request 907).
+
+    `diff` is the slave's replication lag in bytes.
+    """
 
     addr: str
     slave_ack_offset: int
@@ -251,7 +260,7 @@ class HaConnectionInfo(Body):
 
 
 class HaClientInfo(Body):
-    """A slave's connection as the slave itself sees it (code 907). Times are in ms."""
+    """A slave's connection as the slave itself sees it (response to request 907). Times are in ms."""
 
     master_addr: str | None = None
     transferred_byte_in_second: int = always(0)
@@ -263,7 +272,10 @@ class HaClientInfo(Body):
 
 
 class HaRuntimeInfo(Body):
-    """The data that haStatus shows (code 907). problem is CometMQ's own field: why no slave can connect."""
+    """The data that `haStatus` shows (response to request 907).
+
+    `problem` is CometMQ's own field: why no slave can connect.
+    """
 
     master: bool
     master_commit_log_max_offset: int = always(0)
@@ -287,7 +299,7 @@ class RaftMemberInfo(Body):
 
 
 class RaftStatus(Body):
-    """A raft group as one of its members sees it (code 21003, CometMQ's own).
+    """A raft group as one of its members sees it (response to request 21003, CometMQ's own).
 
     An index of -1 means no entry.
     """
@@ -314,7 +326,7 @@ class TimerMetric(Body):
 
 
 class TimerMetrics(Body):
-    """The timer messages that wait for delivery, counted by topic (code 61)."""
+    """The timer messages that wait for delivery, counted by topic (response to request 61)."""
 
     timing_count: dict[str, TimerMetric] = empty(dict)
     data_version: DataVersion | None = None
@@ -340,7 +352,7 @@ class AclAccount(Body):
 
 
 class AclAccounts(Body):
-    """The accounts of a broker (code 21006, CometMQ's own) and its global white lists, by file."""
+    """The accounts of a broker and its global white lists, by file (response to CometMQ's request 21006)."""
 
     accounts: list[AclAccount] = empty(list)
     global_white_remote_addresses: dict[str, list[str]] = empty(dict)

@@ -101,7 +101,7 @@ class ConsumerData(Body):
 
 
 class HeartbeatData(Body):
-    """The content of a client's heartbeat (code 34). The last two fields are 5.x's."""
+    """The content of a client's heartbeat (body of request 34). The last two fields exist only in 5.x."""
 
     client_id: str = always("", name="clientID")
     producer_data_set: list[ProducerData] = empty(list)
@@ -119,7 +119,7 @@ class HeartbeatData(Body):
 
 
 class CheckClientRequestBody(Body):
-    """A subscription that the broker must check (code 46)."""
+    """A subscription that the broker must check (body of request 46)."""
 
     client_id: str = always("")
     group: str = always("")
@@ -131,13 +131,13 @@ class CheckClientRequestBody(Body):
 
 
 class ConsumerList(Body):
-    """The client ids of a consumer group (code 38)."""
+    """The client ids of a consumer group (response to request 38)."""
 
     consumer_id_list: list[str] = empty(list)
 
 
 class OffsetMovedEvent(Body):
-    """The content of a message of OFFSET_MOVED_EVENT: a group's requested offset and the corrected one."""
+    """The body of a message in OFFSET_MOVED_EVENT: a group's requested offset and the corrected offset."""
 
     message_queue: MessageQueue
     consumer_group: str = always("")
@@ -146,7 +146,7 @@ class OffsetMovedEvent(Body):
 
 
 class LockBatchBody(Body):
-    """Queues that a client requests to lock or to unlock (codes 41 and 42)."""
+    """Queues that a client requests to lock or to unlock (body of requests 41 and 42)."""
 
     consumer_group: str = always("")
     client_id: str = always("")
@@ -155,7 +155,7 @@ class LockBatchBody(Body):
 
 
 class LockBatchResult(Body):
-    """The queues that a client has locked (response to code 41)."""
+    """The queues that a client has locked (response to request 41)."""
 
     lock_ok_mq_set: list[MessageQueue] = empty(list, name="lockOKMQSet")
 
@@ -164,7 +164,7 @@ class LockBatchResult(Body):
 
 
 class ResetOffsetBody(QueueKeyed):
-    """New offsets by queue (codes 220 and 222)."""
+    """New offsets by queue (body of request 220, response to request 222)."""
 
     offset_table: dict[MessageQueue, int] = empty(dict)
 
@@ -198,7 +198,7 @@ class ResetOffsetBody(QueueKeyed):
 
 
 class GetConsumerStatusBody(QueueKeyed):
-    """The offsets of one consumer (code 221), or the offsets by client id (code 223)."""
+    """The offsets of one consumer (response to request 221), or by client id (response to request 223)."""
 
     message_queue_table: dict[MessageQueue, int] = empty(dict)
     consumer_table: dict[str, dict[MessageQueue, int]] = empty(dict)
@@ -242,9 +242,9 @@ class ConsumeStatus(Body):
 
 
 class ConsumerRunningInfo(QueueKeyed):
-    """The state of a consumer (code 307).
+    """The state of a consumer (response to request 307).
 
-    properties holds the consumer's settings; tools read the properties named PROP_...
+    `properties` holds the consumer's settings; tools read the properties named PROP_...
     """
 
     properties: dict[str, str] = empty(dict)
@@ -276,7 +276,10 @@ def _as_text(value: Json) -> str:
 
 
 class ConsumeMessageDirectlyResult(Body):
-    """A listener's result for one message (code 309). consume_result is a name like CR_SUCCESS."""
+    """A listener's result for one message (response to request 309).
+
+    `consume_result` is a name like CR_SUCCESS.
+    """
 
     order: bool = always(False)
     auto_commit: bool = always(True)

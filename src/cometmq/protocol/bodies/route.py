@@ -81,9 +81,9 @@ class TopicConfig(Body):
 
 
 class TopicConfigTable(Body):
-    """All topics of a broker (code 21, topics.json, and the main part of a registration).
+    """All topics of a broker (response to request 21, `topics.json`, main part of a registration).
 
-    deleted_topics is CometMQ's own field for slaves. It maps a deleted topic to a log position; the topic's
+    `deleted_topics` is CometMQ's own field for slaves. It maps a deleted topic to a log position; the topic's
     messages before this position are deleted.
     """
 
@@ -93,7 +93,7 @@ class TopicConfigTable(Body):
 
 
 class TopicConfigList(Body):
-    """Topics to create or change in one request (code 18, 5.x).
+    """Topics to create or change in one request (body of request 18, 5.x).
 
     The attributes of a topic are changes ("+key": value).
     """
@@ -101,7 +101,7 @@ class TopicConfigList(Body):
     topic_config_list: list[TopicConfig] = empty(list)
 
 
-RETRY_MAX_TIMES = 16  # default maximum number of retries of a group
+RETRY_MAX_TIMES = 16  # Default maximum number of retries of a consumer group
 
 
 class SubscriptionGroupConfig(Body):
@@ -124,14 +124,14 @@ class SubscriptionGroupConfig(Body):
 
 
 class SubscriptionGroupTable(Body):
-    """All consumer groups of a broker (code 201, subscriptionGroup.json)."""
+    """All consumer groups of a broker (response to request 201, `subscriptionGroup.json`)."""
 
     subscription_group_table: dict[str, SubscriptionGroupConfig] = empty(dict)
     data_version: DataVersion | None = None
 
 
 class SubscriptionGroupList(Body):
-    """Groups to create or change together (code 225, 5.x)."""
+    """Consumer groups to create or change in one request (body of request 225, 5.x)."""
 
     group_config_list: list[SubscriptionGroupConfig] = empty(list)
 
@@ -165,9 +165,9 @@ class BrokerData(IntegerKeyed):
 
 
 class TopicRouteData(IntegerKeyed):
-    """The route of a topic (code 105).
+    """The route of a topic (response to request 105).
 
-    order_topic_conf is set for ordered topics: "broker-a:8;broker-b:8".
+    `order_topic_conf` has the number of queues of each broker for an ordered topic: "broker-a:8;broker-b:8".
     """
 
     queue_datas: list[QueueData] = empty(list)
@@ -195,7 +195,7 @@ class TopicRouteData(IntegerKeyed):
 
 
 class ClusterInfo(IntegerKeyed):
-    """The brokers of all clusters (code 106): addresses by broker name, and broker names by cluster."""
+    """Addresses by broker name, and broker names by cluster, of all clusters (response to request 106)."""
 
     broker_addr_table: dict[str, BrokerData] = empty(dict)
     cluster_addr_table: dict[str, list[str]] = empty(dict)
@@ -208,9 +208,9 @@ class BrokerMemberGroup(IntegerKeyed):
 
 
 class TopicList(Body):
-    """Names of topics (codes 206, 224, 304, 305, 311 to 313).
+    """Names of topics (response to requests 206, 224, 304, 305, 311 to 313).
 
-    broker_addr is only set in code 304's response.
+    `broker_addr` is set only in the response to request 304.
     """
 
     topic_list: list[str] = empty(list)
@@ -218,7 +218,7 @@ class TopicList(Body):
 
 
 class KVTable(Body):
-    """Text values by key: the body of codes 28 and 219, and ordered topics in a registration's response."""
+    """Texts by key (response to requests 28 and 219), and ordered topics in a registration's response."""
 
     table: dict[str, str] = empty(dict)
 
@@ -227,7 +227,7 @@ class KVTable(Body):
 
 
 class RegisterBrokerBody(Body):
-    """The content of a broker's registration (code 103)."""
+    """The content of a broker's registration (body of request 103)."""
 
     topic_config_serialize_wrapper: TopicConfigTable = msgspec.field(default_factory=TopicConfigTable)
     filter_server_list: list[str] | None = None
@@ -239,7 +239,6 @@ class RegisterBrokerBody(Body):
         data_version: DataVersion,
         filter_servers: list[str] | None = None,
     ) -> Self:
-        """Return a registration of these topics."""
         return cls(TopicConfigTable(dict(topics), data_version), filter_servers or [])
 
     @property
@@ -304,7 +303,7 @@ class RegisterBrokerBody(Body):
                 found = reader.json(reader.read("filter servers"), "filter servers")
                 filters = msgspec.convert(found or [], list[str], strict=False)
             except (msgspec.ValidationError, BodyError):
-                filters = None  # an invalid list of filter servers is ignored, as in Java
+                filters = None  # An invalid list of filter servers is ignored, as in Java
         return cls(TopicConfigTable(topics, version), filters)
 
 
@@ -341,7 +340,7 @@ def _counted(text: bytes) -> bytes:
 
 
 class _Counted:
-    """A reader of a sequence of parts, each of which is preceded by its length."""
+    """A reader of binary data that consists of parts, each preceded by its length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data

@@ -20,7 +20,8 @@ from cometmq.protocol.properties.values import decode_properties
 Ints = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END = 1, 2
-_DENSE_LIMIT = 1 << 22  # if records * names is at most this number, counting is faster than sorting
+# Up to this value of records * names, counting finds repeated names faster than sorting does.
+_DENSE_LIMIT = 1 << 22
 
 
 class PropertyColumns:
@@ -89,7 +90,7 @@ class PropertyColumns:
     def _replaced(
         self, rows: Ints, record: Ints, names: pa.Array, values: pa.Array
     ) -> tuple[Ints, pa.Array, pa.Array]:
-        """Return the given pairs, except that those of the records `rows` are decoded again, one by one."""
+        """Replace the pairs of the records `rows`, which are decoded one by one. Return all pairs."""
         is_slow = np.zeros(self.count, bool)
         is_slow[rows] = True
         fast = ~is_slow[record]

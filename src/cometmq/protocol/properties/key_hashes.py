@@ -74,13 +74,13 @@ def hash_equal(keys: Sequence[bytes]) -> NDArray[np.uint32] | None:
     # doubles the cost.
     for piece in range(0, len(keys), _ROWS):
         rows = slice(piece, piece + _ROWS)
-        # This uses einsum, because numpy's matrix product takes twice as long for integers.
+        # `einsum` is used, because numpy's matrix product takes twice as long for integers.
         np.einsum("ij,j->i", units[rows].astype(np.uint32), powers, out=hashes[rows])
     return hashes
 
 
 def _split_at_blanks(units: NDArray[np.uint8], starts: IntArray, ends: IntArray) -> tuple[IntArray, IntArray]:
-    """Split the slices [start, end) at blanks, and return the starts and ends of the pieces."""
+    """Split the slices [start, end) of `units` at blanks, and return the starts and ends of the pieces."""
     blanks = np.flatnonzero(units == _BLANK)
     if len(blanks) and len(starts):
         inside = np.searchsorted(starts, blanks, side="right") - 1

@@ -66,7 +66,7 @@ def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bo
 
 
 def template_of(stored: bytes) -> tuple[Template, bytes]:
-    """Return the template of a stored string, and the value of its unique key (empty if not cut out)."""
+    """Return the template of a stored property string, and its unique key (empty if not cut out)."""
     at, end = unique_key_at(stored)
     unique = stored[at:end]
     return Template(*template_fields(stored, unique)), unique
@@ -94,7 +94,7 @@ class TemplateCache(Generic[T]):
         return len(self._known)
 
     def find(self, properties: bytes) -> tuple[T, bytes]:
-        """Return the template of a string and the value that was cut out (or empty).
+        """Return the template of a property string, and the unique key that was cut out (may be empty).
 
         Raises the errors of `make`.
         """
@@ -125,7 +125,7 @@ _stored = TemplateCache(lambda stored, unique: Template(*template_fields(stored,
 def code_and_key(properties: bytes) -> tuple[int, bytes | None]:
     """Return a record's tags code and its unique key.
 
-    The key is None unless it is known to be the only key.
+    The unique key is None if the record may have other keys.
     """
     template, unique = _stored.find(properties)
     return template.tags_code, unique if template.only_key else None
@@ -145,8 +145,7 @@ def codes_and_keys(properties: Sequence[bytes]) -> tuple[list[int], list[bytes] 
         keys = [each[at:end] for each in properties]
         whole = b"".join(properties)
         pairs = first.count(VALUE_END)
-        # The second condition compares the numbers of separators, which proves that no unique key contains a
-        # separator.
+        # Comparing the numbers of separators proves that no unique key contains a separator.
         if (
             before + (behind + before).join(keys) + behind == whole
             and whole.count(VALUE_END) == len(keys) * pairs

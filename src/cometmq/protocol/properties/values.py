@@ -115,8 +115,8 @@ def encode_properties(properties: Mapping[str, str], last_separator: bool = Fals
         MessageIllegal: A name or value contains a separator, so the string could not be parsed again.
     """
     text = "\x02".join([f"{name}\x01{value}" for name, value in properties.items()])
-    # Two counts over the whole string are faster than a check of each part. They suffice, because each pair
-    # adds exactly one of each separator.
+    # Each pair adds exactly one separator of each kind. So two counts over the whole string suffice, which
+    # are faster than a check of each name and value.
     pairs = len(properties)
     if text.count("\x01") != pairs or text.count("\x02") != max(pairs - 1, 0):
         for name, value in properties.items():
@@ -207,7 +207,7 @@ def index_keys(properties: bytes) -> list[bytes]:
     return [key for key in (unique, *value_of(properties, b"KEYS").split(b" ")) if key]
 
 
-_MAX_CACHED_TAG_BYTES = 128  # hashes of longer tags are not cached
+_MAX_CACHED_TAG_BYTES = 128  # Maximum length of a tag whose hash is cached, in bytes
 
 
 def stored_tags_code(properties: bytes) -> int:
@@ -226,7 +226,8 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-_UNREDUCED = 64  # units between two reductions modulo 2**32: reductions and large numbers both cost time
+# Units between two reductions modulo 2**32, because reductions and large numbers both cost time.
+_UNREDUCED = 64
 
 
 def java_hash(text: str) -> int:

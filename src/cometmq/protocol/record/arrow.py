@@ -28,8 +28,9 @@ from cometmq.protocol.record.layout import BORN_V6, COMPRESSED, HOST_V4, HOST_V6
 from cometmq.protocol.record.many import Bytes, Ints, Rows, bodies_match, items_at, read_rows
 from cometmq.protocol.record.one import Buffer
 
-MAX_RAW_BYTES = 64 * 1024  # maximum number of bytes of a bad record that a BadRecord keeps
-MAX_BATCH = 0x7FFFFFFF  # maximum bytes of a buffer and of a batch's bodies: Arrow's offsets have 31 bits
+MAX_RAW_BYTES = 64 * 1024  # Maximum number of bytes of a bad record that a `BadRecord` keeps
+# Maximum size in bytes of a buffer and of a batch's bodies, because Arrow's offsets have 31 bits.
+MAX_BATCH = 0x7FFFFFFF
 
 _TIMESTAMP = pa.timestamp("us", tz="UTC")
 PROPERTIES_TYPE = pa.map_(pa.string(), pa.string())
@@ -66,7 +67,8 @@ COLUMNS: dict[str, pa.DataType] = {
 
 _FROM_PROPERTIES = {"msg_id": b"UNIQ_KEY", "tags": b"TAGS", "keys": b"KEYS"}
 
-MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999  # the years 2 to 9998 in epoch ms
+# The start of year 2 and the end of year 9998, in ms since 1970.
+MIN_MS, MAX_MS = -62_104_060_800_000, 253_370_764_799_999
 _NATIVE: dict[pa.DataType, npt.DTypeLike] = {pa.int32(): "i4", pa.int64(): "i8"}
 _HOST = np.dtype(f"V{HOST_V4}")
 _HEX = np.frombuffer(b"".join(b"%02X" % i for i in range(256)), dtype="V2")
@@ -79,13 +81,13 @@ class BadRecord:
     The offsets are taken from the record's header, or None if the header is not readable.
     """
 
-    position: int  # position of the record in the buffer
-    stage: str  # check that failed: "layout", "crc", "queue", "time", "body" or "text"
+    position: int  # Position of the record in the buffer
+    stage: str  # Check that the record failed: "layout", "crc", "queue", "time", "body" or "text"
     problem: str
     queue_id: int | None
     queue_offset: int | None
     physical_offset: int | None
-    raw: bytes  # the record as stored, at most its first MAX_RAW_BYTES bytes
+    raw: bytes  # The first bytes of the stored record, at most MAX_RAW_BYTES
 
 
 class Origin(NamedTuple):
@@ -202,7 +204,7 @@ class ColumnDecoder:
                 except _RowProblems as problem:
                     run = _without(run, bad, problem.rows, problem.stage, problem.text)
             yield Decoded(batch, bad.copy())
-            bad.clear()  # clear this list instead of replacing it, because `_runs` appends to it
+            bad.clear()  # The list is cleared, not replaced, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
         """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by start."""
@@ -218,7 +220,7 @@ class ColumnDecoder:
             try:
                 body = self.decompress(int(rows.sys_flag[row]), stored)
             except MemoryError:
-                raise  # the error is no fault of the record, so the record is not reported as bad
+                raise  # Lack of memory is no fault of the record, so do not report the record as bad
             except Exception as error:
                 # The three codec libraries raise various exceptions. Each of them means that the record is
                 # bad.

@@ -1,7 +1,7 @@
 """The framing of records in a log: plain, or as entries of a raft log.
 
-A raft log has the format of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). An entry is a head of
-48 bytes and a record. A segment is closed by a blank that differs from a plain log's.
+A raft log has the format of DLedger 0.3.1 (docs/reference/storage.md, DLedger files). An entry is a header of
+48 bytes, followed by a record. The blank that closes a segment differs from a plain log's.
 
     offset  type  field                      offset  type  field
     0       i4    magic: 1                   24      i8    log position of the entry
@@ -36,7 +36,7 @@ HEAD_KIND = np.dtype(
 
 
 class EntryHead(msgspec.Struct, frozen=True, gc=False):
-    """The head of a raft log's entry: the fields before the record."""
+    """The header of an entry in a raft log: the fields before the record."""
 
     magic: int
     size: int
@@ -50,11 +50,14 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def read(cls, data: bytes | bytearray | memoryview, at: int = 0) -> EntryHead:
-        """Return the head that begins at data[at]. The data must contain all of it."""
+        """Return the header of a raft log entry that begins at data[at].
+
+        The data must contain the whole header.
+        """
         return cls(*ENTRY.unpack_from(data, at))
 
     def holds(self, position: int) -> bool:
-        """Return whether this can be the head of an entry that begins at the log position `position`."""
+        """Return whether this can be the header of an entry at the log position `position`."""
         return (
             self.magic == ENTRY_MAGIC
             and self.position == position
@@ -65,13 +68,13 @@ class EntryHead(msgspec.Struct, frozen=True, gc=False):
 
 
 def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool:
-    """Return whether `head` can be the head of the entry at a log position.
+    """Return whether `head` can be the header of the raft log entry at a log position.
 
     Args:
-        head: The encoded head.
-        before: The encoded head of the previous entry, which `head` must continue; empty if there is none.
+        head: The encoded header.
+        before: The encoded header of the previous entry, which `head` must continue; empty if there is none.
         position: The log position of the entry.
-        record_size: The size of its record.
+        record_size: The size of the entry's record.
     """
     if len(head) < ENTRY_SIZE:
         return False
@@ -83,7 +86,7 @@ def follows(head: bytes, before: bytes, position: int, record_size: int) -> bool
 
 
 def encode_entry_head(index: int, term: int, position: int, record_size: int) -> bytes:
-    """Return the head of an entry: the 48 bytes before its record."""
+    """Return the header of a raft log entry: the 48 bytes before its record."""
     size = record_size + ENTRY_SIZE
     return ENTRY.pack(ENTRY_MAGIC, size, index, term, position, 0, 0, 0, record_size)
 
@@ -109,10 +112,10 @@ class Framing(NamedTuple):
     def heads_match(
         self, heads: NDArray[Any], position: NDArray[Any], size: NDArray[Any]
     ) -> NDArray[np.bool_]:
-        """Return for each entry whether its head is consistent.
+        """Return for each raft log entry whether its header is consistent.
 
-        A consistent head contains the log position of its entry and the size of the entry's record, and its
-        index and term can follow those of the previous head.
+        A consistent header contains the log position of its entry and the size of the entry's record, and its
+        index and term can follow those of the previous header.
         """
         good = (heads["magic"] == ENTRY_MAGIC) & (heads["position"] == position - ENTRY_SIZE)
         good &= (heads["length"] == size) & (heads["size"] == size + ENTRY_SIZE) & (heads["term"] >= 0)

@@ -72,10 +72,10 @@ HEADS = {
     for born in (HOST_V4, HOST_V6)
     for store in (HOST_V4, HOST_V6)
 }
-"""The fixed fields by the sizes in bytes of the born host and the store host."""
+"""The struct of the fixed fields, by the sizes in bytes of the born host and the store host."""
 HEAD_V4 = HEADS[HOST_V4, HOST_V4]
 LENGTH = Struct(">H")
-"""The length of a topic in V2, and of the properties (at most 32,767, so an unsigned number is equal)."""
+"""The length of a topic in V2 (unsigned), and of properties (signed, but never above 32,767)."""
 
 AT = {name: Struct(">" + "".join(list(FIELDS.values())[:number])).size for number, name in enumerate(FIELDS)}
 """The offset of each field in a record with IPv4 hosts."""

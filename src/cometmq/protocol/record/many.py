@@ -35,7 +35,7 @@ from cometmq.protocol.record.layout import (
 )
 from cometmq.protocol.record.one import Buffer, Facts, record_starts
 
-MIN_GROUP_RECORDS = 24  # fewer records are checked faster one by one
+MIN_GROUP_RECORDS = 24  # Smaller groups are checked faster one record at a time
 MAX_BATCH_RECORDS = 4096
 
 _KINDS = {"i": ">i4", "q": ">i8"}
@@ -48,7 +48,7 @@ Ints = NDArray[np.int64]
 
 
 def items_at(data: Bytes, places: Ints, kind: np.dtype[Any]) -> NDArray[Any]:
-    """Return the item of this type at each position, 2 to 6 times as fast as numpy's own operations."""
+    """Return the items of type `kind` at the positions, 2 to 6 times as fast as numpy's own operations."""
     width = kind.itemsize
     if len(data) < width:
         return np.empty(0, kind)
@@ -71,7 +71,8 @@ class Rows(NamedTuple):
 
     data: Bytes
     start: Ints
-    head: NDArray[Any]  # fixed fields for IPv4 hosts; `field` corrects those after an IPv6 born host
+    # Fixed fields, located as if hosts were IPv4; `field` corrects those after an IPv6 host.
+    head: NDArray[Any]
     sys_flag: NDArray[np.int32]
     body_start: Ints
     body_length: Ints
@@ -93,14 +94,13 @@ class Rows(NamedTuple):
         return _place(self.start, self.sys_flag, name)
 
     def field(self, name: str) -> NDArray[Any]:
-        """Return the values of a numeric fixed field."""
+        """Return the values of a numeric fixed field of all records."""
         if name in BEHIND_BORN_HOST and self.any_v6:
             return items_at(self.data, self.place(name), _HEAD[name])
         values: NDArray[Any] = self.head[name]
         return values
 
     def pick(self, keep: NDArray[Any] | slice) -> Rows:
-        """Return the selected rows."""
         columns: tuple[Any, ...] = self[1:]
         return Rows(self.data, *(column[keep] for column in columns))
 
@@ -155,7 +155,7 @@ def bodies_match(buffer: Buffer, rows: Rows) -> NDArray[np.bool_]:
 
 @final
 class RecordGroup(NamedTuple):
-    """The facts of consecutive valid records, by column. A group is never empty.
+    """The `Facts` of consecutive valid records, by column. A group is never empty.
 
     `names` are the topics of the group; `topic` holds the index in `names` of each record's topic.
     """
@@ -170,7 +170,7 @@ class RecordGroup(NamedTuple):
     names: list[str]
     properties: list[bytes]
     heads: NDArray[Any] | None = None
-    """The heads of the entries, if the log is a raft log (framing.py)."""
+    """The headers of the raft log's entries, or None for a plain log (framing.py)."""
 
     @classmethod
     def of(cls, records: Sequence[Facts]) -> RecordGroup:
@@ -201,18 +201,18 @@ class RecordGroup(NamedTuple):
 
     @property
     def rolled_back(self) -> NDArray[np.bool_]:
-        """`Facts.rolled_back` of each record."""
+        """For each record, whether it rolls back a transaction."""
         rolled_back: NDArray[np.bool_] = self.sys_flag & TRANSACTION_MASK == ROLLBACK
         return rolled_back
 
     @property
     def queued(self) -> NDArray[np.bool_]:
-        """`Facts.queued` of each record."""
+        """For each record, whether it gets a unit in its consume queue."""
         queued: NDArray[np.bool_] = ~self.rolled_back & (self.sys_flag & TRANSACTION_MASK != PREPARED)
         return queued
 
     def facts(self, rows: Ints | None = None) -> Iterator[Facts]:
-        """Yield the facts of the records with the given indices, or of all records."""
+        """Yield the `Facts` of the records with the given indices, or of all records."""
         columns = self[:6] if rows is None else [column[rows] for column in self[:6]]
         numbers = self.topic if rows is None else self.topic[rows]
         texts: Sequence[bytes] = self.properties
@@ -292,7 +292,7 @@ def _topics(data: bytes, rows: Rows) -> tuple[list[int], list[str]]:
 
 
 def _properties(data: bytes, rows: Rows) -> list[bytes]:
-    """Return the properties of the records before the first with NUL bytes, which needs a closer check."""
+    """Return each record's properties, up to the first record with NUL bytes, which needs a closer check."""
     ends = (rows.properties_start + rows.properties_length).tolist()
     texts = [data[start:end] for start, end in zip(rows.properties_start.tolist(), ends, strict=True)]
     if b"\0" in b"".join(texts):

@@ -1,4 +1,4 @@
-"""The codec of a single commit-log record: to bytes, to a message, and to the facts that the dispatch needs.
+"""The codec of a single commit-log record: to bytes, to a message, and to what consume queues and index need.
 
 `encode_record` encodes one record with all checks. The store has its own encoder for many records at a time
 (see layout.py).
@@ -47,14 +47,14 @@ Buffer = bytes | bytearray | memoryview
 
 _SECTOR = 512
 _ANY_V6 = BORN_V6 | STORE_V6
-_TOPIC_AT = HEAD_V4.size + 1  # the topic of a V1 record without a body
+_TOPIC_AT = HEAD_V4.size + 1  # Position of the topic in a V1 record without a body
 _head = HEAD_V4.unpack_from
 _start = START.unpack_from
 _length = LENGTH.unpack_from
 _int = struct.Struct(">i").unpack_from
 _long = struct.Struct(">q").unpack_from
 _lengths = struct.Struct(f">ii{SYS_FLAG_AT - 8}xi{AT['body_length'] - SYS_FLAG_AT - 4}xi").unpack_from
-_offsets = struct.Struct(">qq").unpack_from  # unpacks queue offset and physical offset
+_offsets = struct.Struct(">qq").unpack_from  # Reads the queue offset and the physical offset
 
 
 def body_crc(body: Buffer) -> int:
@@ -178,7 +178,7 @@ def _parts(data: Buffer, pos: int) -> tuple[tuple[Any, ...], int, int, int, int]
 
 
 def _no_record(data: Buffer, pos: int) -> RecordError:
-    """Return the error for the invalid size or magic number at `pos`."""
+    """Return the error for a record with an invalid size or magic number at `pos`."""
     left = len(data) - pos
     if pos < 0 or left < BLANK_SIZE:
         return RecordError(pos, "size", f"{max(left, 0)} bytes are left, a record needs {MIN_SIZE}")
@@ -252,7 +252,7 @@ def _properties_start(data: Buffer, at: int, size: int) -> int:
 
 
 Values = bytes | tuple[bytes, ...]
-"""The value of one property, or the values of several. An absent property has an empty value."""
+"""The value of one property, or the values of several properties. An absent property has an empty value."""
 
 
 def values_reader(names: tuple[bytes, ...]) -> Callable[[bytes | bytearray, int, int], Values]:
@@ -385,7 +385,7 @@ def iter_records(data: Buffer, *, broker_name: str = "", check_crc: bool = False
 
 
 class Facts(NamedTuple):
-    """The facts about one valid record that the dispatch needs."""
+    """The fields of a valid record from which consume queues and the index are built."""
 
     position: int
     size: int
@@ -408,7 +408,7 @@ class Facts(NamedTuple):
 
 
 def record_facts(data: Buffer, at: int, position: int, *, check_crc: bool = True) -> Facts | None:
-    """Return the facts of the record at data[at:], or None if the record is invalid.
+    """Return the `Facts` of the record at data[at:], or None if the record is invalid.
 
     A record is invalid if its lengths are inconsistent, if it states another log position, if its body does
     not match its CRC, or if a disk sector of its topic or properties consists of zeros.
@@ -477,9 +477,9 @@ class Place(NamedTuple):
 
 
 def place_of(data: Buffer, pos: int = 0) -> Place | None:
-    """Return the place of the record at `pos`, or None if the magic number there is not a message's.
+    """Return the offset, log position and store time of the record at `pos`.
 
-    Nothing else is checked.
+    The result is None if the magic number is not that of a message. Nothing else is checked.
     """
     if _start(data, pos)[1] not in (MAGIC_V1, MAGIC_V2):
         return None

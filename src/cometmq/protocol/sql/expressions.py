@@ -1,4 +1,4 @@
-"""The semantics of SQL92 filters: each part of an expression is a function that reads a message's properties.
+"""The semantics of SQL92 filters: each node of an expression is a function that reads a message's properties.
 
 Logic has three values: True, False and None (null, unknown). As in RocketMQ, each operator accepts only some
 operands; an operand that RocketMQ refuses raises SqlError (docs/reference/storage.md, SQL92 filter).
@@ -32,7 +32,10 @@ Get = Callable[[str], str | None]
 Evaluate = Callable[[Get], Any]
 
 DEEPEST: Final = 64
-"""The maximum nesting depth of parts. It limits the depth of nested calls when a part is evaluated."""
+"""The maximum nesting depth of an expression.
+
+It limits the depth of the calls that evaluate the expression.
+"""
 
 _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
@@ -54,21 +57,21 @@ _READERS: dict[type, Callable[[str], Any]] = {
 
 
 class Kind(enum.Enum):
-    """The kinds of parts of an expression. The kind determines where a part may be used."""
+    """The kinds of nodes in an expression. The kind determines where a node may be used."""
 
     CONSTANT = 0
     PROPERTY = 1
-    NUMBER = 2  # a minus sign with its operand; the value is a number or null
+    NUMBER = 2  # A minus sign with its operand, whose value is a number or null
     CONDITION = 3
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A part of an expression.
+    """A node of an expression's syntax tree.
 
     Attributes:
-        at: The index of the part in the text of the expression.
-        constant: The value of a part of kind CONSTANT.
-        name: The property of a part of kind PROPERTY.
+        at: The index of the node in the text of the expression.
+        constant: The value of a node of kind CONSTANT.
+        name: The property of a node of kind PROPERTY.
     """
 
     at: int
@@ -80,7 +83,7 @@ class Part(msgspec.Struct, frozen=True):
 
 
 def _within(at: int, *parts: Part) -> int:
-    """Return the depth of a part that contains `parts`. Raises SqlError if this depth exceeds the maximum."""
+    """Return the depth of a node that contains `parts`. Raises SqlError if this depth exceeds the maximum."""
     depth = 1 + max(part.depth for part in parts)
     if depth > DEEPEST:
         raise SqlError(at + 1, f"more than {DEEPEST} nested parts")
@@ -96,14 +99,14 @@ def _condition(evaluate: Evaluate, *parts: Part) -> Part:
 
 
 def constant(at: int, value: Value) -> Part:
-    """Create the part for a literal."""
+    """Create the expression node for a literal."""
     return Part(at, Kind.CONSTANT, lambda _get: value, constant=value)
 
 
 def whole_number(at: int, text: str) -> Part:
-    """Create the part for an integer literal.
+    """Create the expression node for an integer literal.
 
-    The literal has 32 bits if it fits into 32 bits, whatever its suffix.
+    The literal has 32 bits if its value fits into 32 bits, whatever its suffix.
     """
     number = int(text.rstrip("lL")[:20])
     if number > LONG_MAX:
@@ -112,7 +115,10 @@ def whole_number(at: int, text: str) -> Part:
 
 
 def floating_number(at: int, text: str) -> Part:
-    """Create the part for a number with a point or an exponent. Such a literal is a positive double."""
+    """Create the expression node for a number with a point or exponent.
+
+    Such a literal is a positive double.
+    """
     number = float(text)
     if math.isinf(number) or not number:
         raise SqlError(at + 1, f"{shown(text)} is not a positive double: write 0 for zero")
@@ -125,12 +131,12 @@ def text_of(literal: str) -> str:
 
 
 def named(at: int, name: str) -> Part:
-    """Create the part for a property."""
+    """Create the expression node for a property."""
     return Part(at, Kind.PROPERTY, lambda get: get(name), name=name)
 
 
 def negative(at: int, part: Part) -> Part:
-    """Create the part for a minus sign with its operand. The value is null unless the operand is a number."""
+    """Create the expression node for a minus sign. The value is null unless the operand is a number."""
     inner = part.evaluate
 
     def evaluate(get: Get) -> Value:
@@ -146,7 +152,7 @@ def negative(at: int, part: Part) -> Part:
 
 
 def as_condition(part: Part) -> Part:
-    """Convert a part to a condition.
+    """Convert an expression node to a condition.
 
     As a condition, a property is False if the message has it, because its value is a text and not a boolean.
     If the message does not have the property, the condition is null.
@@ -160,7 +166,7 @@ def as_condition(part: Part) -> Part:
 
 
 def negation(at: int, part: Part) -> Part:
-    """Create the part for NOT, which binds more tightly than every comparison."""
+    """Create the expression node for NOT, which binds more tightly than every comparison."""
     inner = as_condition(part).evaluate
 
     def evaluate(get: Get) -> bool | None:
@@ -171,17 +177,17 @@ def negation(at: int, part: Part) -> Part:
 
 
 def all_of(parts: Sequence[Part]) -> Part:
-    """Create the part for AND: False if any part is False, else null if any part is null.
+    """Create the expression node for AND: False if any operand is False, else null if any operand is null.
 
-    Parts after a False are not evaluated.
+    Operands after a False one are not evaluated.
     """
     return _chain(parts, False)
 
 
 def any_of(parts: Sequence[Part]) -> Part:
-    """Create the part for OR: True if any part is True, else null if any part is null.
+    """Create the expression node for OR: True if any operand is True, else null if any operand is null.
 
-    Parts after a True are not evaluated.
+    Operands after a True one are not evaluated.
     """
     return _chain(parts, True)
 
@@ -207,19 +213,19 @@ def _chain(parts: Sequence[Part], decisive: bool) -> Part:
 
 
 def is_null(part: Part) -> Part:
-    """Create the part for IS NULL."""
+    """Create the expression node for IS NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is None, part)
 
 
 def is_not_null(part: Part) -> Part:
-    """Create the part for IS NOT NULL."""
+    """Create the expression node for IS NOT NULL."""
     inner = part.evaluate
     return _condition(lambda get: inner(get) is not None, part)
 
 
 def equal(left: Part, right: Part) -> Part:
-    """Create the part for `=`.
+    """Create the expression node for `=`.
 
     The value is True if both sides are null, null if only the left is null, and False if only the right is
     null.
@@ -237,7 +243,7 @@ def equal(left: Part, right: Part) -> Part:
 
 
 def not_equal(left: Part, right: Part) -> Part:
-    """Create the part for `<>`, the negation of `equal`."""
+    """Create the expression node for `<>`, the negation of `=`."""
     return negation(left.at, equal(left, right))
 
 
@@ -259,7 +265,7 @@ def _equality(left: Part, right: Part) -> Evaluate:
 
 
 def compared(left: Part, symbol: str, right: Part) -> Part:
-    """Create the part for `>`, `>=`, `<` or `<=`. The value is null if a side is null.
+    """Create the expression node for `>`, `>=`, `<` or `<=`. The value is null if an operand is null.
 
     Two texts are compared as doubles.
     """
@@ -286,7 +292,7 @@ def compared(left: Part, symbol: str, right: Part) -> Part:
 
 
 def _against(name: str, test: Callable[[Any, Any], bool], literal: Value) -> Evaluate:
-    """Compare a property with a literal, which is the most frequent comparison.
+    """Return a function that compares a property with a literal, the most frequent comparison.
 
     The property's text is read as a value of the literal's type.
     """
@@ -304,7 +310,7 @@ def _is_number(value: Value) -> bool:
 
 
 def between(part: Part, low: Part, high: Part) -> Part:
-    """Create the part for BETWEEN; both limits are included."""
+    """Create the expression node for BETWEEN; both limits are included."""
     found = all_of((compared(part, ">=", low), compared(part, "<=", high)))
     if low.kind is high.kind is Kind.CONSTANT and order(high.constant, low.constant) < 0:
         raise SqlError(
@@ -314,7 +320,7 @@ def between(part: Part, low: Part, high: Part) -> Part:
 
 
 def not_between(part: Part, low: Part, high: Part) -> Part:
-    """Create the part for NOT BETWEEN: below `low` or above `high`."""
+    """Create the expression node for NOT BETWEEN: below `low` or above `high`."""
     return any_of((compared(part, "<", low), compared(part, ">", high)))
 
 
@@ -322,7 +328,7 @@ def not_between(part: Part, low: Part, high: Part) -> Part:
 
 
 def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
-    """Create the part for IN, or for NOT IN if `wanted` is False."""
+    """Create the expression node for IN, or for NOT IN if `wanted` is False."""
     if part.kind is not Kind.PROPERTY:
         raise SqlError(part.at + 1, "IN needs a property before it")
     name, listed = part.name, frozenset(texts)
@@ -335,7 +341,7 @@ def one_of(part: Part, texts: Sequence[str], wanted: bool) -> Part:
 
 
 def searched(part: Part, word: str, text: str, wanted: bool) -> Part:
-    """Create the part for CONTAINS, STARTSWITH or ENDSWITH, or for their NOT forms if `wanted` is False.
+    """Create the expression node for CONTAINS, STARTSWITH or ENDSWITH, or for NOT if `wanted` is False.
 
     Both forms are False for a value that is not text, and for an empty `text`.
     """

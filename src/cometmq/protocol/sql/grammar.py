@@ -88,7 +88,7 @@ _WANTED = {
 
 @v_args(inline=True)
 class Building(lark.Transformer[Token, Part]):
-    """The transformer from grammar rules to parts. It handles a rule after all rules within it."""
+    """The transformer from grammar rules to expression nodes. It handles a rule after all rules within it."""
 
     def start(self, part: Part) -> Part:
         return expressions.as_condition(part)
@@ -182,7 +182,7 @@ def parse(text: str, string_words: bool) -> tuple[Part, tuple[str, ...]]:
         SqlError: The text is invalid.
     """
     reading = _parser().parse_interactive()
-    operands = signs = 0  # `signs` counts the signs since the last operand
+    operands = signs = 0  # `signs` counts the tokens -, + and NOT since the last operand
     last: Token | None = None
     refused: UnexpectedToken | None = None
     names: dict[str, None] = {}

@@ -30,7 +30,7 @@ Value = None | bool | int | float | str
 INT_MAX: Final = (1 << 31) - 1
 LONG_MAX: Final = (1 << 63) - 1
 _MAX_DIGITS: Final = 4_000
-"""The maximum number of digits.
+"""The maximum number of digits of an integer.
 
 Python refuses longer numbers, and they are too large for Java's types, too.
 """
