@@ -66,12 +66,12 @@ class PipelineMetrics:
         self._path: str | None = None
         self._lock = threading.Lock()  # The listener and the job report from different threads
         self._names: dict[str, str] = {}  # Label of each running query, by the query's id
-        self._ended: dict[str, None] = {}  # labels of ended queries, the oldest first
+        self._ended: dict[str, None] = {}  # Labels of ended queries, the oldest first
         # Metrics of each query and their labels, by the query's label.
         self._children: dict[str, set[tuple[Counter | Gauge, tuple[str, ...]]]] = {}
         self._queues: set[tuple[str, ...]] = set()
         self._left_out: set[tuple[str, ...]] = set()
-        self._archived: dict[str, tuple[int, int]] = {}  # records and bytes of the newest runs, by run id
+        self._archived: dict[str, tuple[int, int]] = {}  # Records and bytes of the newest runs, by run id
         self._metrics()
         self.listener = _Listener(self)
         try:

@@ -139,13 +139,14 @@ class RequestCode(IntEnum):
     EXCHANGE_BROKER_HA_INFO = 906
     GET_BROKER_HA_STATUS = 907
     RESET_MASTER_FLUSH_OFFSET = 908
-    PURGE_TOPIC = 21001  # a request that only CometMQ has; Apache's brokers refuse it
-    LIST_TIMERS = 21002  # a request that only CometMQ has
-    GET_RAFT_STATUS = 21003  # a request that only CometMQ has
-    CHANGE_RAFT_GROUP = 21004  # a request that only CometMQ has
-    COPY_SETTINGS = 21005  # a request that only CometMQ has
-    LIST_ACCOUNTS = 21006  # a request that only CometMQ has
-    EXPLAIN_ACCESS = 21007  # a request that only CometMQ has
+    # Requests 21001 to 21007 exist only in CometMQ. Apache's brokers refuse them.
+    PURGE_TOPIC = 21001
+    LIST_TIMERS = 21002
+    GET_RAFT_STATUS = 21003
+    CHANGE_RAFT_GROUP = 21004
+    COPY_SETTINGS = 21005
+    LIST_ACCOUNTS = 21006
+    EXPLAIN_ACCESS = 21007
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
     PEEK_MESSAGE = 200052
@@ -339,7 +340,7 @@ def version_name(number: int) -> str:
     if number < _FIRST_EXACT:
         return "V3"
     line, within = divmod(number - _FIRST_EXACT, 20)
-    if line >= 20:  # the number belongs to a release after 5.9
+    if line >= 20:  # The number belongs to a release after 5.9
         return "HIGHER_VERSION"
     return f"V{4 + line // 10}_{line % 10}_{within // 2}" + ("" if within % 2 else "_SNAPSHOT")
 
@@ -383,7 +384,7 @@ message.
 SYSTEM_TOPICS = UNSENDABLE_TOPICS - {TIMER_TOPIC} | {TBW102, BENCHMARK_TOPIC, TRACE_TOPIC}
 """Topics that clients may neither create nor delete, as in 4.9.
 
-5.x adds all names that begin with rmq_sys_.
+5.x adds all names that begin with `rmq_sys_`.
 """
 
 TOOLS_CONSUMER_GROUP = "TOOLS_CONSUMER"
@@ -413,7 +414,7 @@ See docs/reference/storage.md, Names.
 MAX_QUEUES_PER_TOPIC = 1 << 16
 """The maximum number of queues that a broker or a name server accepts for a topic.
 
-The limit protects clients, which keep an object for each queue. A broker's maxTopicQueueNums is lower.
+The limit protects clients, which keep an object for each queue. A broker's `maxTopicQueueNums` is lower.
 """
 NAME_PATTERN = re.compile(r"[%|a-zA-Z0-9_-]+")
 

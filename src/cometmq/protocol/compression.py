@@ -114,14 +114,14 @@ def decompress(sys_flag: int, body: bytes, limit: int = MAX_PLAIN) -> bytes:
         pieces = _unzstd(body, limit)
     else:
         raise BodyError("compressed body", f"compression type {kind} is unknown", "sysFlag")
-    plain = BytesIO()  # a BytesIO grows in place; joining a list of pieces would need twice the memory
+    plain = BytesIO()  # A BytesIO grows in place, while joining a list of pieces needs twice the memory
     for piece in pieces:
         if plain.tell() + len(piece) > limit:
             raise BodyTooLarge("compressed body", limit)
         if plain.tell():
             plain.write(piece)
         else:
-            plain = BytesIO(piece)  # most bodies are one piece, which BytesIO uses without a copy
+            plain = BytesIO(piece)  # Most bodies consist of one piece, which BytesIO uses without a copy
             plain.seek(len(piece))
     return plain.getvalue()
 
@@ -148,7 +148,7 @@ def _unlz4(body: bytes) -> Iterator[bytes]:
             raise BodyError("compressed body", f"LZ4: {error}") from None
         if decompressor.needs_input and not decompressor.eof:
             raise BodyError("compressed body", "LZ4: the frame is cut off")
-        body = b""  # the decompressor itself keeps the input that it has not processed
+        body = b""  # The decompressor itself keeps its unprocessed input
         yield piece
 
 

@@ -105,7 +105,7 @@ def _bytes_of(text: str) -> bytes:
 
 
 class UniqueKey(msgspec.Struct, frozen=True):
-    """The parts of a unique key. since_month_ms is the time since the month began, modulo 2 ** 32 ms."""
+    """The parts of a unique key. `since_month_ms` is the time since the month began, modulo 2 ** 32 ms."""
 
     address: str
     pid: int

@@ -125,7 +125,7 @@ class QueueKeyed(IntegerKeyed):
 
 
 def tidy(value: Json) -> Json:
-    """Return values of the lenient reader without the nulls in objects. Queues replace object keys."""
+    """Return the lenient reader's values without nulls in objects, and with queues for object keys."""
     if isinstance(value, dict):
         return {_key(key): tidy(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
@@ -134,7 +134,10 @@ def tidy(value: Json) -> Json:
 
 
 def _key(key: Any) -> Any:
-    """Return a key; a queue replaces a key that is an object. Raises ValidationError for another object."""
+    """Return a key, where an object used as a key is replaced by the queue that it describes.
+
+    Raises ValidationError if the object describes no queue.
+    """
     return msgspec.convert(key.as_dict(), MessageQueue, strict=False) if isinstance(key, ObjectKey) else key
 
 

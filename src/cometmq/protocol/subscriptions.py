@@ -73,8 +73,8 @@ def setting_differences(members: Mapping[str, Settings]) -> dict[str, dict[str, 
     return {name: difference for name, difference in found.items() if len(difference) > 1}
 
 
-_MAX_SHOWN = 10  # maximum number of expressions that a description shows
-_MAX_SHOWN_LENGTH = 200  # maximum number of characters of an expression that are shown
+_MAX_SHOWN = 10  # Maximum number of expressions that a description shows
+_MAX_SHOWN_LENGTH = 200  # Maximum number of characters of an expression that are shown
 
 
 def describe_differences(difference: Mapping[str, Collection[str]]) -> str:

@@ -62,7 +62,7 @@ class _Trace(msgspec.Struct, frozen=True, kw_only=True, gc=False, rename="camel"
 
 
 class Pub(_Trace, frozen=True, kw_only=True, gc=False):
-    """The record about a send to which a broker responded. success means the status SEND_OK."""
+    """The record about a send to which a broker responded. `success` means the status SEND_OK."""
 
     may_be_left_out: ClassVar[int] = 1
     timestamp_ms: int
@@ -84,7 +84,7 @@ class Pub(_Trace, frozen=True, kw_only=True, gc=False):
 class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
     """The record about a message, written before a listener is called with the message.
 
-    The SubAfter record of the call has the same request_id.
+    The SubAfter record of the call has the same `request_id`.
     """
 
     timestamp_ms: int
@@ -99,7 +99,7 @@ class SubBefore(_Trace, frozen=True, kw_only=True, gc=False):
 class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
     """The record about a message, written after a listener was called with the message.
 
-    cost_ms is the call's duration per message.
+    `cost_ms` is the call's duration per message.
     """
 
     may_be_left_out: ClassVar[int] = 2
@@ -116,7 +116,7 @@ class SubAfter(_Trace, frozen=True, kw_only=True, gc=False):
 class EndTransaction(_Trace, frozen=True, kw_only=True, gc=False):
     """The record about a commit or rollback that a producer sent.
 
-    from_check marks the response to a broker's check.
+    `from_check` marks the response to a broker's check.
     """
 
     timestamp_ms: int
@@ -177,9 +177,9 @@ def decode_trace(record: str) -> AnyTrace:
     if kind is None:
         raise BodyError("trace", f"unknown kind {shown(name)}", "type")
     if kind is Pub and len(texts) == 12:
-        texts.insert(11, "null")  # early clients did not write an offset id
+        texts.insert(11, "null")  # Early clients wrote no offset id
     elif kind is SubAfter and len(texts) == 5:
-        texts.append("0")  # early clients did not write a context code
+        texts.append("0")  # Early clients wrote no context code
     known = _FIELDS[kind]
     if len(texts) < _NEEDED[kind]:
         raise BodyError("trace", f"a record of {name} has {_NEEDED[kind]} fields, this one {len(texts)}")

@@ -200,7 +200,7 @@ class Leading:
         """
         peer = self.peers.get(response.sender)
         if peer is None:
-            return  # the member was removed before its response arrived
+            return  # The member was removed before its response arrived
         log_state = self._log_state
         if max(response.match, response.written) > log_state.last:
             raise RaftMessageError("written", response.written, f"the leader's log ends at {log_state.last}")
@@ -214,7 +214,7 @@ class Leading:
             peer.accept(response.match, response.written)
         if peer.next < log_state.first:
             peer.start_probing(log_state.first)
-            # No probe before the next heartbeat: the member may be unable to store entries.
+            # Do not probe before the next heartbeat, because the member may be unable to store entries.
             peer.probe_sent = True
 
     def log_trimmed(self, first: int) -> None:

@@ -196,7 +196,7 @@ class AppendResponse(Message, frozen=True, kw_only=True):
             suspect member sends NO_INDEX.
         written: The last entry that equals the leader's entry, durable or not.
         rejected: Whether the follower lacks the entry `prev_index` of the request.
-        prev_index: The field prev_index of the request.
+        prev_index: The field `prev_index` of the request.
         hint_index, hint_term: If `rejected`, the follower's last entry that may equal the leader's.
         full: Whether the follower's disk is nearly full.
     """

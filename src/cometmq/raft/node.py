@@ -78,7 +78,7 @@ class RaftNode:
         state = msgspec.structs.replace(state, members=self._log_state.history.entries)
         self._saved = self._asked_to_save = state
         self._state = self._log_state.corrected(state, me)
-        self._clock = 0  # the node's clock in ms; it never runs backwards
+        self._clock = 0  # The node's clock in ms; it never runs backwards
         self._now: int | None = None  # The caller's time at the last tick
         self.role = Role.FOLLOWER
         self.leader = ""
@@ -87,7 +87,7 @@ class RaftNode:
         self._trust = Trust(me, between(1, MAX_INCARNATION)) if state.suspect else None
         self._reply_due = False
         self._votes: set[str] = set()
-        self._by_transfer = False  # whether the leader has requested this member's election
+        self._by_transfer = False  # Whether the leader has requested this member's election
         self._leading: Leading | None = None
         self._disk_writable = True
         self.may_stand = True
@@ -127,7 +127,7 @@ class RaftNode:
             {} if self._leading is None else self._leading.statuses(self._clock),
         )
 
-    # -- events that the shell reports
+    # -- events that the caller reports
 
     def tick(self, now_ms: int) -> None:
         """Advance the node's clock to the caller's time.
@@ -302,7 +302,7 @@ class RaftNode:
             raise RaftRefused(f"without {member} no majority of the voters has a complete log", self.me)
         self._change_members(left)
 
-    # -- results that the shell collects
+    # -- results that the caller collects
 
     def effects(self) -> Effects:
         """Return the work that follows from the events of this loop iteration. Each item is returned once."""

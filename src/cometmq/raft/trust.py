@@ -41,7 +41,8 @@ class Trust:
         self.incarnation = incarnation
         self._me = me
         self._contact: Contact | None = None
-        self._answers: dict[str, bool] = {}  # Whether each member that reported its term is blank
+        # By member that reported its term: whether the member has no entries and has seen no term.
+        self._answers: dict[str, bool] = {}
         self._tables_term = -1  # Term of the leader from which the tables outside the log were copied
         self._next_request_at = 0
 
@@ -55,7 +56,7 @@ class Trust:
             self._answers[response.sender] = response.blank
 
     def record_leader_contact(self, request: AppendRequest) -> None:
-        """Record a leader's request, if it is the first request of its term to this incarnation."""
+        """Record a leader's request, if it is its term's first request to this incarnation of the member."""
         if request.run == self.incarnation and (self._contact is None or self._contact.term < request.term):
             self._contact = Contact(request.term, request.sender, request.last)
 

@@ -36,7 +36,7 @@ async def resolve(key: str, host: str, timeout_s: float = RESOLVE_S) -> str:
 
 
 async def listen(server: RemotingServer, host: str, port: int) -> int:
-    """Let a server listen on the address and port in the settings bindAddress and listenPort.
+    """Let a server listen on the address and port in the settings `bindAddress` and `listenPort`.
 
     Return the port.
 

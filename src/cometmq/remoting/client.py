@@ -41,7 +41,8 @@ def parse_addr(addr: str) -> tuple[str, int]:
 
 def _reason(error: OSError) -> str:
     if isinstance(error, socket.gaierror | ssl.SSLError):
-        return error.strerror or str(error)  # `errno` is not a system error number here
+        # The `errno` of a `gaierror` or an `SSLError` is not a system error number.
+        return error.strerror or str(error)
     # Return the operating system's text for the error number, because asyncio has replaced `strerror` by a
     # less precise text.
     return os.strerror(error.errno) if error.errno else str(error)

@@ -40,7 +40,7 @@ TAIL_LIMIT = 64 * 1024
 # Queued responses are joined into blocks of up to this many bytes. Larger responses are passed on without a
 # copy.
 JOIN_LIMIT = 64 * 1024
-MIN_PAYLOAD = 4  # Size of the word for the header's length, the shortest possible frame content
+MIN_PAYLOAD = 4  # Size in bytes of the word for the header's length, the shortest possible rest of a frame
 
 SHORTCUT_AT = 20  # Bytes that select a shortcut: length word, header word, and the header's first 12 bytes
 
@@ -57,7 +57,7 @@ class Connection(asyncio.BufferedProtocol):
         peer_host: The same address in the form of records (4 or 16 bytes of address, 4 of port).
         addr: The address named in errors: the one that a client has called, otherwise `peer`.
         working: The number of the peer's requests that are processed after the read callback has returned;
-            see Limits.handlers.
+            see `Limits.handlers`.
     """
 
     __slots__ = (
@@ -555,6 +555,6 @@ def describe_peer(name: Any) -> tuple[str, bytes]:
     if ":" not in host:
         return f"{host}:{port}", socket.inet_aton(host) + port.to_bytes(4, "big")
     packed = socket.inet_pton(socket.AF_INET6, host.partition("%")[0])
-    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # a dual-stack socket gives an IPv4 peer an IPv6 address
+    if packed.startswith(b"\0" * 10 + b"\xff\xff"):  # An IPv4 peer has an IPv6 address on a dual-stack socket
         return f"{socket.inet_ntoa(packed[12:])}:{port}", packed[12:] + port.to_bytes(4, "big")
     return f"[{host}]:{port}", packed + port.to_bytes(4, "big")

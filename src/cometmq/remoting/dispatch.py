@@ -14,7 +14,7 @@ from cometmq.text import shortened
 
 log = logs.logger(__name__)
 
-MAX_REMARK_LENGTH = 4096  # Maximum length in characters, because error texts may repeat the request
+MAX_REMARK_LENGTH = 4096  # Maximum number of characters, because an error text may repeat the request
 
 
 class Dispatcher:

@@ -292,7 +292,7 @@ def replayed(row: Mapping[str, Any], target: str, msg_id: str, replay: str) -> R
 def _plain_body(row: Mapping[str, Any]) -> bytes:
     """Return the body, decompressed if the source keeps bodies as the broker stores them.
 
-    The checksum shows whether that is the case.
+    If the stored checksum matches the body, the body is still as the broker stores it.
     """
     body: bytes | None = row["body"]
     if body is None:

@@ -23,7 +23,7 @@ from cometmq.pipeline.table.directory import create_local, open_filesystem
 from cometmq.pipeline.table.objects import shown
 
 _MARK = "_cometmq_job.json"
-_HALF = re.compile(r"_.*\.tmp")  # name of a marker file that a killed run left incomplete
+_HALF = re.compile(r"_.*\.tmp")  # Name of a marker file that a killed run left incomplete
 
 
 class Summary(Protocol):
@@ -100,7 +100,7 @@ def own_directory(output: str, job: str) -> str:
 
 
 def spark_directory(spark: SparkSession, output: str, job: str) -> str:
-    """Return the result of `own_directory` in a form for Spark: without key, secret and options.
+    """Return the job's output directory (`own_directory`) for Spark: without key, secret and options.
 
     Spark has these values in its own configuration. Raises ConfigError if Spark does not find the directory.
     """

@@ -48,7 +48,7 @@ _SINK = ("from", "format", "path", "options", "save", "output", "trigger", "chec
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A string of the file. `shown` is the string as written, without the values of variables."""
+    """A string of a pipeline file. `shown` is the string with names instead of the values of variables."""
 
     value: str
     shown: str
@@ -92,10 +92,13 @@ class Step(Table):
 
     sql: str
     sql_line: int
-    own_lines: bool  # Whether `sql` has the same line breaks as in the file
+    own_lines: bool  # Whether `sql` has the same line breaks as the pipeline file
 
     def line_of(self, line: int) -> int:
-        """Return the line number in the file of a line of the query. Both are counted from 1."""
+        """Convert a line number of the query to a line number of the pipeline file.
+
+        Both are counted from 1.
+        """
         return self.sql_line + line - 1 if self.own_lines else self.sql_line
 
 
@@ -131,7 +134,7 @@ class Pipeline:
     secrets: Mapping[str, str] = field(repr=False)  # Each variable as `${NAME}`, by its value
 
     def hide(self, text: str) -> str:
-        """Return `text` with the values of variables replaced by their names."""
+        """Return `text` with the values of environment variables replaced by their names."""
         return _hidden(text, self.secrets)
 
     def wrong(self, line: int, problem: str) -> PipelineFileError:
@@ -274,7 +277,7 @@ class _Reader:
                 self._wrong(sink.table.line, f"from: {_said(sink.table.shown)} is none of {names}")
 
     def _check_places(self, sources: list[Source], sinks: list[Sink]) -> None:
-        """Check that no path is written twice, by two parts of the pipeline, or both read and written."""
+        """Check that a path to which a sink writes is used only once, by sinks and sources together."""
         places = [
             (source.path, f"source {source.name} reads")
             for source in sources

@@ -17,7 +17,7 @@ _BRACES_MAX = 100
 
 
 def local_path(path: str) -> str | None:
-    """Return the path on this machine, or None if the path is in another store.
+    """Return the local path that a path or URI names, or None for a URI of another store.
 
     Spark accepts both `file:/a` and `file:///a`.
     """

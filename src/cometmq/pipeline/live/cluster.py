@@ -77,7 +77,7 @@ _ROUTE_S = 5.0  # Maximum age of a known route when a lookup is repeated, in sec
 _SAMPLES = 64  # Number of records whose sizes are sampled, to limit a batch by bytes
 _SHRUNK_S = 1.0  # Pause before the offsets of a queue that seems shorter are requested again, in seconds
 _NOT_THERE = frozenset({ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_OFFSET_MOVED})
-_NEW_TOPIC_QUEUES = 4  # number of queues that a producer requests when its first message creates a topic
+_NEW_TOPIC_QUEUES = 4  # Number of queues that a producer requests when its first message creates a topic
 T = TypeVar("T")
 
 
@@ -89,10 +89,10 @@ class Cluster:
         self._timeout_s = timeout_ms / 1000
         self._wires = IdleWires(access)
         self._routes = RouteTable()
-        self._away: dict[str, _Away] = {}  # unreachable brokers by name
+        self._away: dict[str, _Away] = {}  # Unreachable brokers by name
         # Addresses to try last, each with the time until which this applies.
         self._refused: dict[str, float] = {}
-        self._routed: dict[str, float] = {}  # time of each topic's last lookup
+        self._routed: dict[str, float] = {}  # Time of each topic's last lookup
         # Time of the last request for all topic names, and the names.
         self._listed: tuple[float, list[str]] = (-math.inf, [])
         self._ordinary: set[str] = set()  # Names of topics whose kind was checked: the source can read them
@@ -214,7 +214,7 @@ class Cluster:
         raise answers.failure
 
     def _recent_route(self, topic: str) -> TopicRoute:
-        """Return a route that may be up to `_ROUTE_S` old.
+        """Return a route that may be up to `_ROUTE_S` seconds old.
 
         While any broker is unreachable, request a new route.
         """
@@ -493,9 +493,9 @@ class Cluster:
         """Return each queue's first offset whose message was stored at or after a time in ms.
 
         A queue without such a message has its end. A binary search over the messages, concurrently for all
-        queues, finds the offsets, because the brokers' own search (code 29) returns the nearest message in
-        4.x and the next message in 5.x. Store times ascend within a queue, except where a broker's clock was
-        set back.
+        queues, finds the offsets, because the brokers' own search (request code 29) returns the nearest
+        message in 4.x and the next message in 5.x. Store times ascend within a queue, except where a broker's
+        clock was set back.
         """
         low = {queue: bounds[queue].minimum for queue in times}
         high = {queue: bounds[queue].maximum for queue in times}

@@ -37,7 +37,7 @@ Marks = dict[MessageQueue, Mark]
 
 
 def mark_of(record: bytes) -> tuple[int, Mark]:
-    """Return the queue offset and the mark of the stored record at the start of the bytes.
+    """Return the queue offset and the mark (position and store time) of the record at the start of the bytes.
 
     Raises RecordError.
     """
@@ -48,7 +48,7 @@ def mark_of(record: bytes) -> tuple[int, Mark]:
 
 
 def mark_at(offset: int, record: bytes) -> Mark | None:
-    """Return the mark of the record at this offset, or None if the bytes are no record with this offset."""
+    """Return the mark of a record (position and store time), or None if the bytes are not that record."""
     with suppress(RecordError):
         at, mark = mark_of(record)
         if at == offset:

@@ -32,7 +32,7 @@ _GONE = frozenset({"MESSAGE_WAS_REMOVING", "OFFSET_TOO_SMALL", "OFFSET_OVERFLOW_
 The broker was deleting the messages, or a replica does not have the offsets (docs/reference/storage.md, Pull
 answers).
 """
-FILTERED_SEGMENT = 2048  # offsets per segment if the broker filters; each response covers 800 offsets
+FILTERED_SEGMENT = 2048  # Offsets per segment if the broker filters; a response covers at most 800 offsets
 
 
 class Request(NamedTuple):
@@ -95,7 +95,7 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """A part of a range. At most one request for a segment is in flight at a time."""
+    """A part of a range of offsets. At most one request for a segment is in flight at a time."""
 
     source: QueueRange
     start: int
@@ -103,7 +103,7 @@ class Segment:
     at: int
     chunks: list[Chunk] = field(default_factory=list)
     lost: int = 0  # Number of the segment's offsets that no longer exist on the broker
-    minimum: int = 0  # the broker's minimum offset when the loss was detected
+    minimum: int = 0  # The broker's minimum offset when the loss was detected
     maximum: int = 0
     broken: list[tuple[int, bytes]] = field(default_factory=list)  # Offset and bytes of each damaged record
 
@@ -113,7 +113,7 @@ class Segment:
 
 
 class PullWindow:
-    """The segments of some ranges, of which at most `depth` are open at a time.
+    """The segments of some ranges, of which at most `depth` are requested at a time.
 
     While more than `held_bytes` of responses wait for the first segment to be complete, only that first
     segment is requested.

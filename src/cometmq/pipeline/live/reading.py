@@ -59,14 +59,14 @@ _NOT_YET_S = 2.0
 A restarted master lacks them until its recovery has ended.
 """
 _PAUSE_S, _LONGEST_PAUSE_S = 0.05, 1.0  # First and maximum pause between attempts to read, in seconds
-_ROLE_S = 1.0  # seconds for which the answer to "is this address a replica?" is reused
+_ROLE_S = 1.0  # Seconds for which the check whether an address is a replica is cached
 
 
 @functools.cache
 def idle_wires(access: Access) -> IdleWires:
-    """Return the idle connections of this worker process for an access.
+    """Return the idle connections of this worker process for the given access settings.
 
-    Queries with the same access share the connections, which differ only in address and timeout.
+    Queries with equal access settings share the connections, which differ only in address and timeout.
     """
     return IdleWires(access)
 
@@ -160,7 +160,8 @@ class _BrokerReader:
         self._patience: dict[Segment, float] = {}  # Time until which the reader waits for each segment
         self._timeout_s = options.timeout_ms / 1000
         self._pauses = _Pauses(self._timeout_s)
-        self._role = (0.0, False)  # Until when the answer is valid, and whether the address is a replica
+        # Expiry time and value of the cached check whether the address is a replica.
+        self._role = (0.0, False)
         self._broker_id = MASTER_ID
         self._follows_suggestions = True
 
@@ -269,7 +270,7 @@ class _BrokerReader:
             try:
                 return idle_wires(self._options.access).connect(self._address, self._timeout_s)
             except ConnectError:
-                pass  # The broker may have moved since the planning; the lookup finds it
+                pass  # The broker may have moved since the planning, so look up its address
         return self._find()
 
     def _reconnect(self, error: CometError) -> Wire:

@@ -59,7 +59,7 @@ from cometmq.protocol.record.arrow import COLUMNS, arrow_schema, canonical_colum
 
 log = logs.logger(__name__)
 
-_IDLE_POLL_S = 0.1  # minimum interval, in seconds, between two requests while there are no new messages
+_IDLE_POLL_S = 0.1  # Minimum interval, in seconds, between two requests while there are no new messages
 _REPLICA_RETRY_S = 0.2
 _REGISTERED_S = 30.0  # Interval at which a broker registers (`registerNameServerPeriod`), in seconds
 
@@ -160,7 +160,7 @@ class CometReader(DataSourceReader):
             return planner.tasks(start, end)
 
     def _is_given(self, queue: MessageQueue) -> bool:
-        """Return whether the user gave a numeric offset, which must exist, for the queue's start or end."""
+        """Return whether the user gave an offset for the queue's start or end, or a group for the start."""
         starting, ending = self._options.starting, self._options.ending
         given = (starting.offsets.get(queue, -1), ending.offsets.get(queue, -1))
         return max(given) >= 0 or starting.group is not None
@@ -198,10 +198,10 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: dict[MessageQueue, Bounds] | None = None
         self._planner_made: _Planner | None = None
         self._unreadable_made: UnreadableQueues | None = None
-        self._planned: Tree | None = None  # end of the last batch that this run planned
+        self._planned: Tree | None = None  # End of the last batch that this run has planned
         self._planned_at: float | None = None  # Time when the last batch with records was planned
         self._looked_at = 0.0
-        self._silent_since: float | None = None  # time since which no broker has responded
+        self._silent_since: float | None = None  # Time since which no broker has responded
 
     @property
     def _planner(self) -> _Planner:
@@ -343,7 +343,7 @@ class CometStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check_logged(self, start: Tree, end: Tree) -> None:
         """Compare the marks of a batch that an earlier run logged. Raises DataLossError for a difference.
 
-        Without failOnDataLoss, a difference is logged. The batch keeps its range and reads the current
+        Without `failOnDataLoss`, a difference is logged. The batch keeps its range and reads the current
         records, and the next batch continues at the start of the replacement.
         """
         cluster = self._planner.cluster

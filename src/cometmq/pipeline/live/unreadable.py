@@ -99,7 +99,7 @@ class UnreadableQueues:
 
     def __init__(self, cluster: Cluster, topics: Topics, *, ask: bool = True, lenient: bool = False) -> None:
         self._cluster, self._topics, self._ask, self._lenient = cluster, topics, ask, lenient
-        # numbers of readable and writable queues at the last probe, by (topic, broker)
+        # Numbers of readable and writable queues at the last probe, by (topic, broker)
         self._probed: dict[tuple[str, str], tuple[int, int]] = {}
         self._known: set[MessageQueue] = set()  # Queues that a probe has found
         self._reported: list[MessageQueue] = []
@@ -114,8 +114,8 @@ class UnreadableQueues:
         with suppress(*((RemotingError,) if self._lenient else ())):
             topics.update(self._cluster.names(self._topics, wait=False))
         counts: dict[tuple[str, str], tuple[int, int]] = {}
-        unprobed: dict[tuple[str, str], int] = {}  # the next queue number to probe, by (topic, broker)
-        readable: dict[tuple[str, str], int] = {}  # number of readable queues by (topic, broker)
+        unprobed: dict[tuple[str, str], int] = {}  # The next queue number to probe, by (topic, broker)
+        readable: dict[tuple[str, str], int] = {}  # Number of readable queues by (topic, broker)
         wanted = {*read, *self._known}
         for topic in topics:
             for item in self._queue_datas(topic):

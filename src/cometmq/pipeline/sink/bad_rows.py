@@ -68,7 +68,7 @@ class BadRows:
             self.flush()
 
     def refused(self, message: RowMessage, refusal: BrokerError) -> None:
-        """Add a message that a broker refused permanently."""
+        """Add a row for a message that a broker refused permanently."""
         pairs = decode_properties(message.properties)
         own = {"tags": pairs.pop("TAGS", None), "keys": pairs.pop("KEYS", None)}
         msg_id, _ = pairs.pop("UNIQ_KEY", None), pairs.pop("WAIT", None)

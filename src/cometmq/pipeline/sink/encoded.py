@@ -92,7 +92,7 @@ def encode_rows(
     """Return all messages of a batch, or None if rows.py must examine each row.
 
     `first_row` is the number of the batch's first row in its partition. The message ids equal those that
-    rows.py would generate (MessageIds).
+    rows.py would generate (`MessageIds`).
     """
     topic = options.topic
     columns = {("body" if name == "value" else name): batch.column(name) for name in batch.schema.names}

@@ -47,7 +47,7 @@ MOST_BYTES = MAX_FRAME_LENGTH - 256 * 1024
 """Maximum size of body and properties, in bytes.
 
 The maximum is smaller than a frame, because escapes in the header's JSON make the frame longer. Brokers have
-a lower limit (maxMessageSize) and report messages above it; if a frame is too long, the broker only closes
+a lower limit (`maxMessageSize`) and report messages above it; if a frame is too long, the broker only closes
 the connection.
 """
 _TEXT = (StringType,)

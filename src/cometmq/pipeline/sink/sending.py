@@ -48,7 +48,7 @@ _PAUSE_S, _MAX_PAUSE_S = 0.1, 60.0  # First and maximum pause before a retry, in
 class _Batch:
     queue: MessageQueue
     messages: Sequence[RowMessage]
-    pinned: bool  # whether the batch must stay in its queue, because rows have a sharding key
+    pinned: bool  # Whether the batch must stay in its queue, because rows have a sharding key
     pauses: Backoff = field(default_factory=lambda: Backoff(_PAUSE_S, _MAX_PAUSE_S))
 
 
@@ -89,8 +89,8 @@ class Sender:
         self._cluster = Cluster(options.namesrv, timeout_ms=options.timeout_ms, access=options.access)
         self._topics: dict[str, _Topic] = {}
         self._wires: dict[str, Wire] = {}
-        self._flying: dict[str, dict[int, _Batch]] = {}  # batches in flight by address and opaque number
-        self._busy: dict[MessageQueue, str] = {}  # address to which a queue's batch in flight was sent
+        self._flying: dict[str, dict[int, _Batch]] = {}  # Batches in flight by address and opaque number
+        self._busy: dict[MessageQueue, str] = {}  # Address to which each queue's batch in flight was sent
         self.messages = 0
         self.bytes = 0
 

@@ -50,7 +50,7 @@ from cometmq.store.inspect import OsDisk
 _SHORT_LOOK = 64 << 10  # Size of the first read in a search for the next record, in bytes
 _LONG_LOOK = 4 << 20
 _LONGEST_HEAD = HEADS[HOST_V6, HOST_V6].size
-# Maximum size of what follows a record's body, in bytes.
+# Maximum size of the topic and the properties after a record's body, in bytes.
 _REST_MAX = 2 * LENGTH.size + MAX_TOPIC_V2 + MAX_PROPERTIES
 _UNIT = struct.Struct(">qiq")  # Entry of a consume queue: log position, record size, tags code
 _size_at = struct.Struct(">i").unpack_from
@@ -89,7 +89,7 @@ class Block(NamedTuple):
     """Consecutive records (at least one) with consistent lengths and positions. The bodies are unverified."""
 
     data: bytes
-    position: int  # log position of the first byte of the data
+    position: int  # Log position of the first byte of the data
     rows: Rows
 
     @property

@@ -34,10 +34,10 @@ _CONF_MAX = 1 << 20  # Maximum size of a `broker.conf` that is read, in bytes
 _LOOK = 4096  # Bytes that are read after the last record, to find out whether data follows it
 
 _CLOCK_MARGIN_MS = 600_000
-"""Margin, in ms, with which slices outside the requested times are skipped.
+"""Tolerance, in ms, of the rule that skips slices outside the requested time range.
 
 The first store times of two slices show which times a slice holds, because store times ascend along a log.
-The margin allows for a clock that was set back. Single rows are selected by their own store times.
+The tolerance allows for a clock that was set back. Single rows are selected by their own store times.
 """
 
 
@@ -101,7 +101,7 @@ def _has_entries(directory: str) -> bool:
 
 
 def broker_name(directory: str) -> str:
-    """Return the brokerName in the store's broker.conf, or else the name of the directory."""
+    """Return the `brokerName` in the store's `broker.conf`, or else the name of the directory."""
     return _settings(directory).get("brokerName", "") or os.path.basename(directory)
 
 

@@ -94,9 +94,9 @@ class _Room:
     left = 0
 
     def for_all(self, items: Any, width: int) -> Any:
-        """Return the items.
+        """Return the items of an array or map.
 
-        Raises ValueError for too many items, before Python creates an object for each.
+        Raises ValueError for too many items, before Python creates an object for each item.
         """
         self.left -= len(items) * width
         if self.left < 0:

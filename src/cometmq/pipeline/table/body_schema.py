@@ -22,7 +22,7 @@ from cometmq.pipeline.table.bodies import Bodies, body_columns, check_names, mer
 from cometmq.pipeline.table.body_json import JsonParser, inferred
 from cometmq.pipeline.table.task import ARCHIVE_SCHEMA
 
-_COLUMN = "value"  # key under which a commit records the type of the column `value`
+_COLUMN = "value"  # Key under which a commit records the type of the column `value`
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,7 +72,7 @@ class ArchiveTable:
         self.run_id = uuid.uuid4().hex[:12]
         self._put = conditional_put(output, self.filesystem)
         self._lock_file: int | None = None
-        self._committing = False  # whether a commit may exist whose files are not all in the table
+        self._committing = False  # Whether a commit may exist whose files are not all in the table
         self.checkpoints = Checkpoints()
 
     @property
@@ -386,7 +386,7 @@ def open_filesystem(output: str) -> tuple[fs.FileSystem, str]:
         return fs.LocalFileSystem(), os.path.abspath(output)
     try:
         filesystem, path = fs.FileSystem.from_uri(output)
-    except pa.ArrowInvalid as error:  # the error's text may contain the key and the secret
+    except pa.ArrowInvalid as error:  # The error's text may contain a key and a secret
         problem = str(error).replace(output, shown(output))
         for secret in filter(None, (urlsplit(output).username, urlsplit(output).password)):
             problem = problem.replace(secret, "…")
@@ -462,7 +462,7 @@ def create_local(path: str, content: bytes) -> bool:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.link(temporary, path)  # unlike a rename, a link fails if the name exists
+        os.link(temporary, path)  # Unlike a rename, a link fails if the name exists
     except FileExistsError:
         return False
     finally:
@@ -483,7 +483,7 @@ _ESCAPED = set("\"#%'*/:=?\\\x7f{[]^") | {chr(code) for code in range(32)}
 
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""Directory name that stands for null."""
+"""Directory name for a partition value that is null."""
 LONGEST_VALUE = 255 - len("topic=")
 """Maximum bytes of a partition's value in a directory's name."""
 

@@ -362,7 +362,7 @@ class Checkpoints:
         self._last = -1
 
     def begin(self, filesystem: fs.FileSystem, root: str) -> None:
-        """Look up the existing checkpoints."""
+        """Look up the newest existing checkpoint."""
         self._last = last_checkpoint(filesystem, root)
 
     def after(

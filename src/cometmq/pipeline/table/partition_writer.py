@@ -73,7 +73,7 @@ class StagedFile:
         self._writer.close()
         self._stream.close()
         where = f"{self._root}/{self._written}"
-        if isinstance(self._filesystem, fs.LocalFileSystem):  # Other stores make a file durable on close
+        if isinstance(self._filesystem, fs.LocalFileSystem):  # Remote stores make a file durable on close
             sync_local(where)
         size = self._filesystem.get_file_info(where).size
         staged = {} if self._written == self._path else {"staged": self._written}

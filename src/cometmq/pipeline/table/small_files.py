@@ -38,7 +38,7 @@ def replace_json(filesystem: fs.FileSystem, path: str, content: dict[str, Any]) 
 
 def replace_file(filesystem: fs.FileSystem, path: str, content: bytes) -> None:
     """Replace the content of a file. A reader sees either the old or the new content."""
-    local = isinstance(filesystem, fs.LocalFileSystem)  # Other stores show a file only when it is complete
+    local = isinstance(filesystem, fs.LocalFileSystem)  # Remote stores show a file only when it is complete
     where = f"{path}.{uuid.uuid4().hex[:12]}.tmp" if local else path
     if local:
         filesystem.create_dir(os.path.dirname(path), recursive=True)

@@ -54,7 +54,7 @@ _ROW_BYTES = 1024  # Estimated maximum size of a bad record's row in bytes, with
 class ArchiveTask:
     """The work of one task.
 
-    `staging` is the result of ArchiveTable.staging, and `addresses` has the brokers' addresses by name.
+    `staging` is the result of `ArchiveTable.staging`, and `addresses` has the brokers' addresses by name.
     """
 
     batch: int

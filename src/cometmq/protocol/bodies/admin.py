@@ -16,7 +16,7 @@ from cometmq.protocol.lenient import Json
 
 
 class TopicOffset(Body):
-    """The offsets of one queue: min_offset <= offset < max_offset. last_update_timestamp is in ms."""
+    """The offsets of one queue: `min_offset` <= offset < `max_offset`. `last_update_timestamp` is in ms."""
 
     min_offset: int = always(0)
     max_offset: int = always(0)
@@ -45,13 +45,16 @@ class PurgedQueue(Body):
 
 
 class PurgeResult(Body):
-    """The result of a purge or of its dry run (code 21001): the purged queues by queue id."""
+    """The result of a purge or of its dry run (response to request 21001): the purged queues by queue id."""
 
     queues: list[PurgedQueue] = empty(list)
 
 
 class OffsetWrapper(Body):
-    """A group's progress in one queue. last_timestamp is the store time (ms) of the last consumed message."""
+    """A group's progress in one queue.
+
+    `last_timestamp` is the store time (ms) of the last consumed message.
+    """
 
     broker_offset: int = always(0)
     consumer_offset: int = always(0)
@@ -80,7 +83,7 @@ class BrokerConsumeStats(QueueKeyed):
 class BrokerStatsItem(Body):
     """A statistic over a period.
 
-    tps is the number of events per second, avgpt the average value of an event.
+    `tps` is the number of events per second, `avgpt` the average value of an event.
     """
 
     sum: int = always(0)
@@ -100,11 +103,11 @@ class BrokerStatsData(Body):
 
 
 class ClientConnection(Body):
-    """One client. client_addr is "ip:port".
+    """One client. `client_addr` is "ip:port".
 
-    The last three fields are CometMQ's own. max_reconsume_times is the limit of redeliveries that the
-    consumer sent when it last handed a message back. subscriptions maps a topic to its expression. settings
-    holds messageModel and consumeFromWhere from the client's heartbeat.
+    The last three fields are CometMQ's own. `max_reconsume_times` is the limit of redeliveries that the
+    consumer sent when it last handed a message back. `subscriptions` maps a topic to its expression.
+    `settings` holds `messageModel` and `consumeFromWhere` from the client's heartbeat.
     """
 
     client_id: str = always("")
@@ -124,7 +127,7 @@ class ClientConnection(Body):
 class ConsumerConnection(Body):
     """The clients and subscriptions of a consumer group (response to request 203).
 
-    retry_max_times, CometMQ's own field, is the maximum number of retries in the group's settings.
+    `retry_max_times`, CometMQ's own field, is the maximum number of retries in the group's settings.
     """
 
     connection_set: list[ClientConnection] = empty(list)
@@ -219,9 +222,9 @@ class QueryConsumeTimeSpanBody(Body):
 class ConsumerOffsetTable(IntegerKeyed):
     """Consumer offsets by "topic@group" and queue id (response to request 43, `consumerOffset.json`).
 
-    min_offsets is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset of
-    each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
-    skip an unknown map with integer keys. online_groups is CometMQ's own field for tools: the groups that
+    `min_offsets` is CometMQ's own field for slaves. It holds, by topic, the id and the first visible offset
+    of each queue whose beginning an operator has hidden. It is a list of pairs, because a slave of 5.5 cannot
+    skip an unknown map with integer keys. `online_groups` is CometMQ's own field for tools: the groups that
     have members.
     """
 
@@ -288,8 +291,8 @@ class HaRuntimeInfo(Body):
 class RaftMemberInfo(Body):
     """One member of a raft group. Unknown values are -1.
 
-    match is the index of the last entry that the member holds, as far as the leader knows. silent_ms is the
-    time since the member last responded to the leader.
+    `match` is the index of the last entry that the member holds, as far as the leader knows. `silent_ms` is
+    the time since the member last responded to the leader.
     """
 
     member: str
@@ -336,9 +339,9 @@ class TimerMetrics(Body):
 
 
 class AclAccount(Body):
-    """An account without its secret. Permissions are as in plain_acl.yml.
+    """An account without its secret. Permissions are as in `plain_acl.yml`.
 
-    file is the access file that defines the account.
+    `file` is the access file that defines the account.
     """
 
     access_key: str = always("")

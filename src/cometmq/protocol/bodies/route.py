@@ -50,7 +50,7 @@ _COUNT = struct.Struct(">i")
 class DataVersion(Body):
     """The version of a table; the broker increments it with each change.
 
-    timestamp is the time of the change in ms. Only 5.x has state_version.
+    `timestamp` is the time of the change in ms. Only 5.x has `state_version`.
     """
 
     timestamp: int
@@ -59,7 +59,10 @@ class DataVersion(Body):
 
 
 class TopicConfig(Body):
-    """A topic's settings on a broker. perm holds codes.Perm bits, topic_sys_flag codes.TopicSysFlag bits."""
+    """A topic's settings on a broker.
+
+    `perm` holds `Perm` bits, `topic_sys_flag` holds `TopicSysFlag` bits.
+    """
 
     topic_name: str = always("")
     read_queue_nums: int = always(16)
@@ -202,7 +205,7 @@ class ClusterInfo(IntegerKeyed):
 
 
 class BrokerMemberGroup(IntegerKeyed):
-    """All processes that share one broker name (code 901, 5.x)."""
+    """All processes that share one broker name (response to request 901, 5.x)."""
 
     broker_member_group: BrokerData | None = None
 
@@ -367,10 +370,10 @@ class _Counted:
         return self._data[start : self._pos]
 
     def json(self, text: bytes, what: str) -> Json:
-        """Return the value of a part that is standard JSON or fastjson's dialect. Raises BodyError.
+        """Return the value of a part that is written in standard JSON or fastjson's dialect.
 
         The parts in fastjson's dialect share a size limit, like that of other bodies, because reading them is
-        slow.
+        slow. Raises BodyError.
         """
         try:
             return msgspec.json.decode(text)

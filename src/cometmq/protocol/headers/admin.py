@@ -9,7 +9,7 @@ from cometmq.protocol.ext import I32, I64, Header
 
 
 class CreateTopicRequestHeader(Header, gc=False):
-    """The header of request 17 (UPDATE_AND_CREATE_TOPIC). topic_filter_type is SINGLE_TAG or MULTI_TAG."""
+    """The header of request 17 (UPDATE_AND_CREATE_TOPIC). `topic_filter_type` is SINGLE_TAG or MULTI_TAG."""
 
     topic: str
     read_queue_nums: I32
@@ -84,7 +84,7 @@ class DeleteTopicRequestHeader(Header, gc=False):
 class DeleteSubscriptionGroupRequestHeader(Header, gc=False):
     """The header of request 207, which deletes a group.
 
-    The flag is named removeOffset in 4.9 and cleanOffset in 5.x.
+    The flag is named `removeOffset` in 4.9 and `cleanOffset` in 5.x.
     """
 
     group_name: str
@@ -109,7 +109,7 @@ class ResetMasterFlushOffsetHeader(Header, gc=False):
 class AddBrokerHeader(Header, gc=False):
     """The header of request 902 (ADD_BROKER) to a broker container of 5.x.
 
-    config_path is a file on the container's machine.
+    `config_path` is a file on the container's machine.
 
     See docs/reference/remoting.md, Replication and containers.
     """
@@ -118,7 +118,7 @@ class AddBrokerHeader(Header, gc=False):
 
 
 class RemoveBrokerHeader(Header, gc=False):
-    """The header of request 903 to a broker container of 5.x. A DLedger member's broker_id is in its name."""
+    """The header of request 903, which removes a broker from a broker container of 5.x."""
 
     broker_cluster_name: str
     broker_name: str
@@ -128,7 +128,8 @@ class RemoveBrokerHeader(Header, gc=False):
 class ChangeRaftGroupHeader(Header, gc=False):
     """The header of request 21004 (CHANGE_RAFT_GROUP, CometMQ's own).
 
-    action is transfer, addLearner, promote or remove. member is an id as dLegerPeers lists it, such as n0.
+    `action` is transfer, addLearner, promote or remove. `member` is an id as `dLegerPeers` lists it, such as
+    n0.
     """
 
     action: str
@@ -138,7 +139,7 @@ class ChangeRaftGroupHeader(Header, gc=False):
 class CreateAccessConfigRequestHeader(Header, gc=False):
     """The header of request 50 (UPDATE_AND_CREATE_ACL_CONFIG), which creates or changes an account.
 
-    Permissions are written as in plain_acl.yml; the items of a list are separated by commas. Absent fields
+    Permissions are written as in `plain_acl.yml`; the items of a list are separated by commas. Absent fields
     leave the account's values unchanged.
     """
 
@@ -159,7 +160,7 @@ class DeleteAccessConfigRequestHeader(Header, gc=False):
 
 
 class UpdateGlobalWhiteAddrsConfigRequestHeader(Header, gc=False):
-    """The header of request 53: address patterns, separated by commas, for the named or the default file."""
+    """The header of request 53: comma-separated address patterns, for the named or default access file."""
 
     global_white_addrs: str
     acl_file_full_path: str | None = None
@@ -203,7 +204,8 @@ class ExplainAccessResponseHeader(Header, gc=False):
 class GetBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to request 26 (GET_BROKER_CONFIG).
 
-    without_effect is CometMQ's own: the keys, separated by blanks, that the broker accepts but does not use.
+    `without_effect` is CometMQ's own: the keys, separated by blanks, that the broker accepts but does not
+    use.
     """
 
     version: str
@@ -214,7 +216,7 @@ class UpdateBrokerConfigResponseHeader(Header, gc=False):
     """The header of the response to request 25 (UPDATE_BROKER_CONFIG). The fields are CometMQ's own.
 
     They list keys, separated by blanks: keys that take effect at the next start, unknown keys, which were
-    ignored, and keys without effect. not_written means that the broker has no settings file and loses the
+    ignored, and keys without effect. `not_written` means that the broker has no settings file and loses the
     change at its next start.
     """
 
@@ -234,7 +236,7 @@ class ViewBrokerStatsDataRequestHeader(Header, gc=False):
 class CopySettingsHeader(Header, gc=False):
     """The header of request 21005 (CometMQ's own): a raft leader makes its followers copy topics and groups.
 
-    leader is the member that leads, term is the raft term of its leadership.
+    `leader` is the member that leads, `term` is the raft term of its leadership.
     """
 
     leader: str

@@ -60,7 +60,7 @@ class GetConsumerRunningInfoRequestHeader(Header, gc=False):
 
 
 class ConsumeMessageDirectlyRequestHeader(Header, gc=False):
-    """The header of request 309 (CONSUME_MESSAGE_DIRECTLY). msg_id is an offset id."""
+    """The header of request 309 (CONSUME_MESSAGE_DIRECTLY). `msg_id` is an offset id."""
 
     consumer_group: str
     client_id: str | None = None
@@ -138,7 +138,7 @@ class CloneGroupOffsetRequestHeader(Header, gc=False):
 
 
 class QueryCorrectionOffsetRequestHeader(Header, gc=False):
-    """The header of request 308. filter_groups holds group names separated by commas."""
+    """The header of request 308. `filter_groups` holds group names separated by commas."""
 
     topic: str
     compare_group: str
@@ -164,7 +164,7 @@ class QueryConsumeQueueRequestHeader(Header, gc=False):
 class RegisterFilterServerRequestHeader(Header, gc=False):
     """The header of request 301 (REGISTER_FILTER_SERVER).
 
-    token (CometMQ's own) proves that the broker started the filter server.
+    `token` (CometMQ's own) proves that the broker started the filter server.
     """
 
     filter_server_addr: str
@@ -179,7 +179,10 @@ class RegisterFilterServerResponseHeader(Header, gc=False):
 
 
 class RegisterMessageFilterClassRequestHeader(Header, gc=False):
-    """The header of request 302 to a filter server. The body is source code; class_crc is its 31-bit CRC."""
+    """The header of request 302 to a filter server.
+
+    The body is source code; `class_crc` is its 31-bit CRC.
+    """
 
     consumer_group: str
     topic: str

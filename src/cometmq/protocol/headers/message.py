@@ -15,7 +15,7 @@ from cometmq.protocol.ext import I32, I64, Header
 class SendMessageRequestHeader(Header, gc=False):
     """The header of the send requests 10 and 324, which have the full field names.
 
-    born_timestamp is in ms.
+    `born_timestamp` is in ms.
     """
 
     topic: str
@@ -56,7 +56,7 @@ class SendMessageRequestHeaderV2(SendMessageRequestHeader, gc=False):
 class SendMessageResponseHeader(Header, gc=False):
     """The header of the response to a send.
 
-    msg_id is the offset id; a batch has several, joined by commas.
+    `msg_id` is the offset id; a batch has several, joined by commas.
     """
 
     msg_id: str
@@ -70,7 +70,7 @@ class SendMessageResponseHeader(Header, gc=False):
 
 
 class RecallMessageRequestHeader(Header, gc=False):
-    """The header of request 370, a recall. The client got recall_handle in the response to the send."""
+    """The header of request 370, a recall. The client got `recall_handle` in the response to the send."""
 
     topic: str
     recall_handle: str | None = None
@@ -79,7 +79,7 @@ class RecallMessageRequestHeader(Header, gc=False):
 
 
 class RecallMessageResponseHeader(Header, gc=False):
-    """The header of the response to request 370. msg_id is the unique key of the recalled message."""
+    """The header of the response to request 370. `msg_id` is the unique key of the recalled message."""
 
     msg_id: str
 
@@ -87,7 +87,7 @@ class RecallMessageResponseHeader(Header, gc=False):
 class ConsumerSendMsgBackRequestHeader(Header, gc=False):
     """The header of request 36 (CONSUMER_SEND_MSG_BACK).
 
-    offset is the message's position in the log of the broker that gets the request.
+    `offset` is the message's position in the log of the broker that gets the request.
     """
 
     offset: I64
@@ -106,7 +106,7 @@ class ConsumerSendMsgBackRequestHeader(Header, gc=False):
 class EndTransactionRequestHeader(Header, gc=False):
     """The header of request 37 (END_TRANSACTION).
 
-    commit_or_rollback is 8 to commit, 12 to roll back, and 0 if the outcome is unknown. Both offsets are
+    `commit_or_rollback` is 8 to commit, 12 to roll back, and 0 if the outcome is unknown. Both offsets are
     those of the half message.
     """
 
@@ -124,7 +124,7 @@ class EndTransactionRequestHeader(Header, gc=False):
 class CheckTransactionStateRequestHeader(Header, gc=False):
     """The header of request 39 (CHECK_TRANSACTION_STATE), from a broker to a client.
 
-    msg_id and transaction_id both hold the unique key.
+    `msg_id` and `transaction_id` both hold the unique key.
     """
 
     tran_state_table_offset: I64
@@ -137,7 +137,7 @@ class CheckTransactionStateRequestHeader(Header, gc=False):
 
 
 class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
-    """The header of request 323. msg_id is an offset id. CometMQ's broker also accepts a unique key."""
+    """The header of request 323. `msg_id` is an offset id. CometMQ's broker also accepts a unique key."""
 
     msg_id: str
     topic: str | None = None
@@ -148,9 +148,9 @@ class ResumeCheckHalfMessageRequestHeader(Header, gc=False):
 
 
 class PullMessageRequestHeader(Header, gc=False):
-    """The header of requests 11 and 361 (pulls). sys_flag holds codes.PullSysFlag bits.
+    """The header of requests 11 and 361 (pulls). `sys_flag` holds `PullSysFlag` bits.
 
-    proxy_froward_client_id is RocketMQ's own spelling. bulk (CometMQ's own) requests large responses, for
+    `proxy_froward_client_id` is RocketMQ's own spelling. `bulk` (CometMQ's own) requests large responses, for
     programs that read whole topics (docs/reference/remoting.md, Pulling).
     """
 
@@ -232,7 +232,7 @@ class GetEarliestMsgStoretimeRequestHeader(Header, gc=False):
 class SearchOffsetRequestHeader(Header, gc=False):
     """The header of request 29, a search by time.
 
-    timestamp is in ms; boundary_type is LOWER or UPPER (5.x).
+    `timestamp` is in ms; `boundary_type` is LOWER or UPPER (5.x).
     """
 
     topic: str
@@ -249,7 +249,10 @@ class OffsetResponseHeader(Header, gc=False):
 
 
 class GetEarliestMsgStoretimeResponseHeader(Header, gc=False):
-    """The header of the response to request 32. timestamp is the first message's store time in ms, or -1."""
+    """The header of the response to request 32.
+
+    `timestamp` is the first message's store time in ms, or -1.
+    """
 
     timestamp: I64
 
@@ -269,7 +272,7 @@ class QueryMessageRequestHeader(Header, gc=False):
 
 
 class ViewMessageRequestHeader(Header, gc=False):
-    """The header of request 33 (VIEW_MESSAGE_BY_ID). offset is a position in the broker's commit log."""
+    """The header of request 33 (VIEW_MESSAGE_BY_ID). `offset` is a position in the broker's commit log."""
 
     offset: I64
     topic: str | None = None

@@ -15,7 +15,7 @@ class GetRouteInfoRequestHeader(Header, gc=False):
 class RegisterBrokerRequestHeader(Header, gc=False):
     """The header of request 103 (REGISTER_BROKER).
 
-    body_crc32 is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
+    `body_crc32` is the 31-bit CRC of the body as it was sent. If it is 0 or absent, the body is not checked.
     """
 
     broker_name: str
@@ -113,7 +113,7 @@ class GetBrokerMemberGroupRequestHeader(Header, gc=False):
 class BrokerHeartbeatRequestHeader(Header, gc=False):
     """The header of request 904 (BROKER_HEARTBEAT, 5.x).
 
-    heartbeat_timeout_mills is RocketMQ's own spelling.
+    `heartbeat_timeout_mills` is RocketMQ's own spelling.
     """
 
     cluster_name: str

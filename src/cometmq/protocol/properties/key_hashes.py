@@ -17,7 +17,7 @@ _KEYS_NAME = np.frombuffer(b"KEYS\x01", np.uint8)
 # The maximum size of keys that are hashed together, because the tables of powers grow with this size. Larger
 # input is hashed one key at a time.
 _MAX_BLOB_BYTES = 1 << 20
-_ROWS = 256  # number of keys that one numpy call hashes
+_ROWS = 256  # Number of keys that one call of numpy hashes
 _SEPARATOR, _BLANK = 2, 0x20
 
 IntArray = NDArray[np.int64]

@@ -54,7 +54,7 @@ def unique_key_at(properties: bytes) -> tuple[int, int]:
 
 
 def template_fields(stored: bytes, unique: bytes) -> tuple[bytes, bytes, int, bool]:
-    """Return the fields of a string's template.
+    """Return the fields of the template of a property string.
 
     `unique` is the unique key's value to cut out; it may be empty.
     """
@@ -76,7 +76,7 @@ T = TypeVar("T", bound=Template)
 
 
 class TemplateCache(Generic[T]):
-    """A cache of templates. `make` creates a template from a string and the value to cut out (may be empty).
+    """A cache of templates. `make` creates one from a property string and the unique key (may be empty).
 
     Senders whose properties differ in each message would fill the cache without any hit. Therefore a full
     cache that had few hits is cleared and not used for the next strings.

@@ -17,7 +17,7 @@ from cometmq.errors import MessageIllegal
 NAME_END = b"\x01"
 VALUE_END = b"\x02"
 UNIQUE_KEY = b"UNIQ_KEY" + NAME_END
-"""The bytes that precede the value of the unique key."""
+"""The bytes that precede the unique key's value in a property string."""
 
 KEYS = "KEYS"
 TAGS = "TAGS"
@@ -226,7 +226,7 @@ def _short_tags_code(tags: bytes) -> int:
 # -- Java's string hash
 
 
-# Units between two reductions modulo 2**32, because reductions and large numbers both cost time.
+# UTF-16 units hashed between two reductions modulo 2**32: both reductions and large numbers cost time.
 _UNREDUCED = 64
 
 

@@ -207,7 +207,7 @@ class ColumnDecoder:
             bad.clear()  # The list is cleared, not replaced, because `_runs` appends to it
 
     def _runs(self, rows: Rows, bad: list[BadRecord]) -> Iterator[tuple[Rows, dict[int, bytes]]]:
-        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by start."""
+        """Yield groups of rows whose plain bodies fit into a batch, with decompressed bodies by position."""
         plain: dict[int, bytes] = {}
         if self.decompress is None:
             yield rows, plain

@@ -98,5 +98,5 @@ _BY_V6_BITS = tuple(
 
 
 def head_for(sys_flag: int) -> Struct:
-    """Return the fixed fields of a record with this sysFlag."""
+    """Return the struct of the fixed fields for a record with this sysFlag."""
     return _BY_V6_BITS[sys_flag >> 4 & 3]

@@ -1,4 +1,4 @@
-"""Reading many records with numpy: `Rows` locates their parts, `RecordGroup` holds what the dispatch needs.
+"""Reading many records with numpy: `Rows` locates their parts, `RecordGroup` holds what the store dispatches.
 
 Recovery, `verify` and `rebuild` read millions of records, nearly all of them valid. Therefore they read
 thousands of records at a time and check their fields as arrays. A group of records ends before the first

@@ -34,7 +34,7 @@ _MAX_DIGITS: Final = 4_000
 
 Python refuses longer numbers, and they are too large for Java's types, too.
 """
-_SURELY_FITS: Final = 9  # an integer with at most this number of digits always fits into 32 bits
+_SURELY_FITS: Final = 9  # An integer with at most this number of digits always fits into 32 bits
 # In these patterns, no two adjacent parts match the same characters, so matching takes linear time.
 _WHOLE = re.compile(r"[+-]?\d+")
 _DECIMAL = re.compile(r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
