@@ -10,7 +10,7 @@ import re
 MAX_HOST_LENGTH = 253
 """The maximum length of a host name in characters (RFC 1035)."""
 VIP_OFFSET = -2
-"""The number to add to a broker's port for its VIP port. Old brokers serve all requests but pulls there."""
+"""Number to add to a broker's port for its VIP port, where old brokers serve all requests except pulls."""
 
 # A host name consists of labels of at most 63 letters, digits, "-" and "_" (which Docker uses), as IDNA
 # encoders accept them. Non-ASCII names must be given in their xn-- form.

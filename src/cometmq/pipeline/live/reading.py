@@ -188,8 +188,8 @@ class _BrokerReader:
                     wire = self._reconnect(error)
             yield from self._assembler.rest()
         except BaseException:
-            # Spark's `limit` ends the read with GeneratorExit, which arrives here, too. Responses may still
-            # be under way on this connection, so it cannot be used again.
+            # Spark's `limit` ends the read with GeneratorExit, which this handler gets, too. Responses may
+            # still be under way on this connection, so it cannot be used again.
             wire.close()
             raise
         idle_wires(self._options.access).keep(wire)
